@@ -52,7 +52,7 @@ class RunOnRanks:
     _settings: dict[CudaRuntime, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def recorded_ranks(self, cuda_runtime: CudaRuntime) -> dict[Any, Any]:
-        """Returns the recorded passes of ranks with this CUDA runtime, shared by ranks with equal passes.
+        """Returns the recorded passes of ranks with a CUDA runtime, shared by ranks with equal passes.
 
         Passes do not depend on the allocator, so runs with and without expandable segments share them.
         """
@@ -122,7 +122,7 @@ class EstimateErrors(NamedTuple):
 
 
 RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, CudaRuntime], DeviceMemory]"
-"""The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
+"""Returns the memory of one rank. Raises `InputError` for runs that the framework lacks or that are not modelled."""
 
 
 def _accept_every_run(memory_estimate: Memory, framework_version: str) -> None:
@@ -224,5 +224,5 @@ class Framework:
         return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, is_training)
 
     def is_implied(self, layout_request: LayoutRequest) -> bool:
-        """Whether layout options of the user imply this framework without its name."""
+        """Whether the user's layout options imply the framework without its name."""
         return self.implied_by is not None and self.implied_by[1](layout_request)

@@ -1,4 +1,4 @@
-"""What is on the devices beside the replayed model: frozen copies, second losses, and encoders of images and sound.
+"""Memory on the devices beside the replayed model: frozen copies, second losses, and encoders of images and sound.
 
 A frozen copy of the trained model is the reference model of preference training.
 
@@ -72,7 +72,7 @@ class FrozenModel:
 
 @frozen
 class SecondLoss:
-    """A second loss over the same logits, which saves another copy of the logits.
+    """A loss in addition to the cross-entropy of the logits, which saves another copy of the logits.
 
     source: the file that computes it.
     bytes_per_logit: bytes per logit.
@@ -107,7 +107,7 @@ class SecondLoss:
 
 @frozen
 class EncoderBytes:
-    """Bytes of the encoders of images and sound on a rank, of one kind of memory.
+    """The bytes of one kind of memory (such as weights) that encoders of images and sound take on a rank.
 
     kind: weights, gradients or optimizer. bytes: their number.
     model_name: the frozen model that has them; empty (default) for the trained model.
@@ -120,7 +120,7 @@ class EncoderBytes:
 
     @property
     def name(self) -> str:
-        """The name in reports."""
+        """The name in reports of the encoders' part of one kind of memory."""
         return f"{self.model_name} encoders: {self.kind}".lstrip()
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
@@ -129,7 +129,7 @@ class EncoderBytes:
 
 
 SHARDED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
-"""Kind of memory → the ZeRO stage from which on replicas divide it."""
+"""Kind of memory → lowest ZeRO stage in which replicas divide it."""
 
 
 def encoders_on_rank(
@@ -161,7 +161,7 @@ def encoders_on_rank(
 
 @frozen
 class Teacher(FrozenModel):
-    """A frozen model of another size, whose outputs the trained model learns.
+    """A frozen model of another size, whose outputs the trained model is trained to reproduce.
 
     parameter_count: number of its parameters.
     """

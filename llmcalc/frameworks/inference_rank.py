@@ -21,12 +21,12 @@ from ..simulator.profiles.dtensor import check_equal_shards
 from .framework import Framework
 
 SOURCE_WITHOUT_COMPARISON = "torch/distributed/tensor/parallel/style.py; products that no rank divides were not run"
-"""Source of the memory of a rank that runs products on whole weights, as latent attention does."""
+"""Source text for the memory of a rank that multiplies by whole weights, as latent attention does."""
 
 SOURCE_WITHOUT_PLAN = (
     "divided experts or copied key heads or groups, which torch has no plan for: without the buffers of an exchange"
 )
-"""Source of the memory of a rank with parts that torch itself does not divide."""
+"""Source text for the memory of a rank with modules that PyTorch itself does not divide."""
 
 
 def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime: CudaRuntime) -> Memory:

@@ -19,26 +19,26 @@ from ..simulator.versions import is_older_version
 from .framework import Framework
 
 NCCL_STEPS = 8
-"""`NCCL_STEPS`: slots of every buffer."""
+"""Number of slots in each of NCCL's buffers (`NCCL_STEPS`)."""
 
 CONNECTION_BYTES = 8 * 512 * NCCL_STEPS * 16 + 120 * 640 * NCCL_STEPS * 8 + (4 << 20)
-"""Bytes of the buffers of one connection: protocols LL and LL128, per thread, and Simple (NCCL_BUFFSIZE, 4 MiB).
+"""Bytes of all buffers of one connection: protocols LL and LL128 (per thread), and Simple (NCCL_BUFFSIZE, 4 MiB).
 
 Some belong to the receiver, some to the sender; a rank has as many of each.
 """
 
 CHANNEL_COUNT = 24
-"""Channels of an A100 behind NVSwitch.
+"""Number of NCCL channels of an A100 behind NVSwitch.
 
 Its 12 links carry 264 GB/s (240 from NCCL 2.18 on), which is 6 channels of 44 (40); `ncclTopoCompute` doubles them, as
 they have more than 25 GB/s, and so does `ncclTopoPostset`.
 """
 
 MOST_GPUS_PER_MACHINE = 8
-"""Most GPUs of one machine."""
+"""Largest number of GPUs in one machine."""
 
 FIRST_LAZY_TORCH = (2, 7)
-"""First version of torch whose NCCL (2.22) connects only rings, which are used; older ones connect trees too."""
+"""First version of torch whose NCCL (2.22) connects only the rings in use; earlier versions also connect trees."""
 
 BUFFERS_TERM = "NCCL buffers"
 

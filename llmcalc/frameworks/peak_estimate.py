@@ -32,7 +32,7 @@ from ..simulator.layer_pattern import find_layer_pattern, types_of_layers
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACK_NAMES = "encoder", "decoder"
-"""The parts of an encoder-decoder that have layers."""
+"""Names of the two layer stacks of an encoder-decoder."""
 
 
 def is_layer_path(module_path: str) -> bool:
@@ -59,7 +59,7 @@ class PeakByPath(NamedTuple):
         )
 
     def plus_bytes(self, added_bytes: int) -> PeakByPath:
-        """Returns the peak bytes with the same number of bytes added to each module's peak."""
+        """Returns the peak bytes after adding the same number of bytes to every module's peak."""
         return PeakByPath({module_path: peak + added_bytes for module_path, peak in self.bytes_by_path.items()})
 
 
@@ -67,7 +67,7 @@ class PeakByPath(NamedTuple):
 class MicroBatchBytes:
     """The saved and peak bytes of one micro-batch's passes through a pipeline stage.
 
-    saved_bytes: what it saves between its forward and its backward pass.
+    saved_bytes: bytes saved between the forward and the backward pass.
     forward_peaks: peaks of the forward pass.
     backward_peaks: peaks of the backward pass.
     received_bytes: receive buffers of the micro-batch, which stay from the first step on.
@@ -173,20 +173,20 @@ def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
 
 
 FEWEST_EXTRAPOLATED = 2 * SHORT_RUN_REPEATS + 2
-"""Fewest repeats of a pattern of several kinds of layers that two shorter runs stand for; fewer ones all run.
+"""Fewest repeats of a mixed layer pattern that two shorter runs represent; fewer repeats are all run.
 
 Stages with more repeats are measured as a stage with so many, where the repeats are at its open end.
 """
 
 MeasurePasses: TypeAlias = Callable[[Layout, Stage, Sequence[int | None]], Sequence[MicroBatchBytes]]
-"""Measures a micro-batch in a stage of a layout with several numbers of repeats of its pattern of layers.
+"""Measures a micro-batch's passes through a stage, once per number of repeats of the stage's layer pattern.
 
 The largest number comes first; None stands for all layers of the stage.
 """
 
 
 class Measurements(NamedTuple):
-    """What an estimate has measured, as an equal estimate in another process may use it.
+    """The measurements of an estimate, which an equal estimate in another process may use.
 
     passes_by_key: key of a stage → the bytes of its passes.
     saved_bytes_by_layer: kind of a layer → the bytes that a micro-batch saves there.
@@ -248,7 +248,7 @@ class PeakEstimate:
         return [layer_kind for scopes in stack_layers if scopes for layer_kind in types_of_layers(scopes)]
 
     def share_parameter_counts(self, other_estimate: PeakEstimate) -> None:
-        """Uses the counted parameters and static bytes of another estimate of the same model."""
+        """Takes over the counted parameters and static bytes of another estimate of the same model."""
         if self.spec is other_estimate.spec and (self.bytes_per_parameter, self.included_parts, self.pads_shards) == (
             other_estimate.bytes_per_parameter,
             other_estimate.included_parts,
@@ -381,7 +381,7 @@ class PeakEstimate:
         )
 
     def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
-        """Returns the peak bytes of a rank, which are kept until another layout is estimated."""
+        """Returns the peak bytes of a rank, cached until another layout is estimated."""
         layout_run = layout, micro_batches
         if layout_run != self._run_of_peaks:
             self._run_of_peaks, self._peaks_by_rank = layout_run, {}
@@ -630,7 +630,7 @@ class PeakEstimate:
         return start_layer, end_layer, len(stage.layers)
 
     def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
-        """Returns `_measured_layers` of a stage that ends with a few equal layers, as if more of these layers followed.
+        """Returns `_measured_layers` as if a stage that ends with a few equal layers had more of these layers.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """

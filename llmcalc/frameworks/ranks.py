@@ -31,17 +31,17 @@ from .nccl import with_nccl_buffers
 from .registry import framework as framework_named
 
 MOST_PASSES_OF_ALL_STAGES = 2560
-"""Layers times micro-batches of a pipeline up to which a rank of every stage is replayed, if each pass is replayed."""
+"""Most layers times micro-batches for which a rank of every stage is replayed, if each pass is replayed."""
 
 MOST_LAYERS_OF_ALL_STAGES = 256
-"""Layers of a pipeline up to which a rank of every stage is replayed."""
+"""Largest number of layers of a pipeline for which one rank of every stage is replayed."""
 
 
 @frozen
 class RankMemory:
     """The device memory of one rank of a layout.
 
-    rank: its number in the layout. stage: its stage in the pipeline. device: the memory of its accelerator.
+    rank: number of the rank. stage: pipeline stage of the rank. device: memory of the rank's accelerator.
     """
 
     rank: int
@@ -163,7 +163,7 @@ class Cluster:
         return tuple(sorted({*ranks, self.layout.world_size - 1}))
 
     def memory_of_ranks(self, cuda_runtime: CudaRuntime) -> tuple[RankMemory, ...]:
-        """Returns the memory of each rank in `ranks` on an accelerator with this runtime.
+        """Returns the memory of each rank in `ranks` on an accelerator with a CUDA runtime.
 
         Raises `InputError` for what the framework does not have or is not modelled.
         """
@@ -190,6 +190,7 @@ class Cluster:
         return self._inference_ranks[rank]
 
     def _replay(self, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
+        """Returns the memory of one rank by a replay, with NCCL's buffers and the models that are not replayed."""
         if self.trains:
             memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
             memory = replace(memory, host_terms=(*memory.host_terms, *self._host_terms))

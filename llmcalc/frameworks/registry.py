@@ -22,20 +22,20 @@ FRAMEWORK_NAMES = (
     "megatron",
     "deepspeed",
 )
-"""The words of `--framework`, each the name of a folder beside this file."""
+"""Values of `--framework`; each is the name of a folder beside this file."""
 
 DEFAULT_FRAMEWORK = "torch"
-"""The framework of a layout that names none and whose options ask for none."""
+"""The framework of a layout, unless the user names one or an option implies one."""
 
 PLAN_FRAMEWORKS = "megatron", "fsdp2", "torch"
-"""The frameworks of a plan that names none: the first one that trains the model with its optimizer."""
+"""Frameworks of a plan without `--framework`; the first that trains the model with its optimizer is used."""
 
 
 ADAPTER_PLAN_ZERO_STAGES = {DEFAULT_FRAMEWORK: None, "deepspeed": 2}
-"""Framework whose replicas have whole weights in a plan of adapters → their ZeRO stage."""
+"""Framework whose replicas have whole weights, in plans of adapter training → the ZeRO stage."""
 
 VENDORS_WITHOUT_COLLECTIVES = ("Apple",)
-"""Vendors on whose accelerators torch.distributed has no backend; each trains alone (pytorch/pytorch#189853)."""
+"""Vendors without a torch.distributed backend, on whose devices replicas train alone (pytorch/pytorch#189853)."""
 
 
 @cache

@@ -21,10 +21,10 @@ from ..simulator.tensor import DTYPES, FLOAT32, Dtype, empty
 class StageParameters(NamedTuple):
     """The parameter counts of a stage on one tensor-parallel rank.
 
-    dense: those of all modules but routed experts.
-    experts: those of routed experts.
-    outside_layers: those of modules in no layer, such as the embedding and the head.
-    largest_layer: those of the largest layer.
+    dense: parameters of all modules except routed experts.
+    experts: parameters of routed experts.
+    outside_layers: parameters of modules outside the layers, such as the embedding and the head.
+    largest_layer: parameters of the largest layer.
     largest_tensor: elements of the largest tensor.
     largest_in_layers: elements of the largest tensor in a layer.
     largest_matrix: elements of the largest tensor in a layer that is not of experts.
@@ -88,7 +88,7 @@ class TransientBytes(NamedTuple):
 
 
 TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters], int], TransientBytes]
-"""Counts the transient bytes of a rank from the parameters of its stages and the micro-batches of a step."""
+"""Counts a rank's temporary bytes from its layout, its stages' parameters and the micro-batches of a step."""
 
 
 def no_transient_bytes(
@@ -142,7 +142,7 @@ class OptimizerStepBytes(NamedTuple):
 
 
 MATRIX_SIDE = 1024
-"""Rows and columns of the matrices on which an optimizer's step is measured."""
+"""Number of rows and of columns of the matrices on which an optimizer's step is measured."""
 
 
 def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters: bool = False) -> OptimizerStepBytes:

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside frozen weights: LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023).
+"""Low-rank adapters of frozen weights: LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023).
 
 Sources: arXiv:2106.09685, arXiv:2305.14314.
 """
@@ -15,10 +15,10 @@ from .tensor import BFLOAT16, FLOAT32, UINT8, Dtype
 from .versions import is_older_version
 
 FREES_INPUTS_SINCE = (0, 43, 2)
-"""The first version of bitsandbytes whose products with 4-bit weights do not keep their inputs (#1270, July 2024)."""
+"""First version of bitsandbytes whose products with 4-bit weights do not keep inputs (#1270, July 2024)."""
 
 KEEPS_DTYPE_SINCE = (0, 43, 0)
-"""The first version of bitsandbytes that decodes to the type of the weights, not always to float16 (#970)."""
+"""First version of bitsandbytes that decodes weights to the original weights' format, not always to float16 (#970)."""
 
 
 @frozen
@@ -84,7 +84,7 @@ class Adapters:
         }
 
     def computing_format(self, input_format: Dtype) -> Dtype:
-        """Returns the number format of products with 4-bit weights, which may differ from the input's.
+        """Returns the number format of products with 4-bit weights, which may differ from the input's format.
 
         bitsandbytes casts inputs in float32 to `bnb_4bit_compute_dtype`, which is bfloat16 in QLoRA's recipes.
         """

@@ -16,7 +16,7 @@ from typing import Protocol
 from ..algebra import Number, is_zero
 from ..errors import InputError
 from .reductions import scratch_bytes
-from .strides import Shape, Strides, count, elementwise_strides, is_dense, is_size_one
+from .strides import Shape, Strides, elementwise_strides, is_dense, is_size_one, numel
 from .tensor import (
     UINT8,
     AutogradNode,
@@ -48,12 +48,12 @@ class AutogradGraph:
         in place; false by default.
     is_compiled: whether layers run as compiled code (torch.compile), whose sums are its own kernels, and reuse memory
         that eager autograd does not; false by default.
-    multiprocessors: those of the GPU whose temporary memory kernels take; 0 (default) for none of it.
+    multiprocessors: multiprocessors of the GPU whose workspaces kernels allocate; 0 (default) for no workspaces.
     autocast_dtype: the type in which products run (torch.autocast); None for that of their inputs.
     pack_hooks: the hooks that keep saved tensors; the last one applies.
     keeps_gradients: whether a trained tensor keeps its gradient. If not, it has been added to a sum of another type,
         and is dropped.
-    leaf_gradient_hook: what is called with a trained tensor that has got its gradient; None (default) for nothing.
+    leaf_gradient_hook: called with a trained tensor after it gets its gradient; None (default) for no hook.
     gradient_sum_hook: what is called with the bytes of each sum of two gradients, and with whether it is made in place;
         None (default) for nothing.
     checkpoint_pack_hook: what keeps saved tensors elsewhere than on the device; None (default) if they stay there.
@@ -87,9 +87,9 @@ class AutogradGraph:
         If x has more axes, the result is a view of the sum.
         """
         summed_tensor = self.new_tensor(shape, x.dtype)
-        output_count = count(shape)
+        output_count = numel(shape)
         if self.multiprocessors and shape and x.shape[-1] == shape[-1] and not is_zero(output_count):
-            scratch_sizes = scratch_bytes(output_count, count(x.shape) // output_count, self.multiprocessors)
+            scratch_sizes = scratch_bytes(output_count, numel(x.shape) // output_count, self.multiprocessors)
             scratch_tensors = [self.new_tensor((byte_count,), UINT8) for byte_count in scratch_sizes if byte_count]
             while scratch_tensors:
                 scratch_tensors.pop()
@@ -295,8 +295,9 @@ def _reference_count(referenced_object: object) -> int:
 
 
 OWN_REFERENCES = _reference_count(object())
-"""The references that `sys.getrefcount` counts of what a function's variable alone holds: 2, and from Python 3.14 on 1,
-where calls borrow variables."""
+"""Number of references that `sys.getrefcount` reports for an object held only by a variable of the calling function: 2,
+or 1 since Python 3.14, where calls borrow variables.
+"""
 
 
 def _add_gradient(

@@ -6,7 +6,7 @@ from ..flow.program import Step
 from ..ops import State
 from .meter import NoMeter
 from .parameter_tensors import ParameterTensors
-from .strides import Shape, count
+from .strides import Shape, numel
 from .tensor import FLOAT32, Dtype, Tensor, count_storages_as, empty
 
 
@@ -43,7 +43,7 @@ class CacheTensors(ParameterTensors):
         if cached_states is not None:
             return cached_states
         assert isinstance(operation.op, State)
-        assert sum(map(count, state_shapes)) == operation.op.size, (state_shapes, operation.op)
+        assert sum(map(numel, state_shapes)) == operation.op.size, (state_shapes, operation.op)
         dtype, batch = self.dtype if operation.op.element_bits is None else FLOAT32, self.run_config.batch
         with count_storages_as(self.graph.meter, "cache"):
             new_tensor = self.new_pool_tensor if self.has_block_pool else self.graph.new_tensor

@@ -23,47 +23,48 @@ from .event_log import FREE_EVENT, RENAME_EVENT, STREAM_EVENT, WORKSPACE_EVENT, 
 from .simulated_work import SIMULATED_WORK
 
 MIN_BLOCK_SIZE = 512
-"""kMinBlockSize: sizes of blocks are multiples of it."""
+"""The size of a block is a multiple of this number of bytes (kMinBlockSize)."""
 
 SMALL_SIZE = 1 << 20
-"""kSmallSize: the largest block that the small pool serves."""
+"""Bytes of the largest block that the small pool serves (kSmallSize)."""
 
 SMALL_BUFFER = 2 << 20
-"""kSmallBuffer: size of a segment of the small pool, and of a page of an expandable one."""
+"""Bytes of a segment of the small pool, and of a page of an expandable small segment (kSmallBuffer)."""
 
 LARGE_BUFFER = 20 << 20
-"""kLargeBuffer: size of a segment for a large block below `MIN_LARGE_ALLOC`, and of a page of an expandable one.
+"""Bytes of a segment for a large block below `MIN_LARGE_ALLOC`, and of a page of an expandable large segment
+(kLargeBuffer).
 
 In torch 2.13 it is the default of the option large_segment_size_mb.
 """
 
 MIN_LARGE_ALLOC = 10 << 20
-"""kMinLargeAlloc: a block of at least this size gets a segment of its own size, rounded up to `ROUND_LARGE`."""
+"""A block of at least this many bytes gets a segment of its size, rounded up to `ROUND_LARGE` (kMinLargeAlloc)."""
 
 ROUND_LARGE = 2 << 20
-"""kRoundLarge: sizes of segments for blocks from `MIN_LARGE_ALLOC` on are multiples of it."""
+"""The size of a segment for a block of at least `MIN_LARGE_ALLOC` bytes is a multiple of this (kRoundLarge)."""
 
 UNIT_BITS = MIN_BLOCK_SIZE.bit_length() - 1
-"""Sizes and addresses are counted in units of 2^UNIT bytes."""
+"""Sizes and addresses are counted in units of 2^UNIT_BITS bytes."""
 
 SMALL_UNITS, LARGE_UNITS, ROUND_UNITS = SMALL_SIZE >> UNIT_BITS, MIN_LARGE_ALLOC >> UNIT_BITS, ROUND_LARGE >> UNIT_BITS
 
 AllocatorStep: TypeAlias = tuple[int, int]
-"""A step of the allocator: (number of a storage, its units), with 0 units for its release, and −1 − stream for a change
-of the stream. Storages without bytes have no steps.
+"""A step of the allocator: (storage number, units) for an allocation, (storage number, 0) for a release, (−1 − stream,
+0) for a change of the stream. Storages without bytes have no steps.
 """
 
 SINGLE_REPEAT = range(1)
-"""The repeats of events that occur once."""
+"""The repeats of events that occur only once."""
 
 NO_SIZE = 1 << 136
-"""Larger than every size of a block of the largest allowed model."""
+"""A number larger than the size of any block of the largest allowed model, in units."""
 
 NO_BLOCK = 0, 0, 0
 """The block of a storage that is not allocated."""
 
 StepList: TypeAlias = tuple[list[AllocatorStep], int]
-"""(steps, offset of their storage numbers)"""
+"""A list of allocator steps, and the offset that is added to their storage numbers."""
 
 
 def encode_allocation(storage_number: int, nbytes: int) -> AllocatorStep:
@@ -315,7 +316,7 @@ class CachingAllocator:
         self.allocated, self.peak_allocated = allocated_units << UNIT_BITS, peak_units << UNIT_BITS
 
     def run_repeats(self, allocator_steps: Collection[AllocatorStep], storage_count: int, repeats: range) -> None:
-        """Runs the steps of consecutive equal layers, with the repeats as offsets of the storage numbers.
+        """Runs the steps of consecutive equal layers; `repeats` are the offsets of the layers' storage numbers.
 
         Layers often take turns with two blocks. A repeat that leaves the free blocks of two repeats before, and whose
         next one releases the same block as two repeats before, is followed by repeats of these two, which are not run.
@@ -393,7 +394,7 @@ class AllocatorStepEncoder:
     def encode_repeated_events(self, memory_events: Sequence[Event], repeats: range) -> list[AllocatorStep]:
         """Encodes the events of consecutive equal layers. Returns the allocator steps of the first layer.
 
-        memory_events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
+        memory_events: events of repeat 0; its storage x is x + r in repeat r, with an equal size.
         """
         if repeats == SINGLE_REPEAT:
             return self.steps(memory_events)

@@ -15,7 +15,7 @@ from .autograd import AutogradGraph, backward, is_recorded, record
 from .tensor import AutogradNode, Dtype, NeedsInputGrad, OptionalGradient, SavedTensor, Tensor
 
 RegionFunction: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
-"""A part of the forward pass: its tensors → its result. It may run several times."""
+"""A function that runs a part of the forward pass on its input tensors; it may run several times."""
 
 
 class _AllRecomputed(Exception):
@@ -67,7 +67,7 @@ class CheckpointedRegion:
         )
 
     def pack(self, tensor: Tensor) -> SavedTensor:
-        """Saves a number instead of the tensor; `unpack` finds the recomputed tensor by this number."""
+        """Saves a number instead of a tensor; `unpack` finds the recomputed tensor by the number."""
         recomputed_tensor = _RecomputedTensor(self, len(self.packed_tensors))
         self.packed_tensors.append(ref(recomputed_tensor))
         return recomputed_tensor
@@ -79,7 +79,7 @@ class CheckpointedRegion:
                 self.stored_results[operation_name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
-        """Returns the saved tensor with this number, recomputing the region first; it lives while it is referenced."""
+        """Returns a saved tensor by number, after recomputing the region; the tensor lives while it is referenced."""
         if self.recomputed_tensors is None:
             self._recompute_region()
         assert self.recomputed_tensors is not None
@@ -178,7 +178,7 @@ class _StoredResults:
 def _detached_result(autograd_graph: AutogradGraph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. is_leaf: whether the tensor is trained or has no gradient function.
 
-    needs_gradient: whether it wants a gradient, which here nothing passes on.
+    needs_gradient: whether the alias needs a gradient, which nothing passes on here.
     """
     detached_tensor = tensor.detached()
     detached_tensor.is_leaf = is_leaf
@@ -230,7 +230,9 @@ def checkpoint(
     return region_output
 
 
-def reentrant(autograd_graph: AutogradGraph, run_region: RegionFunction, input_tensors: Sequence[Tensor]) -> Tensor:
+def checkpoint_reentrant(
+    autograd_graph: AutogradGraph, run_region: RegionFunction, input_tensors: Sequence[Tensor]
+) -> Tensor:
     """Runs a function without autograd. The backward pass recomputes the function with autograd.
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).

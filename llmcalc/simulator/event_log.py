@@ -10,28 +10,30 @@ from ..frozen import frozen
 from .meter import RECLASSIFIABLE_KINDS, AllocationPlace, Block
 
 Event: TypeAlias = tuple[Any, int, Any]
-"""(number of a storage, its bytes, its kind) for an allocation; other events have a mark below instead of the bytes."""
+"""A memory event: (storage number, bytes, kind) for an allocation; all other events have a mark such as `FREE_EVENT` as
+second element.
+"""
 
 FREE_EVENT = -1
-"""(number, FREED, None): the storage is freed."""
+"""Mark of (storage number, mark, None): the storage is freed."""
 
 RECLASSIFY_EVENT = -2
-"""(number, KEPT, kind): from here on the storage is counted under that kind."""
+"""Mark of (storage number, mark, kind): from here on the storage is counted under this kind of memory."""
 
 WORKSPACE_EVENT = -3
-"""(number, TAKEN, bytes): a workspace is allocated if it does not exist yet."""
+"""Mark of (storage number, mark, bytes): a workspace is allocated if it does not exist yet."""
 
 RENAME_EVENT = -4
-"""(number, NAMED, other number): from here on the number refers to the storage of the other number."""
+"""Mark of (new number, mark, storage number): from here on the new number refers to this storage."""
 
 PLACE_EVENT = -5
-"""(place, PLACED, None): from here on the run is in that place."""
+"""Mark of (place, mark, None): from here on the run is in this place (module and phase)."""
 
 PARAMETER_EVENT = -6
-"""(path of a parameter, OWNED, None): a loop over parameters reaches that parameter; None at the end of the loop."""
+"""Mark of (parameter path, mark, None): a loop over parameters reaches this parameter; None at its end."""
 
 STREAM_EVENT = -7
-"""(−1, STREAMED, number): from here on storages are allocated on that stream."""
+"""Mark of (−1, mark, stream): from here on storages are allocated on this CUDA stream."""
 
 
 NOWHERE = AllocationPlace("", -2)
@@ -133,7 +135,7 @@ class RecordedEvents:
     depends_on_shard: bool = True
 
     def with_workspace(self, workspace_bytes: int) -> RecordedEvents:
-        """Returns the same events with workspaces of another size, in bytes; 0 removes the workspaces."""
+        """Returns equal events, but with workspaces of another size, in bytes; 0 removes the workspaces."""
 
         def with_workspace_bytes(memory_events: Sequence[Event]) -> list[Event]:
             return [
@@ -159,7 +161,7 @@ def released_storages(memory_events: Sequence[Event]) -> set[int]:
 
 
 def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:
-    """Returns events that give the memory of each new storage to the matching old storage, in order."""
+    """Returns events that make the number of each old storage refer to the matching new storage, in order."""
     return [
         (old_storage, RENAME_EVENT, new_storage)
         for old_storage, new_storage in zip(allocated_bytes(old_events), allocated_bytes(new_events), strict=True)
@@ -172,7 +174,7 @@ def is_repeatable(
     zero_grad_events: Sequence[Event],
     next_batch_events: Sequence[Event],
 ) -> bool:
-    """Whether the passes of the next training step produce the same events.
+    """Whether the next training step's passes have the same events.
 
     They have if only gradients, workspaces and the tokens of a batch outlive a pass.
 

@@ -64,8 +64,8 @@ class KernelChoices:
         kernel.
     fake_quantization: what linear layers round before their product (quantization-aware training); None (default) for
         nothing.
-    multiprocessors: those of the GPU whose temporary memory kernels take; 0 (default) for none of it, as on meta and a
-        CPU.
+    multiprocessors: multiprocessors of the GPU whose workspaces kernels allocate; 0 (default) for none, as on meta and
+        a CPU.
     """
 
     attention: AttentionImplementation = "eager"
@@ -95,7 +95,7 @@ class KernelChoices:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether kernels run on a GPU, where they allocate temporary memory."""
+        """Whether kernels run on a GPU, where kernels allocate temporary memory."""
         return self.multiprocessors > 0
 
     @property
@@ -105,4 +105,4 @@ class KernelChoices:
 
 
 EAGER_CHOICES = KernelChoices()
-"""Every step by itself, as the reference runs it."""
+"""The default choices: every operation runs separately, as in the PyTorch reference."""

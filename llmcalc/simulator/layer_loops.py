@@ -11,7 +11,7 @@ from .layer_pattern import RECORDED_REPEATS, find_layer_pattern, types_of_layers
 from .meter import AllocationPlace
 
 SHORT_RUN_REPEATS = 3
-"""Repeats in a run from which longer runs are extrapolated: the first, one between, and the last."""
+"""Number of layer repeats in a run from which longer runs are extrapolated: the first, an inner one, and the last."""
 
 
 @frozen

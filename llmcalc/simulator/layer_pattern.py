@@ -21,7 +21,7 @@ def types_of_layers(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
 
 
 LayerType = TypeVar("LayerType")
-"""A kind of layers: its scope, or its name. Equal kinds are one object."""
+"""A type of layers, as its scope or its name. Equal types are the same object."""
 
 
 class LayerPattern(NamedTuple):
@@ -38,10 +38,10 @@ class LayerPattern(NamedTuple):
 
 
 LONGEST_PATTERN = 100
-"""The largest number of layers in a pattern."""
+"""Largest number of layers in a pattern."""
 
 RECORDED_REPEATS = 4
-"""Repeats of a pattern in a recorded run: the first, two between, and the last."""
+"""Number of pattern repeats in a recorded run: the first, two inner ones, and the last."""
 
 
 def find_layer_pattern(layer_types: Sequence[object]) -> LayerPattern:

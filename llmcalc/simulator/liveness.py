@@ -78,7 +78,7 @@ def last_readers(
 ) -> tuple[dict[int, int], set[int]]:
     """Returns the last reader of each value's storage, and the values that several layers read.
 
-    branch_of: which of several forms runs. is_module_skipped: whether a module does not.
+    branch_of: returns the executed alternative. is_module_skipped: returns whether a module does not run.
     """
     last_reader_ids: dict[int, int] = {}
     last_reading_layers: dict[int, ModuleScope] = {}

@@ -12,7 +12,7 @@ from typing import Any
 from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_node_names
-from .checkpoint import RegionFunction, checkpoint, reentrant
+from .checkpoint import RegionFunction, checkpoint, checkpoint_reentrant
 from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
 from .module_frame import (
     CARRIED_KEY,
@@ -252,7 +252,7 @@ class Lowering(ProgramLowering):
     def run_checkpointed(self, run_region: RegionFunction, input_tensors: Sequence[Tensor]) -> Tensor:
         """Runs a function whose activations are recomputed in the backward pass."""
         if self.recompute.reentrant:
-            return reentrant(self.graph, run_region, input_tensors)
+            return checkpoint_reentrant(self.graph, run_region, input_tensors)
         recompute, is_compiled = self.recompute, self.choices.compiled
         return checkpoint(
             self.graph,

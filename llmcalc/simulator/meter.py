@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, Protocol
 from ..algebra import Number
 
 MEMORY_KINDS = ("weights", "gradients", "optimizer", "activations", "temporary", "communication", "cache", "overhead")
-"""Kinds of storages. Activations are the tensors that the backward pass reads; temporary are the other tensors of a
-pass, which do not outlive it.
+"""Kinds of storages. Activations are tensors that the backward pass reads; temporary are all other tensors of a pass,
+freed before the pass ends.
 """
 
 
 RECLASSIFIABLE_KINDS = ("temporary", "activations")
-"""Kinds of storages that change to another kind when a tensor is saved."""
+"""The two kinds between which a storage's bytes move when a tensor is saved."""
 
 
 class AllocationPlace(NamedTuple):
@@ -29,7 +29,7 @@ class AllocationPlace(NamedTuple):
     path: str = ""
 
     def place_in_backward(self) -> AllocationPlace:
-        """Returns the same module with the backward phase."""
+        """Returns the place of the same module in the backward pass."""
         return AllocationPlace("backward", self.layer_index, self.path)
 
 

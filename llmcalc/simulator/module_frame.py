@@ -16,16 +16,16 @@ ModulePath: TypeAlias = tuple[Any, ...]
 """The path of a module or parameter, with the indices of layers."""
 
 ParameterSet: TypeAlias = tuple[dict[ModulePath, Tensor], set[ModulePath]]
-"""Path → parameter or buffer of a program, in the order in which the program reads them; the paths of the buffers."""
+"""A program's parameters and buffers by path, in the order of their first use; and the paths of the buffers."""
 
 TOKEN_ID_ROWS = (TOKENS, SOURCE_TOKENS)
-"""The rows for which the model takes token ids."""
+"""Rows (tokens of a decoder or an encoder) for which the model's input is token ids."""
 
 STAGE_INPUT_KEY = "entry"
-"""The key of the input of a pipeline stage that lacks the first layers."""
+"""Key of the input of a pipeline stage without the first layers."""
 
 CARRIED_KEY = "carried"
-"""The first part of the keys in `Lowering.pass_memo` of tensors that a layer passes to the next one."""
+"""First part of the keys, in `Lowering.pass_memo`, of the tensors that a layer passes to the next layer."""
 
 
 class UnsupportedKernel(InputError):
@@ -52,7 +52,7 @@ class ModuleFrame:
     path: tuple[Any, ...] | None = None
 
     def without_tensors(self) -> ModuleFrame:
-        """Returns the call of the same module without its variables."""
+        """Returns the same module call without the call's variables."""
         return ModuleFrame(self.scope, layer_index=self.layer_index, owner_layer_index=self.owner_layer_index)
 
 

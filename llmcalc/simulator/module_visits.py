@@ -120,7 +120,7 @@ class PassVisits(NamedTuple):
         return added_bytes if expected_visits == [module_visit[:2] for module_visit in later_visits] else None
 
     def without_visits(self, start_index: int, end_index: int) -> PassVisits:
-        """Returns the pass without the visits from index `start_index` to index `end_index`."""
+        """Returns the pass without the visits from index `start_index` up to index `end_index`."""
         removed_work = self.visits[end_index].work_units_before - self.visits[start_index].work_units_before
         later_visits = [
             visit._replace(work_units_before=visit.work_units_before - removed_work)
@@ -132,7 +132,7 @@ class PassVisits(NamedTuple):
         """Returns the number of visits from index `start_index` to the last one in a layer, of `visit_count` visits."""
         return max(i for i in range(1, visit_count + 1) if self.visits[start_index + i - 1].place.layer_index >= 0)
 
-    def with_visits_again(self, start_index: int, end_index: int) -> PassVisits:
+    def with_repeated_visits(self, start_index: int, end_index: int) -> PassVisits:
         """Returns the pass with the visits from index `start_index` to index `end_index` twice in a row."""
         added_work = self.visits[end_index].work_units_before - self.visits[start_index].work_units_before
         later_visits = [
@@ -210,7 +210,7 @@ def forward_with_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tu
     saved_bytes = forward_pass.added_bytes(second_repeat_start, third_repeat_start, layer_visit_count, layer_period)
     if saved_bytes is None:
         return None
-    longer_pass = forward_pass.with_visits_again(second_repeat_start, third_repeat_start)
+    longer_pass = forward_pass.with_repeated_visits(second_repeat_start, third_repeat_start)
     return longer_pass.with_more_bytes(third_repeat_start, len(longer_pass.visits), saved_bytes), saved_bytes
 
 
@@ -231,7 +231,7 @@ def backward_with_repeat(backward_pass: PassVisits, layer_stack: LayerStack, sav
         != -saved_bytes
     ):
         return None
-    longer_pass = backward_pass.with_visits_again(second_repeat_start, first_repeat_start)
+    longer_pass = backward_pass.with_repeated_visits(second_repeat_start, first_repeat_start)
     return longer_pass.with_more_bytes(0, first_repeat_start, saved_bytes)
 
 

@@ -11,10 +11,10 @@ from .autograd import AutogradGraph
 from .tensor import SavedTensor, Tensor
 
 RECENT_TENSORS = 5
-"""Of the last so many tensors that were saved, those that are moved stay on the device too, until the backward pass."""
+"""Number of the latest saved tensors of which moved ones also stay on the device until the backward pass."""
 
 LEAST_MOVED_BYTES = 1024
-"""Smaller tensors are not moved."""
+"""Smallest size in bytes of a tensor that is moved to the host."""
 
 
 class Offload:

@@ -14,19 +14,19 @@ from .strides import Shape, Strides
 from .tensor import Dtype, Storage, Tensor
 
 PassId: TypeAlias = tuple[int, str, int]
-"""(chunk, kind, micro-batch) of a pass. Micro-batches are numbered through all steps.
+"""The id of a pass: (chunk, kind, micro-batch), with micro-batches numbered through all steps.
 
 kind: `F` for forward, `L` for a loss, `B` for backward.
 """
 
 PREVIOUS_PASS = "previous"
-"""In a trace, the kind of the chunk's previous pass, whichever it is."""
+"""Stands, in a trace, for the kind of the chunk's previous pass, whatever that kind is."""
 
 FIRST_PASS = "0"
-"""End of the state of a pass whose previous pass is the chunk's first one of its kind."""
+"""Suffix of the neighbour state of a pass whose previous pass is the chunk's first pass of its kind."""
 
 PassCase: TypeAlias = tuple[int, str, int, str]
-"""(chunk, kind, number up to 2, which neighbours have run). All passes of a case do the same."""
+"""(chunk, kind, number up to 2, which neighbouring passes have run). Passes of one case have equal events."""
 
 
 class OutputTensor(NamedTuple):
@@ -52,7 +52,7 @@ class OutputTensor(NamedTuple):
         return storage
 
     def create_tensor(self, storage: Storage) -> Tensor:
-        """Returns the output tensor with shape and format, on a given storage."""
+        """Returns a tensor with the output's shape and number format on a storage."""
         return Tensor(self.shape, self.dtype, storage, self.strides)
 
 

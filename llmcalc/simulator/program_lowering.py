@@ -195,7 +195,7 @@ class ProgramLowering(CacheTensors):
         return self.is_excluded(module_scope) or module_scope.node_fields.get("role") in UNEXECUTED_ROLES
 
     def is_excluded(self, program_item: ModuleScope | Step) -> bool:
-        """Whether a module, or a stage's copy of a table, belongs to an optional part that this run does not have."""
+        """Whether a module, or a stage's copy of a table, belongs to an optional part that the run excludes."""
         optional_part = program_item.node_fields.get("optional")
         return bool(optional_part) and optional_part not in self.included_parts
 
@@ -400,4 +400,4 @@ class ProgramLowering(CacheTensors):
 
 
 SKIPPED_WITHOUT_NEW_ROWS = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})
-"""Verbs of steps that may read cached tensors instead of values of this pass."""
+"""Verbs of operations that may read cached tensors instead of values computed in this pass."""

@@ -97,7 +97,7 @@ def _pass_index_in_case(pass_number: int) -> int:
 
 
 PassOutput: TypeAlias = tuple[int, Tensor, int]
-"""(number, a tensor of the same shape, number of its storage) of a tensor that may outlive a pass."""
+"""A tensor that may outlive a pass: (number, a tensor of the same shape, number of its storage)."""
 
 
 class RecordedPass(NamedTuple):
@@ -281,7 +281,7 @@ _NO_STORAGE = Storage(NoMeter(), 0)
 
 
 NO_PEAK = -(NO_SIZE << UNIT_BITS)
-"""The peak of a place that has none yet: fewer bytes than any run has."""
+"""Peak of a place before any peak is recorded: fewer bytes than any run has."""
 
 
 class TraceReader:

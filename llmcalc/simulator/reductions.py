@@ -9,20 +9,20 @@ from __future__ import annotations
 from ..algebra import ceil_div
 
 MOST_BLOCK_THREADS = 512
-"""The most threads of a block (`MAX_REDUCE_THREADS`)."""
+"""Largest number of threads per block (`MAX_REDUCE_THREADS`)."""
 
 WARP_THREADS = 32
 VECTOR_OUTPUTS = 4
-"""The most outputs that a thread reads at once."""
+"""Largest number of outputs that a thread reads at once."""
 
 FEWEST_THREAD_VALUES, MOST_THREAD_VALUES = 16, 256
-"""The values that a thread should sum: an output is divided among blocks where they are more than the second."""
+"""Smallest and largest number of values per thread; above the largest, an output is divided among thread blocks."""
 
 THREADS_OF_MULTIPROCESSOR = 2048
-"""The most threads that a multiprocessor of a data-centre GPU runs at once."""
+"""Largest number of threads that a multiprocessor of a data-centre GPU runs at once."""
 
 SUM_BYTES = COUNTER_BYTES = 4
-"""Partial sums are in float32, and each column of blocks counts those that are done."""
+"""Bytes per partial sum (float32), and per counter of finished blocks in a column of blocks."""
 
 
 def scratch_bytes(output_count: int, row_count: int, multiprocessors: int) -> tuple[int, int]:

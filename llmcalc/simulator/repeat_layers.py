@@ -33,13 +33,13 @@ from .replay_result import ReplayResult
 LAST_RECORDED_REPEAT = RECORDED_REPEATS - 1
 
 NAMING_EVENTS = FREE_EVENT, RECLASSIFY_EVENT
-"""Marks of events that name a storage."""
+"""Marks of the events that refer to a storage number."""
 
 EVENTS_IGNORED_BY_ALLOCATOR = PLACE_EVENT, RECLASSIFY_EVENT
-"""Marks of events that an allocator does not see."""
+"""Marks of the events that do not change an allocator's state."""
 
 StackRepeat: TypeAlias = tuple[int, int]
-"""(number of the stack, repeat of its pattern)"""
+"""A repeat of a layer pattern: (index of the stack, index of the repeat)."""
 
 
 class NotRepeatingError(Exception):
@@ -52,7 +52,7 @@ class AllocatorOverhead(NamedTuple):
     requested_bytes: the highest sum of bytes that tensors request.
     rounding_bytes: bytes of the blocks in use beyond the requested ones, at the peak of each.
     free_bytes: bytes of the segments beyond the blocks in use, at their peak.
-    rounding_bytes_after: the same after the run.
+    rounding_bytes_after: rounding bytes after the run.
     """
 
     requested_bytes: int
@@ -139,7 +139,7 @@ class LayerSweep:
 EventPart: TypeAlias = list[Event] | LayerSweep
 
 EventLine: TypeAlias = tuple[Any, int, int, Any]
-"""(x, step, size, value): an event of every inner repeat, whose storage has the number x + step · repeat."""
+"""An event of every inner repeat as (x, step, size, value); its storage number is x + step · repeat."""
 
 
 class RepeatAnalysis:
@@ -332,7 +332,7 @@ class RepeatAnalysis:
         event_groups: Sequence[tuple[StackRepeat | None, list[Event]]],
         first_group_index: int,
     ) -> tuple[LayerSweep | None, int]:
-        """Returns the run through a stack's layers that starts at this index (None without one), and the next index.
+        """Returns the run through a stack's layers that starts at an index (None without one), and the next index.
 
         stack_index, repeat_index: of the run at `first_group_index`, which is that of the stack's first or last repeat.
         """
@@ -448,7 +448,7 @@ class RepeatAnalysis:
             raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
-        """Returns module and phase of an inner repeat's event, from those in the second and third repeat."""
+        """Returns the module and phase of an inner repeat's event, derived from the second and third repeat."""
         layer_repeat = self._repeat_of_place(second_place)
         if layer_repeat is None and second_place == third_place:
             return InnerRepeatEvent(None, second_place, second_place, PLACE_EVENT, None)
@@ -547,7 +547,7 @@ class RepeatedEvents:
         self.events_by_section: dict[int, list[Event]] = {}
 
     def events_of_full_run(self, section_events: Sequence[Event]) -> list[Event]:
-        """Returns the events of the full run that correspond to these recorded events."""
+        """Returns the events of the full run that correspond to a section of recorded events."""
         if id(section_events) not in self.events_by_section:
             full_run_events = self.events_by_section[id(section_events)] = []
             for sweep_or_events in self.analysis.sweeps_and_events[id(section_events)]:
@@ -571,7 +571,7 @@ class RepeatedEvents:
         return (self.storage_numbers.get(storage_number, storage_number),)
 
     def events_with_repeats(self, section_events: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
-        """Yields the allocator's events, with the consecutive repeats in which they occur.
+        """Yields the allocator's events, each with the consecutive repeats in which it occurs.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """

@@ -17,10 +17,10 @@ from .repeat_layers import NotRepeatingError
 from .tensor import Storage, Tensor
 
 PeaksOfPass: TypeAlias = Sequence[tuple[AllocationPlace, int, dict[str, int]]]
-"""(place, its peak, the bytes of each kind at that peak), relative to the start of a pass."""
+"""Peaks of a pass: (module and phase, peak, bytes of each kind at the peak), relative to the start of the pass."""
 
 ShiftedPlaces: TypeAlias = tuple[AllocationPlace, AllocationPlace, PeaksOfPass]
-"""(start, end, peaks) of a pass trace in later layers than the recorded ones."""
+"""Start place, end place and peaks of a pass trace, moved from the recorded layers to later layers."""
 
 
 class EventMeter(Meter):
@@ -175,7 +175,7 @@ class SummedPeak(MemoryPeak):
 
 
 def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -> AllocationPlace:
-    """Returns the same module and phase in a later layer."""
+    """Returns the place of the same module and phase in a later layer."""
     if allocation_place.layer_index < 0 or not added_layers:
         return allocation_place
     phase, layer_index, path = allocation_place

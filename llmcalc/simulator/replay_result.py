@@ -21,7 +21,7 @@ class ReplayResult:
     reserved_bytes: the allocator's peak of reserved bytes; 0 without an allocator.
     rounding_bytes: bytes of the allocator's blocks beyond the requested ones, at the peak of each; 0 without an
         allocator.
-    rounding_bytes_after: the same after the second step.
+    rounding_bytes_after: rounding bytes after the second step.
     micro_batches: the micro-batches of a step after which the allocator's bytes are read, of more in all; 0 for all.
     peaks: place → its peak in the second step; for the optimizer, in either step.
     bytes_per_repeat: place in the second repeat of a pattern → bytes that every further repeat adds, up to the one
@@ -48,7 +48,7 @@ class ReplayResult:
         self.rounding_bytes_after = allocator.allocated - requested_bytes
 
     def estimate_from_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
-        """Takes the allocator's bytes from a run with fewer micro-batches, plus the missing micro-batches' tensors."""
+        """Estimates the allocator's bytes from a run with fewer micro-batches, plus the missing ones' tensors."""
         self.reserved_bytes = shorter_replay.reserved_bytes + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
         self.rounding_bytes = shorter_replay.rounding_bytes
         self.rounding_bytes_after = shorter_replay.rounding_bytes_after

@@ -16,10 +16,12 @@ from .tensor import BFLOAT16, FLOAT16, FLOAT32, Dtype
 SdpaBackend: TypeAlias = Literal["cudnn", "flash", "efficient", "math", "cpu"]
 
 CPU_CAPABILITY = 0
-"""The compute capability that stands for a CPU."""
+"""Compute capability that represents a CPU."""
 
 CUDNN_FIRST_CAPABILITIES = (90, 100, 103)
-"""Compute capabilities on which cuDNN comes first (`check_prefer_cudnn_attention`); on others it comes after math."""
+"""Compute capabilities for which torch prefers cuDNN (`check_prefer_cudnn_attention`); for all others cuDNN comes after
+math.
+"""
 
 
 class SdpaCall(NamedTuple):
@@ -123,7 +125,7 @@ def has_extra_mask_input(attention: Step) -> bool:
 
 
 def is_16_bit_format(compute_capability: int, dtype: Dtype) -> bool:
-    """Whether a number format has 16 bits and is supported by kernels of this compute capability."""
+    """Whether a number format has 16 bits and a compute capability's kernels support it."""
     return dtype is FLOAT16 or (dtype is BFLOAT16 and compute_capability >= 80)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 UNITS_PER_OPERATION = 50
-"""Units of work of an operation of a program; a step of an allocator is one unit, of about a microsecond."""
+"""Units of work per operation of a program; a step of an allocator is one unit, of about a microsecond."""
 
 
 class CountedWork(NamedTuple):
@@ -111,7 +111,7 @@ class WorkBudget:
         self._units_at_start: int = SIMULATED_WORK.units
 
     def is_spent(self, budget_share: float = 1) -> bool:
-        """Whether this share of the budget is spent, by default all of it."""
+        """Whether a share of the budget is spent, by default all of it."""
         return SIMULATED_WORK.units - self._units_at_start >= budget_share * self._units
 
     @property

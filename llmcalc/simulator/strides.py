@@ -17,10 +17,10 @@ Shape: TypeAlias = tuple[Number, ...]
 Strides: TypeAlias = tuple[Number, ...]
 
 CACHED_STRIDES = 4096
-"""Shapes whose strides each function remembers: equal layers ask for the same ones."""
+"""Largest number of shapes whose strides are cached per function, because equal layers ask for equal shapes."""
 
 
-def count(shape: Shape) -> Number:
+def numel(shape: Shape) -> Number:
     """Returns the number of elements of a shape."""
     return math.prod(shape)
 
@@ -77,8 +77,8 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
 @lru_cache(CACHED_STRIDES)
 def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
     """Returns the strides of a view with another shape; None if the shape needs a copy."""
-    element_count = count(shape)
-    assert not isinstance(element_count, int) or element_count == count(new_shape), (shape, new_shape)
+    element_count = numel(shape)
+    assert not isinstance(element_count, int) or element_count == numel(new_shape), (shape, new_shape)
     if any(map(is_size_zero, shape)):
         return contiguous_strides(new_shape)
     new_strides: list[Number] = []
@@ -153,7 +153,9 @@ def _broadcast_size(first_axis_size: Number, second_axis_size: Number) -> Number
 
 @lru_cache(CACHED_STRIDES)
 def elementwise_strides(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
-    """Returns the strides of an elementwise result: the operands' strides if equal, else dense in the same order."""
+    """Returns the strides of an elementwise result: the operands' strides if equal, otherwise dense strides in the same
+    axis order.
+    """
     if all(operand_shape == shape for operand_shape, _ in operands):
         if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
             return contiguous_strides(shape)

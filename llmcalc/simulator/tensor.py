@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ..algebra import Number
 from .meter import NoMeter
-from .strides import Shape, Strides, contiguous_strides, count, is_contiguous
+from .strides import Shape, Strides, contiguous_strides, is_contiguous, numel
 
 
 class Dtype:
@@ -36,7 +36,7 @@ BOOL, UINT8, INT32, INT64 = Dtype("bool", 1, 0), Dtype("uint8", 1, 1), Dtype("in
 BFLOAT16, FLOAT16 = Dtype("bfloat16", 2, 4, True), Dtype("float16", 2, 4, True)
 FLOAT32, FLOAT64 = Dtype("float32", 4, 5, True), Dtype("float64", 8, 6, True)
 FLOAT8 = Dtype("float8", 1, 4, True)
-"""Only stored: no operation computes in it."""
+"""The number format of stored 8-bit floats, in which no operation computes."""
 
 DTYPES = {dtype.name: dtype for dtype in (BOOL, UINT8, INT32, INT64, BFLOAT16, FLOAT16, FLOAT32, FLOAT64)}
 
@@ -49,9 +49,9 @@ def promoted_dtype(first_dtype: Dtype, second_dtype: Dtype) -> Dtype:
 
 
 class Meter(Protocol):
-    """Counts the bytes of storages.
+    """The interface of a meter, which counts the bytes of storages.
 
-    kind: what new storages are counted under. place: where they are allocated, which the meter's owner defines.
+    kind: kind of memory of new storages. place: place of new storages, as the meter's owner defines it.
     parameter_path: path of the parameter that a loop over parameters has reached; None outside of one.
     stream: on which new storages are allocated, 0 for the default one.
     """
@@ -119,7 +119,7 @@ class Tensor:
 
     node: the node that made it, None if no gradient flows back from it. output_index: which of the node's outputs it
         is.
-    is_leaf: whether it is trained: its gradient stays in `grad`.
+    is_leaf: whether the tensor is trained, so that its gradient stays in `grad`.
     has_base: whether it is a view that refers to the tensor it is a view of (`Tensor._base`), which keeps the storage
         beside it, also where gradients are not recorded.
     """
@@ -155,14 +155,14 @@ class Tensor:
         return self.storage.meter
 
     @property
-    def count(self) -> Number:
+    def numel(self) -> Number:
         """The number of elements of the tensor."""
-        return count(self.shape)
+        return numel(self.shape)
 
     @property
     def bytes(self) -> Number:
         """The bytes of the tensor's elements, which exceed the storage's bytes for an expanded tensor."""
-        return count(self.shape) * self.dtype.bytes
+        return numel(self.shape) * self.dtype.bytes
 
     @property
     def needs_grad(self) -> bool:
@@ -227,13 +227,13 @@ class AutogradState(Protocol):
 class AutogradNode:
     """An operation in the autograd graph, with its backward function.
 
-    creation_number: its number in the order of creation; the backward pass runs the highest first.
-    place: where its operation ran.
+    creation_number: number in the order of creation; the backward pass runs the highest number first.
+    place: module and phase of the operation.
     edges: per input, the node and the number of its output that the gradient goes to, or the trained tensor; None where
         no gradient is wanted.
     inputs: per input, the shape and type that its gradient has in the end.
     output_count: the number of its outputs.
-    attributes: what it keeps beside saved tensors, until the graph itself is freed.
+    attributes: objects kept in addition to saved tensors, until the graph itself is freed.
     never_adds_in_place: whether gradients of its outputs are never added in place.
     is_compiled: whether it runs in compiled code, where a view may be added to in place.
     """

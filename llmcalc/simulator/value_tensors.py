@@ -20,7 +20,7 @@ from .autograd import AutogradGraph
 from .kernel_choices import EAGER_CHOICES, KernelChoices
 from .meter import AllocationPlace
 from .module_frame import ModuleFrame, ModulePath, ParameterSet, RecomputedModule, UnsupportedKernel
-from .strides import Shape, count
+from .strides import Shape, numel
 from .tensor import INT64, Dtype, Tensor
 
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 @cache
 def method_name(prefix: str, name: str) -> str:
-    """Returns the name of a profile's method as one object, by which Python finds it sooner."""
+    """Returns the name of a profile's method as an interned object, which Python looks up faster."""
     return intern(f"{prefix}_{name}")
 
 
@@ -127,8 +127,8 @@ class ValueTensors:
         ):
             return self.aten.expand(self.aten.reshape(value_tensor, shape[1:]), shape)
         if (
-            isinstance(value_tensor.count, int)
-            and value_tensor.count != count(shape)
+            isinstance(value_tensor.numel, int)
+            and value_tensor.numel != numel(shape)
             and value_tensor.shape[1] != shape[1]
         ):
             if recorded_value.rows == recorded_value.view_source.rows:  # rows of earlier passes are there too
@@ -138,7 +138,7 @@ class ValueTensors:
         return self.aten.reshape(value_tensor, shape)
 
     def is_from_earlier_pass(self, recorded_value: Value) -> bool:
-        """Whether this pass does not compute a value, because an earlier pass has cached the result."""
+        """Whether a pass reads a value that an earlier pass has cached, instead of computing it."""
         if id(recorded_value) in self.tensors_by_value:
             return False
         return id(recorded_value) in self.absent_value_ids or (
@@ -178,7 +178,7 @@ class ValueTensors:
             self.store_without_reshape(recorded_value, tensor)
             return
         shape = self.shape(recorded_value)
-        if tensor.shape != shape and isinstance(tensor.count, int) and tensor.count != count(shape):
+        if tensor.shape != shape and isinstance(tensor.numel, int) and tensor.numel != numel(shape):
             shape = tensor.shape  # all sequences share it
         self.store_without_reshape(recorded_value, self.aten.reshape(tensor, shape))
 

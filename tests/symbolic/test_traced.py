@@ -10,7 +10,7 @@ import pytest
 import sympy
 
 from llmcalc.algebra import ceil_div, exact_div, floor_div, minimum, triangular_number
-from llmcalc.simulator.strides import broadcast_shape, clear_caches, count, view_strides
+from llmcalc.simulator.strides import broadcast_shape, clear_caches, numel, view_strides
 from llmcalc.symbolic.symbolic_int import SymbolicInt, formula_of
 from tests.samples import in_one_test
 
@@ -34,7 +34,7 @@ OPERATIONS: list[Callable[[Any, Any], Any]] = [
     lambda a, b: triangular_number(a) * b,
     max,
     lambda a, b: sum([a, b, a]),
-    lambda a, b: count((a, 1, b)),
+    lambda a, b: numel((a, 1, b)),
 ]
 
 

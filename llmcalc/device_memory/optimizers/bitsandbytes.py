@@ -152,11 +152,11 @@ class _StateLayout:
             if parameter.states:
                 continue
             tensor = parameter.tensor
-            is_quantized = tensor.count >= LEAST_8BIT_ELEMENTS and not self.has_float32_states(
+            is_quantized = tensor.numel >= LEAST_8BIT_ELEMENTS and not self.has_float32_states(
                 parameter.is_embedding_table
             )
             state_format = UINT8 if is_quantized else FLOAT32
-            if self.is_paged and tensor.count >= LEAST_PAGED_ELEMENTS:
+            if self.is_paged and tensor.numel >= LEAST_PAGED_ELEMENTS:
                 parameter.states = optimizer_step.new_paged_states_like(tensor, state_format, self.moment_count)
             with optimizer_step.allocating_states():
                 map_count = self.moment_count if is_quantized and not has_code_maps else 0
@@ -165,7 +165,7 @@ class _StateLayout:
                 parameter.states += [
                     aten.new_like(tensor, dtype=state_format) for _ in range(self.moment_count - len(parameter.states))
                 ]
-                block_count = ceil_div(tensor.count, BLOCK_ELEMENTS)
+                block_count = ceil_div(tensor.numel, BLOCK_ELEMENTS)
                 scale_tensors = [
                     aten.new_tensor((block_count,), FLOAT32) for _ in range(self.moment_count if is_quantized else 0)
                 ]

@@ -50,7 +50,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
 
         aten = optimizer_step.aten
         for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
-            element_count, stored_tensor = parameter.tensor.count, parameter.tensor
+            element_count, stored_tensor = parameter.tensor.numel, parameter.tensor
             is_quantized = element_count >= LEAST_8BIT_ELEMENTS and element_count % BLOCK_ELEMENTS == 0
             with optimizer_step.allocating_states():
                 for _ in range(0 if parameter.states else 2):

@@ -31,7 +31,7 @@ from ..launch.launch_types import (
 from ..launch.trainer import attention_settings, lora_settings
 
 TARGET_KEY = "_target_"
-"""Key of the Python object that a table describes."""
+"""Key whose value is the path of the Python class or function that a table configures."""
 
 CLASSIFIER_RECIPE = "TrainFinetuneRecipeForSequenceClassification"
 
@@ -41,7 +41,7 @@ RECIPES = (
     CLASSIFIER_RECIPE,
     "FinetuneRecipeForVLM",
 )
-"""Recipes that are read."""
+"""Names of the recipe classes whose files are read."""
 
 TABLES_READ = field_names("""
     recipe model step_scheduler distributed peft quantization optimizer loss_fn dataset packed_sequence benchmark
@@ -54,7 +54,7 @@ TABLES_IGNORED = field_names("""
     nvtx processor tool_call_eval autopipeline parallelizer prewarm embedding_row_repair neftune
     _dsv4_tulu3_chat_template longalign
     """)
-"""Tables that change no memory of a training step of the language model, or only little."""
+"""Tables of a recipe that do not change the memory of a training step, or change it only a little."""
 
 TABLE_KEYS = {
     "step_scheduler": field_names("""
@@ -82,13 +82,13 @@ TABLE_KEYS = {
         """),
     "compile": field_names("enabled mode fullgraph dynamic backend options dynamo_cache_size_limit"),
 }
-"""Table → its keys that are read, or change no memory. `dataset` has the arguments of any class."""
+"""Name of a table → keys that are read or do not change memory. `dataset` accepts the arguments of any class."""
 
 POLICY_KEYS = field_names("_target_ param_dtype reduce_dtype output_dtype cast_forward_inputs")
 """Keys of `distributed.mp_policy`: the arguments of torch's `MixedPrecisionPolicy`."""
 
 REFUSED_IF_ENABLED = {"qat": "quantization-aware training", "autocast": "autocast around FSDP2's casts"}
-"""Table with the key `enabled` → what it turns on, which is not modelled."""
+"""Table with the key `enabled` → the feature that the table turns on and that is not modelled."""
 
 MODEL_READ = field_names("""
     _target_ pretrained_model_name_or_path config torch_dtype attn_implementation backend use_liger_kernel num_labels
@@ -105,7 +105,7 @@ CONFIG_KEYS = field_names("""
     attn_implementation_new _attn_implementation attn_implementation num_nextn_predict_layers kda_mode kda_unpad_inputs
     kda_use_fused_gate kda_use_qk_l2norm_in_kernel
     """)
-"""Keys of `model.config` beside which the config of the hub is the model's."""
+"""Keys of `model.config` that do not change the model described by the config of the hub."""
 
 CLASSIFIER = "NeMoAutoModelForSequenceClassification"
 
@@ -115,7 +115,7 @@ MODEL_CLASSES = (
     "NeMoAutoModelForMultimodalLM",
     CLASSIFIER,
 )
-"""Classes whose `from_pretrained` and `from_config` build the model of a config of the hub."""
+"""Classes whose `from_pretrained` and `from_config` build the model that a config of the hub describes."""
 
 NUMBER_FORMATS = {"bf16": "bf16", "bfloat16": "bf16", "auto": "bf16", "float32": "fp32", "fp32": "fp32"}
 
@@ -126,10 +126,10 @@ REDUCTION_FORMATS = {
     "bf16": "bfloat16",
     "None": "bfloat16",
 }
-"""Values of `mp_policy.reduce_dtype` → the format; of null it is `param_dtype` (torch's `MixedPrecisionPolicy`)."""
+"""Value of `mp_policy.reduce_dtype` → format of reductions; null is `param_dtype` (torch's `MixedPrecisionPolicy`)."""
 
 ADAPTER_FORMATS = {**NUMBER_FORMATS, "float16": "bf16", "fp16": "bf16"}
-"""Formats of adapters; those in float16 are as long as in bfloat16."""
+"""Value of an adapter's dtype → number format; float16 is counted as bfloat16, which has equally many bytes."""
 
 DISTRIBUTED_READ = field_names("""
     _target_ strategy dp_size dp_replicate_size tp_size cp_size pp_size ep_size sequence_parallel offload_policy
@@ -144,15 +144,15 @@ DISTRIBUTED_IGNORED = field_names("""
 OPTIMIZERS = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD")
 
 FUSED_ADAM = ".FusedAdam"
-"""The end of the path of Transformer Engine's Adam, which keeps fp32 copies of weights, or their lower 16 bits."""
+"""End of the path of Transformer Engine's Adam, which keeps fp32 copies of weights, or only their lower 16 bits."""
 
 BITS_BY_QUANTIZATION_KEY = {"load_in_4bit": 4, "load_in_8bit": 8}
-"""Key of `quantization` for weights of bitsandbytes → their bits."""
+"""Key of `quantization` that quantizes weights with bitsandbytes → bits per weight."""
 
 STATE_FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
 OTHER_FUSED_ATTENTION = ("te", "ffpa")
-"""Values of `attn_implementation` that are Automodel's own, and keep no scores."""
+"""Values of `attn_implementation` that only Automodel has, for kernels that do not save attention scores."""
 
 ADAPTER_READ = field_names("_target_ target_modules exclude_modules match_all_linear dim dropout use_dora lora_dtype")
 
@@ -161,13 +161,13 @@ ADAPTER_IGNORED = field_names("""
     """)
 
 LENGTH_KEYS = ("seq_len", "seq_length", "max_length", "max_seq_length")
-"""Keys of `dataset` with the tokens of a sequence."""
+"""Keys of `dataset` that state the number of tokens per sequence."""
 
 SOFTWARE_STACK = "fsdp2-liger"
 """The software stack whose fused norms and gates Automodel's kernels are priced as (tests/timing/measured_rows.py)."""
 
 NODE_DEVICES = 8
-"""Devices of a node, as in Automodel's own benchmarks."""
+"""Number of devices per node, as in Automodel's own benchmarks."""
 
 
 def is_automodel(config: Table) -> bool:
@@ -179,7 +179,7 @@ def is_automodel(config: Table) -> bool:
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:
-    """Returns a command `automodel` with torchrun as its launcher, and without the launcher's own arguments."""
+    """Returns an `automodel` command as a torchrun command, without the arguments for the launcher itself."""
     words = list(command_line.words)
     while words and not words[0].startswith("-") and not words[0].endswith((".yaml", ".yml")):
         words.pop(0)  # `automodel finetune llm -c FILE`, as until 2025
@@ -254,13 +254,13 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _recipe_name(config: Table) -> str:
-    """Returns the name of the recipe's class, without its module; the text `None` where the file names none."""
+    """Returns the name of a recipe's class, without the module; the text `None` if the file names no class."""
     recipe = config.get("recipe")
     return str(recipe.get(TARGET_KEY) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
 
 
 def _is_classifier(config: Table, model_table: Table) -> bool:
-    """Whether the model has a classification head, whose loss recipes/llm/train_seq_cls.py computes."""
+    """Whether the model has a classification head, whose loss is computed by recipes/llm/train_seq_cls.py."""
     return (
         _recipe_name(config) == CLASSIFIER_RECIPE
         or f"{CLASSIFIER}." in str(model_table.get(TARGET_KEY) or "")[:120]

@@ -111,7 +111,7 @@ KEYS_IGNORED = field_names("""
     lora_qkv_kernel lora_o_kernel lora_embedding_kernel relora_prune_ratio relora_prune_method relora_cpu_offload
     otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
     """)
-"""Keys that do not change the memory of a training step, or by less than one block."""
+"""Keys that do not change the memory of a training step, or change it by less than one allocator block."""
 
 REFUSED_KEYS = {
     "fp8": "products in 8 bits are not modelled",
@@ -140,10 +140,10 @@ ATTENTION_FLAGS = {
     "xformers_attention": "xformers",
     "eager_attention": "eager",
 }
-"""Flag of an attention implementation → transformers' name of it."""
+"""Flag that selects an attention implementation → transformers' name of the implementation."""
 
 CUT_CROSS_ENTROPY = "CutCrossEntropyPlugin"
-"""The plugin that computes the loss without logits."""
+"""The plugin for Cut Cross-Entropy, which computes the loss without storing logits."""
 
 PLUGINS = (
     "LigerPlugin", CUT_CROSS_ENTROPY, "SwanLabPlugin", "LMEvalPlugin", "KernelsPlugin", "ExpertParallelPlugin",
@@ -206,7 +206,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
 
 
 ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
-"""Keys of axolotl's kernels of adapters. The file decides on all of them by one of them, else axolotl turns them on."""
+"""Keys of axolotl's fused adapter kernels. If a file sets any of these keys, axolotl turns no kernel on by itself."""
 
 
 def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
@@ -262,7 +262,7 @@ def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int |
 
 
 def _check_published_format(reader: LaunchReader, config: Table) -> None:
-    """Records as unknown a model whose weights stay in a published 8-bit or 4-bit format (loaders/model.py)."""
+    """Records as unknown a model whose weights stay in the published 8-bit or 4-bit format (loaders/model.py)."""
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
     ):
@@ -274,7 +274,7 @@ def _check_published_format(reader: LaunchReader, config: Table) -> None:
 
 
 def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
-    """Records patterns that select the trained parameters as unknown arguments (utils/freeze.py)."""
+    """Records as unknown arguments the patterns that select which parameters are trained (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
         raise reader.value_error("unfrozen_parameters", module_patterns, "a list of patterns")
@@ -384,7 +384,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 LINEAR_EXPERTS = "llama4_linearized_experts"
-"""Key of Llama 4's experts as linear layers, which bitsandbytes quantizes."""
+"""Key that makes Llama 4's experts linear layers, which bitsandbytes quantizes."""
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -463,7 +463,7 @@ def _four_bit_format(reader: LaunchReader, config: Table) -> str:
 
 
 OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling", "rope_theta", "rope_parameters")
-"""Fields of the model's config that change no memory, or that of the routers' loss alone."""
+"""Fields of the model's config that change no memory, or only the memory of the routers' loss."""
 
 
 def _check_overrides(reader: LaunchReader, config: Table) -> None:
@@ -480,7 +480,7 @@ def _check_overrides(reader: LaunchReader, config: Table) -> None:
 
 
 LOSS_BY_PREFERENCE_METHOD = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
-"""`rl` → the loss on pairs."""
+"""Value of `rl` → the loss on preference pairs."""
 
 
 def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:

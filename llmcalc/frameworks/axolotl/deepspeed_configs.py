@@ -53,4 +53,4 @@ DEEPSPEED_CONFIGS: Mapping[str, Mapping[str, Any]] = {
         },
     }.items()
 }
-"""Path in the user's folder → tables, as far as they change memory."""
+"""Path of a shipped config → its tables, with the keys that change memory."""

@@ -47,7 +47,7 @@ MODELLED_ZERO_VALUES: dict[str, tuple[Any, ...]] = {
     "leaf_module": (None,),
     "allgather_partitions": (True,),
 }
-"""Keys of `zero_optimization` without a field of which only these values are modelled."""
+"""Keys of `zero_optimization` that are not fields of `DeepSpeedSettings` → the only values that are modelled."""
 
 KEY_BY_OTHER_NAME = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
@@ -56,7 +56,7 @@ KEY_BY_OTHER_NAME = {
     "param_persistence_threshold": "stage3_param_persistence_threshold",
     "model_persistence_threshold": "stage3_model_persistence_threshold",
 }
-"""Other names of keys of `zero_optimization` → the key."""
+"""Alternative name of a key of `zero_optimization` → the key."""
 
 KEYS_READ = argument_names(__file__, "read")
 
@@ -65,7 +65,7 @@ KEYS_IGNORED = argument_names(__file__, "ignored")
 
 
 KEY_SHARED_WITH_TRAINER = "gradient_accumulation_steps"
-"""A key that arguments of the Trainer have too."""
+"""The key that a DeepSpeed config and the Trainer's arguments have in common."""
 
 
 def is_deepspeed(config: Table) -> bool:
@@ -91,7 +91,7 @@ def read_deepspeed(config: Table, source_file: LaunchSource, trainer_arguments: 
 def read_deepspeed_section(
     reader: LaunchReader, config: Table, world_size: int | None, trainer_args: Table
 ) -> LaunchSettings:
-    """Returns the training run of a DeepSpeed config that is part of another launch file."""
+    """Returns the training run of a DeepSpeed config that is a section of another launch file."""
     for config_key in config:
         if config_key in KEYS_IGNORED or str(config_key).startswith("_"):
             reader.ignored_arguments.append(config_key)
@@ -335,7 +335,7 @@ def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Tabl
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "fusedadam": "adamw", "muon": "muon", "lion": "lion"}
 
 STAGE_0_OPTIMIZERS = (ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB, LAMB)
-"""Optimizers that are modelled in stage 0 with 16-bit weights alone."""
+"""Optimizers that are modelled only in stage 0, with 16-bit weights."""
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The collective messages with which DeepSpeed reduces gradients and gathers weights.
+"""The collective messages by which DeepSpeed reduces gradients and gathers weights.
 
 Gradients are reduced in the format of the weights, in buckets of 500 million elements, in stages 2 and 3 per
 micro-batch. Stages 1 and 2 all-reduce each bucket, of which a rank keeps its own part

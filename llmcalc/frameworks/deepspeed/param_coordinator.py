@@ -38,11 +38,11 @@ class ParameterStorage(Storage):
         self.inner_storage: Storage | None = None
 
     def __del__(self) -> None:
-        """Does nothing, since the inner storage frees itself."""
+        """Does nothing, since the storage of the gathered parameter frees itself."""
 
 
 class AllGatherHandle:
-    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat_buffer: the shared buffer."""
+    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat_buffer: the buffer that they share."""
 
     def __init__(self, parameters: Sequence[Parameter], flat_parameters: Storage | None) -> None:
         self.parameters: Sequence[Parameter] = parameters
@@ -53,13 +53,13 @@ class AllGatherHandle:
 class Parameter:
     """A parameter partitioned over the ranks.
 
-    path: its path in the model.
+    path: path in the model.
     module: the path of its module.
     full_param: the full parameter, which modules use.
-    element_count: its elements.
+    element_count: number of elements.
     shard_elements: elements of a rank's part.
-    is_persistent: whether it stays gathered between steps.
-    is_available: whether it is gathered.
+    is_persistent: whether the parameter stays gathered between steps.
+    is_available: whether the parameter is gathered.
     gather_handle: the all-gather that is under way; None if there is none.
     last_fetched_step: the last step of the trace for which it was gathered.
     """

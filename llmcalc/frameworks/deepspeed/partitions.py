@@ -11,11 +11,10 @@ from math import gcd
 from typing import NamedTuple, TypeVar
 
 from ...simulator.lowering import ModulePath
-from ...simulator.strides import count as count_of
 from ...simulator.tensor import Tensor
 
 PARTITION_ALIGNMENT = 2
-"""The number that divides the elements of a partition (`nccl_start_alignment_factor`)."""
+"""A partition's number of elements is a multiple of this (`nccl_start_alignment_factor`)."""
 
 ParameterType = TypeVar("ParameterType")
 
@@ -29,7 +28,7 @@ class PartitionPiece(NamedTuple):
 
 def weight_elements(weight: Tensor) -> int:
     """Returns a parameter's number of elements."""
-    element_count = count_of(weight.shape)
+    element_count = weight.numel
     assert isinstance(element_count, int)
     return element_count
 

@@ -115,7 +115,7 @@ def _check_training(training_config: TrainingConfig, settings: DeepSpeedSettings
 
 
 ReplayedRank: TypeAlias = tuple[CountedSteps, tuple[MemoryTerm, ...]]
-"""The steps of a rank, and the memory that it keeps on the host."""
+"""The counted steps of a rank, and the parts of its host memory."""
 
 
 @without_garbage_collection()
@@ -131,7 +131,7 @@ def replay_zero(training_run: ZeroRun, memory_meter: EventMeter) -> ReplayedRank
 def _replay_on_allocator(
     zero_setup: ZeroSetup, cuda_runtime: CudaRuntime, stored_runs: dict[Any, Any]
 ) -> tuple[ReplayResult, tuple[MemoryTerm, ...]]:
-    """Returns the result of a rank's steps on an allocator, and the memory that the rank keeps on the host.
+    """Returns the result of a rank's steps on an allocator, and the parts of the rank's host memory.
 
     stored_runs: the steps and results of the run's other ranks, to which this rank's are added. Ranks that are alike
         share their results; both kinds of allocators share the steps of a rank.
@@ -156,7 +156,7 @@ def _replay_on_allocator(
 
 
 MOST_REPLAYED_LAYERS = 10_000
-"""The most layers of a model that are replayed: DeepSpeed's partitions and buckets differ from layer to layer."""
+"""Largest number of layers that are replayed. Each layer is replayed, since partitions and buckets differ by layer."""
 
 
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:

@@ -14,7 +14,7 @@ from .partitions import weight_elements
 from .zero import ZeroRun
 
 BUCKET_ELEMENTS = 500_000_000
-"""Elements after which a bucket of gradients is reduced (`MEMORY_OPT_ALLREDUCE_SIZE`)."""
+"""Number of elements at which a bucket of gradients is reduced (`MEMORY_OPT_ALLREDUCE_SIZE`)."""
 
 
 class ReplicatedRun(ZeroRun):

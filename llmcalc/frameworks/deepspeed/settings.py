@@ -20,9 +20,7 @@ VERSION = "0.19.8"
 
 
 ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB, LAMB = "onebitadam", "zerooneadam", "onebitlamb", "lamb"
-"""Names in small letters of optimizers with an update of their own. The first three compress what ranks exchange to
-one bit.
-"""
+"""Lowercase names of DeepSpeed's own optimizers. The first three compress messages to one bit per element."""
 
 
 @dataclass(frozen=True)
@@ -147,4 +145,4 @@ UNMODELLED_SETTINGS = frozenset(
         "fp16_master_weights_and_grads",
     }
 )
-"""Keys of which only the default is modelled."""
+"""Keys whose default is the only modelled value."""

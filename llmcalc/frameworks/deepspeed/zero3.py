@@ -22,7 +22,7 @@ from .partitions import sort_in_module_order
 from .zero import FLOAT64_BYTES, ZeroRun, ZeroSetup
 
 SOURCE_FILE = "deepspeed/runtime/zero/stage3.py"
-"""The source of what is on the host."""
+"""DeepSpeed's source file that states what is in host memory."""
 
 NORM_BUFFER_ELEMENTS = 250_000_000
 """Largest number of elements whose norm is computed at once (`_constant_buffered_norm2`)."""

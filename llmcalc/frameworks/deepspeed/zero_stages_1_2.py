@@ -30,7 +30,7 @@ from .partitions import (
 from .zero import FLOAT64_BYTES, ZeroRun, ZeroSetup
 
 SOURCE_FILE = "deepspeed/runtime/zero/stage_1_and_2.py"
-"""The source of what is on the host."""
+"""DeepSpeed's source file that states what is in host memory."""
 
 
 @dataclass
@@ -137,7 +137,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def has_offloaded_states(self) -> bool:
-        """Whether the optimizer's states are on the host, to which gradients are copied."""
+        """Whether the optimizer's states are on the host, so that gradients are copied to the host."""
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[MemoryTerm, ...]:

@@ -23,7 +23,7 @@ ARGUMENTS_READ = argument_names(__file__, "read")
 ARGUMENTS_IGNORED = argument_names(__file__, "ignored")
 
 LOSS_BY_STEP_PATTERN = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "reward"}
-"""Pattern in the names of a script's folders → the loss of its step; step 1 otherwise."""
+"""Pattern in the names of a script's folders → loss of its training step; a script without a match runs step 1."""
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -59,7 +59,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
-    """Returns the training run of step 3's actor, with the reference, reward and critic models beside it."""
+    """Returns the training run of step 3's actor, with the reference, reward and critic models on the same devices."""
     step3_arguments = plain_arguments(arguments, reader, step3.ARGUMENTS_READ - {"critic_model_name_or_path"})
     model_id = marked_model_name(arguments.get("--actor_model_name_or_path"))
     reader.check_names(step3_arguments, step3.ARGUMENTS_READ, ARGUMENTS_IGNORED | step3.ARGUMENTS_IGNORED)

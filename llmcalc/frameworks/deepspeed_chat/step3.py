@@ -18,7 +18,7 @@ from ..launch.launch_types import LaunchReader, Table, read_integer
 from ..launch.rollout import AdditionalModel, ModelLocation, Rollout
 
 SOURCE_FILES = "dschat/rlhf/rlhf_engine.py, ppo_trainer.py"
-"""Where DeepSpeed-Chat says which models are on a device."""
+"""DeepSpeed-Chat's source files that state which models are on a device."""
 
 STEP_1_ARGUMENT_BY_ACTOR_ARGUMENT = {
     "per_device_training_batch_size": "per_device_train_batch_size",
@@ -28,7 +28,7 @@ STEP_1_ARGUMENT_BY_ACTOR_ARGUMENT = {
     "actor_lora_module_name": "lora_module_name",
     "actor_dropout": "dropout",
 }
-"""Argument of step 3 about the actor → the same argument of step 1."""
+"""Argument of step 3 about the actor → the equivalent argument of step 1."""
 
 ARGUMENTS_READ = field_names("""
     per_device_generation_batch_size max_prompt_seq_len max_answer_seq_len critic_zero_stage critic_lora_dim
@@ -43,7 +43,7 @@ REFUSED_ARGUMENTS = {
     "enable_mixed_precision_lora": "gathers of frozen weights in 8 bits are not modelled",
     "critic_lora_dim": "adapters of the critic are not modelled",
 }
-"""Arguments that are modelled only if they are not set → why."""
+"""Argument that is modelled only if it is not set → the reason."""
 
 
 def step1_arguments(reader: LaunchReader, step3_arguments: Table) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollout:
-    """Returns the critic, reference and reward models beside the actor. rank_count: the number of devices."""
+    """Returns the critic, reference and reward models on the actor's devices. rank_count: the number of devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"

@@ -7,7 +7,7 @@ from ...sources.preset import Preset
 from .rank import architectures
 
 CLASSES_WITH_MODEL_MAX_LENGTH = "Cohere"
-"""Beginning of the names of classes whose config has `model_max_length` too, which replaces the positions."""
+"""Prefixes of class names whose configs may have `model_max_length`, which replaces the number of positions."""
 
 
 def stated_length(preset: Preset) -> int | None:

@@ -1,4 +1,4 @@
-"""Reads the draft model of speculative decoding that an engine's flag names."""
+"""Reads the draft model of speculative decoding that a flag of an engine names."""
 
 from __future__ import annotations
 

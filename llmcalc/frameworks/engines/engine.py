@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .flags import Flag
 
 NEWEST_VERSION = (10**9,)
-"""A version above all others, which has the newest software stack."""
+"""A version number above all released ones, for the newest software stack."""
 
 TermStatus: TypeAlias = Literal["exact", "source", "estimate", "measured"]
 
@@ -33,7 +33,7 @@ class MemoryTerm(NamedTuple):
 
     name: `budget`, `weights`, `profile_run`, `non_torch`, `cuda_graphs` or `kv_cache`; of engines that divide a model
         over GPUs and the host: `model_buffer`, `kv_buffer` or `compute_buffer`.
-    bytes: its size.
+    bytes: size of the part in bytes.
     status: exact, source (read in the engine's code), estimate or measured (printed in a log of the user).
     source: the file and function, the number of logs, or the log.
     origin: what the size comes from, in a few words.
@@ -49,10 +49,10 @@ class MemoryTerm(NamedTuple):
 
 
 HOST_DEVICE = "CPU"
-"""The device of a term that the host has."""
+"""Value of `MemoryTerm.device` for memory of the host."""
 
 MOST_DEVICES = 64
-"""Devices up to which a layout that starts is sought where no change of a flag suffices."""
+"""Largest number of devices of a suggested layout, for a server that no change of a flag makes start."""
 
 
 class FlagChange(NamedTuple):
@@ -121,12 +121,12 @@ class EngineMemory:
     def max_users(self, max_concurrency: float | None = None) -> float:
         """Returns the number of requests that the caches of all data-parallel ranks hold at once.
 
-        max_concurrency: those of a rank; None (default) for those of this memory.
+        max_concurrency: requests that a rank's cache holds; None (default) for this memory's number.
         """
         return (self.max_concurrency if max_concurrency is None else max_concurrency) * self.data_parallel_ranks
 
     def has_room_for(self, user_count: int) -> bool:
-        """Whether the engine starts, and its caches hold the requests of all users, divided evenly over ranks."""
+        """Whether the engine starts and its caches have room for all users' requests, divided evenly over ranks."""
         return self.can_start and self.max_concurrency >= -(-user_count // self.data_parallel_ranks)
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
@@ -243,7 +243,7 @@ class Engine:
         return f"{self.title} has a context of {context_tokens:,} tokens here by default; --seq for another"
 
     def runs_on(self, hardware: Hardware) -> bool:
-        """Whether the engine runs on this GPU or processor, by vendor and compute capability; true if unknown."""
+        """Whether the engine runs on a GPU or processor, by vendor and compute capability; true if unknown."""
         if hardware.is_processor:
             return self.runs_on_processors
         if float(hardware.compute_capability or self.minimum_compute_capability) < self.minimum_compute_capability:
@@ -251,7 +251,7 @@ class Engine:
         return hardware.is_gpu and self._has_vendor(self.vendors, hardware)
 
     def is_timed_on(self, hardware: Hardware) -> bool:
-        """Whether times are estimated on this accelerator, on which the engine or a plugin of the engine runs."""
+        """Whether times are estimated on an accelerator, on which the engine or a plugin of the engine runs."""
         return self.runs_on(hardware) or self._has_vendor(self.plugin_vendors, hardware)
 
     @staticmethod
@@ -318,7 +318,7 @@ class Engine:
         return flags | ({} if seq is None else {length_field: seq})
 
     def flags_with_request_limit(self, flags: dict[str, Any], user_count: int) -> dict[str, Any]:
-        """Returns the flags with a limit of `user_count` sequences at once, unless they state another.
+        """Returns the flags with a limit of `user_count` concurrent sequences, unless the flags state a limit.
 
         Raises `InputError` for a limit that fewer users reach. Of replicas each has the limit (`data_parallel_size`).
         """

@@ -1,4 +1,4 @@
-"""The memory of an engine on one kind of accelerator, and the layouts with which it serves its users."""
+"""The memory of an engine on one type of accelerator, and the layouts with which the engine serves its users."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EngineUse:
 
     @cached_property
     def flag_changes(self) -> tuple[FlagChange, ...]:
-        """Changes of flags that leave more for the cache, cheapest first."""
+        """Flag changes that leave more memory for the KV cache, cheapest first."""
         return tuple(self.find_flag_changes())
 
 

@@ -23,15 +23,15 @@ FlagKind: TypeAlias = Literal[
 ]
 
 LARGEST_NUMBER = 10**12
-"""Largest number that a flag may have."""
+"""Largest number that is accepted as a flag's value."""
 
 AUTO_WORDS = ("auto", "-1")
-"""Words for a number of tokens that the engine is to choose."""
+"""Values that leave the number of tokens to the engine."""
 
 AMOUNT_RANGES: dict[FlagKind, str] = {
     "share": "a share above 0, at most 1", "ratio": "a ratio, 0 or more", "gib": "GiB, 0 or more",
 }  # fmt: skip
-"""Kind of a flag with a fraction → the values that it may have, in words."""
+"""Kind of a flag with a fractional value → the accepted values, in words."""
 
 VALUE_KINDS = ("tokens", "number", "numbers", "share", "ratio", "gib", "table", "word")
 """Kinds of flags that a truth value cannot turn off."""
@@ -40,28 +40,28 @@ _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, 
 
 
 OFFLOAD_FLAG_NAME = re.compile(r"-offload-gb$")
-"""Names of flags whose value 0 leaves a feature unused."""
+"""Pattern of flag names whose value 0 turns a feature off."""
 
 COMPILATION_FLAG = "--compilation-config"
-"""The flag whose table may be a whole number, its level (vLLM)."""
+"""vLLM's flag whose value is a table, or a whole number for the optimization level."""
 
 RANK_COUNT_NAME = re.compile(r"-(?:cp|dcp|dp|dwdp|parallel)-size$|^-pcp$")
-"""Names of flags whose value 1 leaves a feature unused."""
+"""Pattern of flag names whose value 1 turns a feature off."""
 
 
 class Flag(NamedTuple):
     """A command-line flag of a serving engine.
 
-    names: its spellings, the usual one first.
+    names: spellings of the flag, the usual one first.
     value_kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), ratio, gib, switch (no
         value), word, text, list (several words), or table (JSON, `name=1,other=2`, or keys behind the
         flag: `--flag.key 1`).
     choices: the values that are modelled, for a word; words that may stand for a number.
     value_if_bare: the value of a flag that is written without one, for a word; empty if it needs a value.
-    is_repeatable: whether it may be written several times, with the values joined by commas.
+    is_repeatable: whether the flag may be written several times, with the values joined by commas.
     disabling_spellings: spellings that turn a switch off, beside its name behind `--no-`.
     refusal_reason: why the flag is not modelled, in words; empty if it is.
-    is_memory_neutral: whether it changes no memory of the device.
+    is_memory_neutral: whether the flag changes no memory of the device.
     minimum, maximum: bounds of a number.
     value_kinds: the keys of a table whose values are read as those of a flag, with their kinds.
     """
@@ -213,7 +213,7 @@ def memory_neutral_flags_of(engine_file: str) -> list[Flag]:
 
 
 MOST_ITEMS = 10_000
-"""Largest number of items of a list."""
+"""Largest number of items in a flag's list."""
 
 
 def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
@@ -286,7 +286,7 @@ memory, the requests at once, the tokens of a step, the ranks of a layout, no CU
 last names in a group are those that people type and no engine has."""
 
 NAMES_OF_HARDWARE = ("--gpu", "--gpu-type", "--accelerator", "--card")
-"""Names that people type for llmcalc's option `--hardware`."""
+"""Names that users type for llmcalc's option `--hardware`."""
 
 
 def read_flag_values(
@@ -330,7 +330,7 @@ def read_flag_values(
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
-    """Returns a suggestion of the engine's flag that means the same as another engine's flag; empty without one.
+    """Returns a suggestion of the engine's flag that is equivalent to another engine's flag; empty if there is none.
 
     `--pp` and the like are short for `--pp-size`.
     """

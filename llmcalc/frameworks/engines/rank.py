@@ -37,20 +37,20 @@ from ...sources.presets import known_checkpoint
 from ...units import DTYPE_BITS
 
 LONG_SEQUENCE_TOKENS = 2**21
-"""Tokens of a sequence by which every window of a published model is full."""
+"""Length of a sequence, in tokens, that fills every attention window of published models."""
 
 LATENT_KIND, INDEXER_KIND = "latent_attention", "indexer"
-"""Kinds of caches: MLA's latents, and the keys of an indexer."""
+"""Kinds of KV caches: of MLA's latents, and of an indexer's keys."""
 
 INDEXER_GROUP_ELEMENTS = 128
-"""Elements of an indexer's key, or of a latent beside one, that share a float32 as scale."""
+"""Number of elements of an indexer's key, or of a latent stored beside such a key, that share one float32 scale."""
 
 COMPRESSED_KIND = "compressed_attention"
-"""The kind of caches that keep a state for several tokens each."""
+"""The kind of KV caches that keep one state for several tokens."""
 
 
 NO_FORMAT_RATIOS: Mapping[str, Fraction] = {}
-"""States in the number formats of the classes of transformers."""
+"""No ratios: recurrent states have the number formats of the classes of transformers."""
 
 
 def float8_bytes(element_count: int) -> int:
@@ -63,7 +63,7 @@ class StageWithoutCache(InputError):
 
 
 class ReserveExceedsMemory(InputError):
-    """Raised for a layout in which the default reserve of an engine is all of the device's memory.
+    """Raised for a layout in which an engine's default reserve takes all of the device's memory.
 
     option_name: the engine's option in place of the default.
     """
@@ -134,7 +134,7 @@ class EngineRank:
     includes_mtp: bool = False
 
     def shared(self) -> Self:
-        """Returns the cached rank with these field values, which servers that differ in other flags share."""
+        """Returns a cached rank with the same field values, to be shared by servers that differ only in other flags."""
         field_values = (getattr(self, field.name) for field in fields(self) if field.name != "preset")
         shared_rank = _shared_ranks.result((self.preset,), (type(self), *field_values), lambda: self)
         assert isinstance(shared_rank, type(self))
@@ -160,7 +160,7 @@ class EngineRank:
 
     @cached_property
     def converted_dtype(self) -> str | None:
-        """The number format to which weights are converted; None as published.
+        """The number format to which weights are converted; None if they stay as published.
 
         A checkpoint's quantized weights stay as they are: `--dtype` is the format of what they are multiplied with
         (vllm/config/model.py, `get_supported_act_dtypes`).
@@ -292,7 +292,7 @@ class EngineRank:
 
     @cached_property
     def _savings_of_whole_model(self) -> int:
-        """Bytes by which the scheme makes the weights of the whole model smaller."""
+        """Number of bytes that the quantization scheme saves in the weights of the whole model."""
         full_model = self.preset.model
         return self._weight_bytes_of(full_model, "none") - self._weight_bytes_of(full_model, self.scheme)
 
@@ -305,7 +305,7 @@ class EngineRank:
         return static_memory(model, self._settings(scheme), self.preset.dtype, included_parts, self.preset.checkpoint)
 
     def _settings(self, scheme: str | None) -> Settings:
-        """Returns the settings of a run with weights in a scheme; None for the checkpoint's own."""
+        """Returns the settings of a run with weights in a scheme, or with None in the checkpoint's scheme."""
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.converted_dtype is not None:
             scheme_fields["dtype"] = self.converted_dtype
@@ -335,7 +335,7 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The growing KV caches of the rank's layers; draft layers join the cache with the same sliding window."""
+        """The rank's KV caches that grow with the tokens; draft layers use the cache with the same sliding window."""
         layer_caches = [
             TokenCache(
                 cache_group.kind,
@@ -360,7 +360,7 @@ class EngineRank:
 
     @property
     def caches_of_all_layers(self) -> list[TokenCache]:
-        """The growing KV caches if layers that read the keys and values of a lower layer have caches of their own too.
+        """The growing KV caches, as if layers that reuse the keys and values of a lower layer had separate caches.
 
         SGLang allocates them by the number of layers (model_executor/pool_configurator.py).
         """
@@ -402,7 +402,7 @@ class EngineRank:
             )
         if cache.kind == LATENT_KIND and element_bytes == 1 and has_scaled_latents and self.has_latent_selection:
             rotary_dim = next(
-                mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
+                mixer.qk_rope_head_dim for mixer, _ in decoder_mixers(self.preset.model) if isinstance(mixer, MLA)
             )
             latent_dim = cache.elements_per_token - rotary_dim
             return Fraction(float8_bytes(latent_dim) + 2 * rotary_dim)
@@ -428,14 +428,16 @@ class EngineRank:
     def stored_states(
         self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
     ) -> list[StateCache]:
-        """Returns the recurrent states as engines store them: a convolution keeps its last k − 1 inputs.
+        """Returns the recurrent states as engines store them: a convolution's state is its last k − 1 inputs.
 
         The classes of transformers keep k.
         draft_tokens: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
         format_ratios: kind of state → the bytes of an element, as a multiple of those in the classes of transformers.
         """
         conv_kernels = {
-            conv_kernel for mixer, _ in mixers(self.preset.model) if (conv_kernel := _convolution_state_tokens(mixer))
+            conv_kernel
+            for mixer, _ in decoder_mixers(self.preset.model)
+            if (conv_kernel := _convolution_state_tokens(mixer))
         }
         kept_input_share = Fraction(1)
         if len(conv_kernels) == 1:
@@ -486,7 +488,7 @@ class EngineRank:
     def up_projection_size(self) -> int:
         """The number of elements of MLA's up-projections, which engines copy for absorbed matrix products."""
         projection_elements = 0
-        for attention, layer_count in mixers(self.preset.model):
+        for attention, layer_count in decoder_mixers(self.preset.model):
             if isinstance(attention, MLA):
                 heads = attention.num_attention_heads // self.layout.tp
                 projection_elements += (
@@ -498,7 +500,9 @@ class EngineRank:
 def compressed_layers(engine_rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
     """Returns each type of compressed attention in the model with its number of layers."""
     return [
-        (mixer, count) for mixer, count in mixers(engine_rank.preset.model) if isinstance(mixer, CompressedAttention)
+        (mixer, count)
+        for mixer, count in decoder_mixers(engine_rank.preset.model)
+        if isinstance(mixer, CompressedAttention)
     ]
 
 
@@ -508,7 +512,7 @@ def compressed_key_bytes(mixer: CompressedAttention) -> int:
     return unrotated_dim + 2 * mixer.qk_rope_head_dim + unrotated_dim // 64 + 1
 
 
-def mixers(spec: ModelSpec) -> tuple[tuple[Any, int], ...]:
+def decoder_mixers(spec: ModelSpec) -> tuple[tuple[Any, int], ...]:
     """Returns each attention or recurrence module of the decoder, with its number of layers."""
     return _mixers_of_models.result((spec,), (), lambda: tuple(_find_mixers(spec)))
 
@@ -542,7 +546,7 @@ def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tupl
 
 
 def _class_names_of_equal_model(model: ModelSpec) -> tuple[str, ...]:
-    """Returns the class names in the export of a model, which equal models of earlier questions have too."""
+    """Returns the class names in the export of a model, computed once for equal models."""
     class_names = next((names for known_model, names in _exported_classes if known_model == model), None)
     if class_names is None:
         class_names = _classes_of_export(model)
@@ -571,10 +575,10 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
 
 
 _exported_classes: deque[tuple[ModelSpec, tuple[str, ...]]] = deque(maxlen=128)
-"""Different models of the latest questions, with the class names in their exports."""
+"""Models of the latest questions, no two of them equal, each with the class names in its export."""
 
 MAX_SHARED_RANKS = 64
-"""Number of ranks that are kept."""
+"""Largest number of ranks, and of models, whose results are cached."""
 
 _class_names_of_models: IdentityCache[tuple[str, ...]] = IdentityCache(MAX_SHARED_RANKS)
 _mixers_of_models: IdentityCache[tuple[tuple[Any, int], ...]] = IdentityCache(MAX_SHARED_RANKS)
@@ -583,7 +587,7 @@ _shared_ranks: IdentityCache[EngineRank] = IdentityCache(MAX_SHARED_RANKS)
 
 def key_head_counts(spec: ModelSpec) -> list[int]:
     """Returns the number of key and value heads of each attention type in the decoder."""
-    head_counts = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in mixers(spec))
+    head_counts = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in decoder_mixers(spec))
     return [int(head_count) for head_count in head_counts if head_count]
 
 
@@ -618,7 +622,7 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
     video_factor: factor of the positions of models with positions of images and videos.
     """
     spec, rope_settings = preset.model, preset.rope_parameters or {}
-    for mixer, _ in mixers(spec):
+    for mixer, _ in decoder_mixers(spec):
         attention_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
         rope_scaling = rope_settings.get(attention_kind, {} if "full_attention" in rope_settings else rope_settings)
         table_rows = 0 if position_count is None else _table_rows(rope_scaling, position_count, video_factor)

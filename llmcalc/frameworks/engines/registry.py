@@ -16,7 +16,7 @@ ENGINE_FOLDERS = {
     "ik_llama.cpp": "ik_llama_cpp",
     "ollama": "ollama",
 }
-"""The words of `--engine` → the folder of the engine."""
+"""Value of `--engine` → the folder of the engine."""
 
 
 LLAMA_CPP_LAUNCHERS = {
@@ -30,13 +30,13 @@ LLAMA_CPP_LAUNCHERS = {
     "lemonade": "Lemonade",
     "text-generation-webui": "text-generation-webui",
 }
-"""Words for programs that run llama.cpp → the program's title."""
+"""Name of a program that runs llama.cpp → the program's title."""
 
 ENGINE_BY_OTHER_NAME = {
     **dict.fromkeys(("trtllm", "trt-llm", "trt_llm", "trt", "tensorrt"), "tensorrt-llm"),
     **dict.fromkeys(("llamacpp", "gguf", "ggml"), "llama.cpp"),
 }
-"""Other words for an engine → the word of `--engine`."""
+"""Alternative name of an engine → the value of `--engine`."""
 
 UNMODELLED_ENGINES = {
     **dict.fromkeys(
@@ -71,10 +71,10 @@ UNMODELLED_ENGINES = {
     ),
     **dict.fromkeys(("aphrodite", "aphrodite-engine"), "Aphrodite has vLLM's engine; expected vllm with its flags"),
 }
-"""Words for programs that run models by other rules → what an error says of them."""
+"""Name of an engine that is not modelled → the error message."""
 
 USUAL_ENGINE = "vllm"
-"""The engine of an inference run that names none, which most servers run; its software stack has the same name."""
+"""The default engine of inference runs, which most servers run; its software stack has the same name."""
 
 
 @cache

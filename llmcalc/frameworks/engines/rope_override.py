@@ -13,25 +13,25 @@ from ...sources.preset import Preset
 from ...workload.setting import option
 
 SCALING_FLAG = "rope_scaling"
-"""The field of the flag whose value is the table of RoPE's scaling."""
+"""Field of the flag whose value is a table of RoPE scaling."""
 
 OVERRIDE_FLAGS = ("hf_overrides", "json_model_override_args")
-"""The fields of the flags whose value is a table of fields of the model's config."""
+"""Fields of the flags whose value is a table that overrides fields of the model's config."""
 
 SCALING_FIELDS = ("rope_parameters", "rope_scaling")
-"""Fields of a config that state RoPE's scaling, the newer name first."""
+"""Fields of a model's config that state RoPE scaling, the newer name first."""
 
 INNER_CONFIG = "text_config"
-"""The field of the decoder's config inside the config of a model with encoders."""
+"""Field that holds the decoder's config in the config of a model with encoders."""
 
 CLASS_OVERRIDE_FLAG = "--hf-overrides"
-"""The flag, of vLLM, whose overrides may name another class of the model."""
+"""vLLM's flag that may override the model's class."""
 
 CLASSIFIER_CLASS = "ForSequenceClassification"
-"""End of the names of classes that give scores in place of logits."""
+"""Suffix of the names of classes whose output is scores instead of logits."""
 
 CLASSIFIER_FIELDS = ("classifier_from_token", "is_original_qwen3_reranker", "method")
-"""Fields of a config that say which rows of the output head a class of scores keeps (vLLM's examples/pooling/score)."""
+"""Config fields that select rows of the head for a class that outputs scores (vLLM's examples/pooling/score)."""
 
 
 def has_score_class(flags: Mapping[str, Any]) -> bool:

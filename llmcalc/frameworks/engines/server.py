@@ -25,7 +25,7 @@ from .rope_override import preset_with_rope
 from .versions import VersionNumbers, parse_version
 
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
-"""Other words of `--dtype` → the number format."""
+"""Alternative value of `--dtype` → the number format."""
 
 
 @frozen(eq=False)
@@ -146,7 +146,7 @@ class EngineServer:
         return self.tp * self.pp
 
     def stage_layers(self, stage_order: Iterable[int]) -> tuple[int, ...] | None:
-        """Returns the number of layers of each pipeline stage; None if all stages have the same number.
+        """Returns the number of layers of each pipeline stage; None if all stages have equally many.
 
         stage_order: the stages in the order in which they get one of the layers that an equal division leaves.
         Raises `InputError` for more stages than layers.
@@ -238,7 +238,7 @@ class EngineServer:
 
     @property
     def longest_length(self) -> int | None:
-        """The longest request in tokens that the engine accepts for this model; None if not known."""
+        """The longest request in tokens that the engine accepts for the server's model; None if not known."""
         return None if has_unknown_length(self.preset) else self.model_length
 
     @property
@@ -250,7 +250,7 @@ class EngineServer:
 
     @property
     def long_request_note(self) -> str:
-        """A note if the engine refuses requests as long as the flag says; otherwise an empty text."""
+        """A note if the engine refuses requests as long as the flag states; otherwise an empty text."""
         if not self.missing_variable:
             return ""
         return (

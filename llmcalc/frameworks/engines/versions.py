@@ -136,13 +136,14 @@ class AddedModelClasses(Record):
 KernelUse: TypeAlias = Literal[
     "awq", "fp8", "packed-int", "nvfp4", "mxfp4", "fp8 cache", "fp8 latents", "sparse attention"
 ]
-"""What kernels compute with: weights in a format, a cache in fp8 of heads or of latents, attention with an indexer."""
+"""The quantized weights, quantized cache, or attention type that a kernel computes with."""
 
 
 class MinimumCapability(VersionRange):
-    """The least compute capability of NVIDIA's GPUs on which a range of versions has kernels.
+    """The minimum compute capability of NVIDIA GPUs for which a range of engine versions has kernels.
 
-    kernels: what they compute with. source: the engine's source file and function, or its documents.
+    kernels: the weights, cache or attention that the kernels compute with.
+    source: the engine's source file and function, or its documents.
     """
 
     kernels: KernelUse
@@ -161,7 +162,7 @@ class MinimumCapability(VersionRange):
 
     @property
     def remedy(self) -> str:
-        """What a user may change besides the accelerator; empty if nothing."""
+        """Advice on what a user may change instead of the accelerator; empty if nothing helps."""
         if self.kernels == "sparse attention":
             return ""
         return " or a cache in 16 bits" if self.kernels.startswith("fp8 ") else " or weights in another format"

@@ -1,4 +1,4 @@
-"""The sizes of weight matrices as engines allocate them, and the bytes that torch's allocator adds to each.
+"""The sizes of weight matrices as engines allocate them, and the bytes that torch's allocator adds to each matrix.
 
 A tensor of 10 MiB or more has a segment of its own, whose size is a multiple of 2 MiB; torch splits off what is left of
 it if that is more than 1 MiB (c10/cuda/CUDACachingAllocator.cpp: `kMinLargeAlloc`, `kRoundLarge`, `should_split`).
@@ -17,16 +17,16 @@ from ...costs.params import params
 from ...costs.quantization.base import StoredBytes, WeightTensor, stored_tensors, unquantized_bytes, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...optional import included_part_names
-from .rank import MAX_SHARED_RANKS, EngineRank, architectures, mixers
+from .rank import MAX_SHARED_RANKS, EngineRank, architectures, decoder_mixers
 
 LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
-"""Bytes of the smallest tensor with a segment of its own, and the multiple of a segment's size."""
+"""Bytes of the smallest tensor with a separate allocator segment, and the divisor of segment sizes."""
 
 MOST_UNSPLIT_BYTES = 2**20
-"""The most bytes of a segment beside a tensor that torch does not split off, and so counts as allocated."""
+"""Largest number of bytes at a segment's end that torch's allocator does not split off, and so counts as allocated."""
 
 FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
-"""Name of a projection → the name of the matrix that it is a part of."""
+"""Name of a projection → name of the fused matrix that contains it."""
 
 
 @lru_cache(maxsize=MAX_SHARED_RANKS)
@@ -80,7 +80,7 @@ def unused_projection_bytes(engine_rank: EngineRank, class_names: tuple[str, ...
     if {*architectures(engine_rank.preset)}.isdisjoint(class_names):
         return 0
     unused_elements = 0
-    for mixer, layer_count in mixers(engine_rank.preset.model):
+    for mixer, layer_count in decoder_mixers(engine_rank.preset.model):
         if isinstance(mixer, Attention) and (mixer.kv_shared or mixer.attention_k_eq_v):
             key_heads = max(1, (mixer.num_key_value_heads or mixer.num_attention_heads) // engine_rank.layout.tp)
             head_dim = mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads

@@ -45,7 +45,7 @@ TRAINING_SCRIPTS = {
     "train_lora": TrainingScript(8, LLAMA_LORA_TARGETS, always_adapters=True),
     "finetune": TrainingScript(64, ("all-linear",), weights="bfloat16"),
 }
-"""Name of a script → its defaults. Qwen's names c_attn, c_proj, w1 and w2, which are all linear layers of its layers;
+"""Name of a script → its defaults. Qwen's default targets c_attn, c_proj, w1 and w2 are all linear layers of a layer;
 its model converts itself to bf16.
 """
 
@@ -69,10 +69,10 @@ QWEN_CONFIGS: Mapping[str, Table] = {
         (3, AUTO_BUCKETS),
     )
 }
-"""The DeepSpeed configs that come with Qwen's finetune.py: path → what of them decides memory."""
+"""Path of a DeepSpeed config that comes with Qwen's finetune.py → its keys that affect memory."""
 
 DEFAULT_LENGTHS = {"finetune": 8192}
-"""Default lengths that are not 512."""
+"""Name of a script → default sequence length in tokens, for scripts whose default is not 512."""
 
 
 def _script_name(command_line: CommandLine) -> str:
@@ -103,6 +103,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, model_id: str) -> dict[str, Any]:
+    """Returns the Trainer arguments that are equivalent to a script's arguments and defaults."""
     training_script = TRAINING_SCRIPTS[script_name]
     reader.ignored_arguments += [argument_name for argument_name in config if argument_name in ARGUMENTS_IGNORED]
     trainer_table = {

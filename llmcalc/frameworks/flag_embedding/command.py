@@ -20,10 +20,10 @@ PROGRAMS = re.compile(
     r"FlagEmbedding\.(finetune\.(?P<task>embedder|reranker)\.(?P<model>encoder|decoder)_only\.(?P<kind>\w+)"
     r"|(baai_general_embedding\.finetune|BGE_M3)\.run)"
 )
-"""The modules that train; the last two are of FlagEmbedding before 1.3, whose embedders have the same arguments."""
+"""Pattern of training modules; the last two are of FlagEmbedding before 1.3, and have an embedder's arguments."""
 
 TEXT_ARGUMENTS = {"train_group_size": 8, "query_max_len": 32, "passage_max_len": 128}
-"""Argument of an example's texts → its default: passages of an example, tokens of a query and of a passage."""
+"""Argument about an example's texts → default value: passages per example, tokens per query, tokens per passage."""
 
 ADAPTER_ARGUMENTS = {
     "lora_rank": ("lora_r", 64),
@@ -34,7 +34,7 @@ ADAPTER_ARGUMENTS = {
     ),
     "modules_to_save": ("lora_modules_to_save", None),
 }
-"""Argument of adapters → the Trainer reader's, and its default."""
+"""Argument about adapters → the equivalent Trainer argument, and the default value."""
 
 ARGUMENTS_READ = frozenset(
     {*TEXT_ARGUMENTS, *ADAPTER_ARGUMENTS, "use_lora", "use_flash_attn", "unified_finetuning", "fix_encoder"}
@@ -51,7 +51,7 @@ ARGUMENTS_IGNORED = field_names("""
     use_self_distill self_distill_start_step colbert_dim example_query_max_len example_passage_max_len
     retrieval_use_examples icl_suffix_str use_inbatch_neg enable_sub_batch query_instruction_for_retrieval
     """)
-"""Arguments of data and of the loss on embeddings, whose tensors are small beside a layer's."""
+"""Arguments of the data set and of the embedding loss, whose tensors are small compared with a layer's."""
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -78,7 +78,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             for name, value in config.items()
             if name not in ARGUMENTS_IGNORED and name not in (*ARGUMENTS_READ, "model_name_or_path")
         }
-        trainer_table |= _texts(reader, config, is_reranker)
+        trainer_table |= _length_and_batch(reader, config, is_reranker)
         if is_decoder and reader.flag(config, "use_lora", True):
             trainer_table |= {"use_peft": True} | {
                 trainer_name: reader.value(config, name, default_value)
@@ -104,8 +104,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         )
 
 
-def _texts(reader: LaunchReader, config: dict[str, Any], is_reranker: bool) -> dict[str, Any]:
-    """Returns the Trainer's length of sequences and their number: as many as the tokens of all texts fill."""
+def _length_and_batch(reader: LaunchReader, config: dict[str, Any], is_reranker: bool) -> dict[str, Any]:
+    """Returns the Trainer's sequence length and number of sequences that together have the tokens of all texts."""
     group_size, query_tokens, passage_tokens = (
         reader.integer(config, name, default_value) for name, default_value in TEXT_ARGUMENTS.items()
     )

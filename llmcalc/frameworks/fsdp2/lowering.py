@@ -39,13 +39,13 @@ class LayerKey(NamedTuple):
 
 
 MODEL_GROUP = LayerKey("", -1)
-"""The group of all parameters outside of other groups."""
+"""Key of the group that contains all parameters outside of other groups."""
 
 EMBEDDING_GROUP, HEAD_GROUP = LayerKey("embed_tokens", -1), LayerKey("norm, lm_head", -1)
-"""The embedding, and the last norm with the output layer: separate groups in torchtitan since 2025-07-28."""
+"""Keys of the groups of the embedding, and of last norm and output layer, in torchtitan since 2025-07-28."""
 
 HEAD_MODULES = ("norm", "lm_head")
-"""The modules of `HEAD_GROUP`, of which a model has one or both."""
+"""Paths of the modules in `HEAD_GROUP`; a model has one or both."""
 
 
 TORCHTITAN_NAMES = {
@@ -58,7 +58,7 @@ TORCHTITAN_NAMES = {
     "up_proj": "feed_forward.w3",
     "lm_head": "output",
 }
-"""A linear layer → its path below a layer in torchtitan (models/llama3/model.py)."""
+"""Path of a linear layer within a layer → torchtitan's path (models/llama3/model.py)."""
 
 SHARED_LAYERS_REFUSAL = "FSDP2 of layers that share parameters is not modelled"
 
@@ -342,7 +342,7 @@ class FsdpProfile(RingAttentionKernels):
         return self.communication_state is not None and self.communication_state.sharding.expert_sharding is not None
 
     def _reorder_rows(self, expert_rows: Tensor) -> Tensor:
-        """Returns reordered rows. Autograd saves the index of the new order."""
+        """Reorders the rows of experts' tokens. Autograd saves the index of the new order."""
         return self.aten.index_select(expert_rows, self.aten.new_tensor((expert_rows.shape[0],), INT64))
 
     def _exchange_rows(self, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The collective messages with which FSDP2 gathers weights and reduces gradients.
+"""The collective messages by which FSDP2 gathers weights and reduces gradients.
 
 Per micro-batch, a layer's weights are gathered in bfloat16 before its forward pass and, if they are freed in between,
 before its backward pass. Weights outside of layers are gathered once. Gradients are reduced in float32 after the

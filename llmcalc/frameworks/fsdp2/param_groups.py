@@ -21,7 +21,7 @@ from ...parallel.placements import Collective
 from ...simulator.aten import Aten
 from ...simulator.autograd import AutogradGraph, record
 from ...simulator.lowering import ModulePath
-from ...simulator.strides import count
+from ...simulator.strides import numel
 from ...simulator.tensor import (
     UINT8,
     Dtype,
@@ -36,10 +36,10 @@ from ...simulator.tensor import (
 from .settings import Float8Settings
 
 COPY_IN_STREAM, REDUCE_STREAM, ALL_REDUCE_STREAM = 1, 2, 3
-"""Streams beside the default one (`FSDPCommContext.lazy_init`). A block of a stream serves that stream alone."""
+"""CUDA streams beside the default one (`FSDPCommContext.lazy_init`); a stream reuses only its own blocks."""
 
 HookMoment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post-backward"]
-"""The hooks of a group."""
+"""The moment at which a hook of a parameter group runs."""
 
 
 @frozen
@@ -61,7 +61,7 @@ class FsdpSharding:
     offloads_to_host: whether shards, their gradients and the optimizer's states are on the host (`CPUOffloadPolicy`),
         false by default.
     expert_sharding: the sharding of the experts' weights where ranks divide the experts; None (default) where none do.
-    shards_experts: whether it is that of the experts' weights, false by default.
+    shards_experts: whether this is the sharding of the experts' weights, false by default.
     is_wrapped: whether FSDP wraps the parameters; otherwise they are whole on this rank alone. True by default.
     """
 
@@ -149,7 +149,7 @@ class Parameter:
         rows_per_shard = ceil_div(row_count, fsdp_sharding.shard_count)
         shard_rows = max(0, min(rows_per_shard, row_count - fsdp_sharding.shard_index * rows_per_shard))
         self.path: ModulePath = parameter_path
-        self.shard_elements: int = rows_per_shard * count(tuple(row_shape))
+        self.shard_elements: int = rows_per_shard * numel(tuple(row_shape))
         self.element_bytes: int = element_bytes
         dtype = fsdp_sharding.dtype if template.is_leaf else fsdp_sharding.frozen_dtype or fsdp_sharding.dtype
         gathered_dtype = fsdp_sharding.gathered_dtype
@@ -247,7 +247,7 @@ class ParamGroup:
     training_state: the hook that ran last.
     is_unsharded: whether its parameters are whole.
     all_gather_result: the buffer of an all-gather that was not copied out yet.
-    forward_positions: its positions in the forward order that no backward pass has used.
+    forward_positions: the group's positions in the forward order that no backward pass has used.
     all_reduce_input: the input buffer of its last all-reduce over replicas.
     sharding: how its parameters are sharded; None (default) for the sharding of `communication`.
     prefetches_previous: whether the backward pass gathers the previous group ahead, true by default.
@@ -307,7 +307,7 @@ class ParamGroup:
         gradient_dtype = sharding.gathered_dtype if reduction_count == microbatches else sharding.reduce_dtype
         for parameter in self.parameters:
             if parameter.has_partial_gradient and parameter.shard.is_leaf:
-                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reduction_count)
+                yield self._tensor_all_reduce(parameter.unsharded_param.numel * gradient_dtype.bytes, reduction_count)
 
     # --- gathering --------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from .training import (
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 MAX_ACTIVE_STAGES = 3
-"""Largest number of stages with whole parameters at the same time (`max_active_stages`)."""
+"""Largest number of stages that have gathered parameters at the same time (`max_active_stages`)."""
 
 
 @frozen
@@ -73,7 +73,7 @@ class ScheduleSettings:
 
 
 NEWEST_SETTINGS = ScheduleSettings()
-"""The settings of torchtitan since `NO_OUTPUTS_SINCE`."""
+"""The settings of torchtitan since the date `NO_OUTPUTS_SINCE`."""
 
 
 @frozen
@@ -151,7 +151,7 @@ class ShardedChunk(ModelChunk):
         return stage_output
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
-        """Runs the backward pass of micro-batch `i`; older torch versions then keep the sent gradient allocated."""
+        """Runs the backward pass of micro-batch `i`, after which older torch versions do not free the sent gradient."""
         input_gradients = super().backward_one_chunk(i, loss)
         if self.schedule_settings.keeps_gradients and input_gradients is not None:
             self.receive_buffers[i].grad = input_gradients
@@ -214,19 +214,19 @@ class ShardedChunk(ModelChunk):
 
 
 NO_OUTPUTS_SINCE = date(2025, 10, 22)
-"""The day since which schedules in torchtitan return no outputs (e5ef99aab)."""
+"""Date since which torchtitan's pipeline schedules return no outputs (commit e5ef99aab)."""
 
 ENDS_REDUCTIONS_SINCE = date(2025, 1, 10)
-"""The day since which torch ends reductions after a schedule (pull request 144535)."""
+"""Date since which torch ends gradient reductions when a schedule ends (pull request 144535)."""
 
 ONLY_LAST_OUTPUTS_SINCE = date(2025, 5, 13)
-"""The day since which only the last stage keeps its outputs (153383)."""
+"""Date since which only the last pipeline stage keeps its outputs (pull request 153383)."""
 
 FREES_GRADIENTS_SINCE = date(2025, 10, 1)
-"""The day since which gradients of received inputs are freed when they have been sent (164329)."""
+"""Date since which gradients of received inputs are freed once they have been sent (pull request 164329)."""
 
 INFERS_ON_META_SINCE = date(2026, 3, 18)
-"""The day since which stages infer shapes without memory (177728); before 2024-09-28 they inferred none (136912)."""
+"""Date since which stages infer shapes without memory (177728); before 2024-09-28 they inferred none (136912)."""
 
 
 def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> ScheduleSettings:
@@ -299,7 +299,7 @@ class ShardedRank(RankRun):
             model_chunk.merge_outputs()
 
     def before_action(self, i: int) -> None:
-        """Reshards stages that become inactive, and gathers stages that become active."""
+        """Frees parameters of stages that become inactive at schedule action `i`, and gathers those of active ones."""
         if not self.active_chunks:
             return
         previous_chunks, active_chunks = self.active_chunks[i - 1] if i else (), self.active_chunks[i]
@@ -318,7 +318,7 @@ class ShardedRank(RankRun):
 
 
 def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields, for each action, the chunks with gathered parameters: the chunks of this and of the next actions."""
+    """Yields, for each action, the chunks with gathered parameters: those of this action and of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for schedule_action in reversed(actions):

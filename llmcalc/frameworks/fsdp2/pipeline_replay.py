@@ -35,19 +35,19 @@ from .pipeline import ShardedChunk, ShardedRank, ShardedSetup
 from .shortened_passes import ShortenedStagePasses, repeating_stacks
 
 RECORDED_MICROBATCHES = 4
-"""Micro-batches of a recorded schedule; with four, every repeating case is recorded twice."""
+"""Number of micro-batches in a recorded schedule. With four, every repeating case is recorded twice."""
 
 MICROBATCHES_RUN_IN_FULL = 6
-"""Micro-batches of a schedule up to which all passes run, because a recording is hardly shorter.
+"""Largest number of micro-batches per schedule for which all passes are run, because a recording is hardly shorter.
 
 With several chunks per rank it is twice as many, because those are recorded twice.
 """
 
 LAYERS_RECORDED_IN_FULL = 160
-"""Layers of a rank up to which passes are recorded with all layers; longer ranks repeat equal layers instead."""
+"""Largest number of layers per rank that are all recorded; of more layers, equal ones are repeated."""
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
-"""Everything that the passes of a rank depend on → its recorded passes."""
+"""Cache: everything that the passes of a rank depend on → the recorded passes."""
 
 
 class SchedulePasses(PassCounter):
@@ -72,7 +72,7 @@ class SchedulePasses(PassCounter):
         return min(pass_number - self.passes_before_schedule[chunk_index], 2) + 3 * (self.schedule_count > 1)
 
     def _case_of_pass(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns a key of a forward pass; passes with equal keys have the same memory events."""
+        """Returns the case of a pass of a chunk, a key that is equal for passes with equal memory events."""
         previous_state = "flying" if self.backwards[chunk_index] < pass_number else "done"
         return (
             chunk_index,
@@ -82,7 +82,7 @@ class SchedulePasses(PassCounter):
         )
 
     def next_backward(self, chunk_index: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass, and returns the pass's key (equal for passes with equal memory events) and id."""
+        """Counts a backward pass, and returns its key (equal for passes with equal memory events) and its id."""
         pass_number = self.backwards[chunk_index]
         self.backwards[chunk_index] += 1
         next_state = "begun" if self.forwards[chunk_index] > pass_number + 1 else "alone"

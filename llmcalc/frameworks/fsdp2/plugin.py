@@ -49,13 +49,13 @@ UNSHARDED_STRATEGIES = ("NO_SHARD", "3")
 """Sharding strategies without shards."""
 
 GROUP_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-"""Sizes of groups of ranks in accelerate's `parallelism_config`."""
+"""Keys of accelerate's `parallelism_config` that state the size of a group of ranks."""
 
 HARMLESS_GROUP_KEYS = ("cp_comm_strategy", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
-"""Further keys of accelerate's `parallelism_config`, which need no check here."""
+"""Other keys of accelerate's `parallelism_config`, which need no check here."""
 
 DEVICES_PER_MACHINE = 8
-"""Default number of devices of a machine, over which a hybrid strategy shards weights."""
+"""Default number of devices per machine; a hybrid strategy shards weights over the devices of one machine."""
 
 
 def fsdp_layout(

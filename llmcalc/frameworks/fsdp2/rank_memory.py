@@ -64,7 +64,7 @@ DEFAULT_STATUS = MemoryTerm("tensors", 0, "exact", "torch's FSDPMemTracker on a 
 PIPELINE_STATUS = MemoryTerm(
     "tensors", 0, "exact", "torch's PipelineStage under fully_shard on a fake process group", TORCH_VERSION
 )
-"""Verification status of a rank of a pipeline."""
+"""Verification status of a pipeline rank."""
 
 FLOAT8_STATUS = MemoryTerm(
     "tensors", 0, "estimate", "torchao's products in float8, as those of bf16; their scratch is left out", TORCH_VERSION

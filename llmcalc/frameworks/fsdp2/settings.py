@@ -18,7 +18,7 @@ OuterGroups: TypeAlias = Literal["separate", "embedding", "together"]
 of the embedding alone, with the others in the group of the model; or the group of the model for all of them."""
 
 FLOAT8_SIZE_MULTIPLE = 16
-"""The number that must divide both sides of a float8 matrix (`module_filter_fn`)."""
+"""Number that must divide both sides of a matrix for float8 (`module_filter_fn`)."""
 
 
 @frozen
@@ -38,7 +38,7 @@ class Float8Settings:
     skips_small_layers: bool = False
 
     def is_converted(self, layer_name: str, row_count: int, column_count: int) -> bool:
-        """Whether a linear layer of this unsharded shape runs in 8 bits. layer_name: torchtitan's module name.
+        """Whether a linear layer of an unsharded shape runs in 8 bits. layer_name: torchtitan's module name.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
@@ -58,7 +58,7 @@ class Float8Settings:
 
 @frozen
 class TitanSettings:
-    """Settings of a torchtitan job for which `llmcalc memory` has no option. accelerate's files set the last six.
+    """Settings of a torchtitan job for which `llmcalc memory` has no option. Configs of accelerate set the last six.
 
     is_2024_form: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.

@@ -114,7 +114,7 @@ class ShortenedStagePasses(ShortenedPasses):
     def _storage_in_repeat(self, storage_number: int, inner_repeat: int | None) -> int:
         """Converts a recorded storage's number to the storage's number in passes with all layers.
 
-        inner_repeat: its layer repeat; None outside of the inner repeats.
+        inner_repeat: the storage's layer repeat; None outside of the inner repeats.
         """
         if inner_repeat is None:
             return self.storage_in_full_pass(storage_number)

@@ -34,21 +34,21 @@ DEFAULT_DEVICE_COUNT = 8
 RESHARD_POLICIES = {"default": None, "always": True, "never": False}
 
 SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved"}
-"""torchtitan's `pipeline_parallel_schedule` → the same schedule here, for those that are modelled."""
+"""Value of torchtitan's `pipeline_parallel_schedule` → llmcalc's name of the schedule, for modelled schedules."""
 
 EXCHANGE_BY_ROTATE_METHOD: dict[str, ContextExchange] = {"allgather": "allgather", "alltoall": "p2p"}
-"""torchtitan's exchange of keys and values → the layout's. Its all-to-all passes shards round a ring."""
+"""torchtitan's exchange of keys and values → the layout's; torchtitan's all-to-all sends shards round a ring."""
 
 OPTIMIZER_IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
     "fused": "fused",
     "foreach": "foreach",
     "for-loop": "loop",
 }
-"""torchtitan's `implementation` of the optimizer → the value of `--optimizer-impl`."""
+"""Value of torchtitan's `implementation` of the optimizer → value of `--optimizer-impl`."""
 
 
 def _keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
-    """Returns section → keys of a text with lines `section_name: key key …`."""
+    """Parses lines of the form `section_name: key key …`, and returns section → keys."""
     keys_by_section: dict[str, set[str]] = {}
     for key_or_section in list_text.split():
         if key_or_section.endswith(":"):
@@ -79,7 +79,7 @@ KEYS_READ = _keys_by_section(
     float8: enable_fsdp_float8_all_gather recipe_name filter_fqns enable_float8_linear
     """
 )
-"""Section → keys that are read."""
+"""Section of a job → keys that are read."""
 
 MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "model.norm_type": ("rmsnorm", "compiled_rmsnorm", "fused_rmsnorm"),
@@ -101,7 +101,7 @@ MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "float8.scaling_type_weight": ("dynamic",),
     "float8.scaling_type_grad_output": ("dynamic",),
 }
-"""Keys of which only these values are modelled."""
+"""Key → the only values that are modelled."""
 
 KEYS_IGNORED = _keys_by_section(
     """
@@ -116,17 +116,17 @@ KEYS_IGNORED = _keys_by_section(
     compile: backend model_backend_override
     """
 )
-"""Section → keys that do not change the memory of a step."""
+"""Section of a job → keys that do not change the memory of a step."""
 
 IGNORED_SECTIONS = ("profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "debug", "job", "logging")
-"""Sections whose other keys do not change the memory of a step."""
+"""Sections of a job whose other keys do not change the memory of a step."""
 
 LOW_PRECISION_SECTIONS = ("float8", "mx", "quantize")
-"""Sections of low-precision products, which have no effect without a converter in `model.converters`."""
+"""Sections of low-precision matrix products, which have no effect without a converter in `model.converters`."""
 
 
 SWITCHED_OFF_SECTIONS = ("validation", "fault_tolerance", "memory_estimation")
-"""Sections that have no effect unless they are enabled, which `MODELLED_VALUES` refuses."""
+"""Sections that have no effect unless enabled; `MODELLED_VALUES` refuses enabled ones."""
 
 
 def is_torchtitan(config: Mapping[str, Any]) -> bool:
@@ -392,7 +392,7 @@ def _local_batch_size(job_config: _JobConfig) -> int:
 
 
 def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
-    """Returns option of `llmcalc memory` → value, from the job's keys."""
+    """Returns the job's settings as option of `llmcalc memory` → value."""
     reader, training_section = job_config.reader, "training"
     reader.calls_torch_attention = True
     local_batch_size, schedule_count = _local_batch_size(job_config), _schedules_per_step(job_config, layout)
@@ -553,13 +553,13 @@ def _titan_settings(job_config: _JobConfig, layout: Layout, is_2024_form: bool) 
 
 
 FLOAT8_CONVERTERS = ("float8", "quantize.linear.float8")
-"""Converters of linear layers to float8, in all versions."""
+"""Converters of linear layers to float8, in all versions of torchtitan."""
 
 FLOAT8_EXPERTS = "quantize.grouped_mm.float8"
-"""The converter of experts' products, whose weights are not gathered in float8."""
+"""The converter of experts to float8 matrix products, for which weights are not gathered in float8."""
 
 MX_CONVERTERS = ("mx", "quantize.linear.mx", "quantize.grouped_mm.mx")
-"""Converters to MXFP8."""
+"""Converters of layers to MXFP8."""
 
 FLOAT8_RECIPES: dict[str, Float8Recipe] = {
     "tensorwise": "tensorwise",
@@ -568,7 +568,7 @@ FLOAT8_RECIPES: dict[str, Float8Recipe] = {
 }
 
 SMALL_LAYERS_FILTER = "auto_filter_small_kn"
-"""The entry of `filter_fqns` for layers that are too small to gain speed."""
+"""The entry of `filter_fqns` that excludes layers too small to gain speed."""
 
 
 def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings | None:

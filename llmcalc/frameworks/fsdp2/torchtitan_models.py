@@ -121,10 +121,10 @@ LLAMA2 = {
     "26B": LlamaFlavor(5120, 80, 40, **_LLAMA2),
     "70B": LlamaFlavor(8192, 80, 64, 8, 1.3, 4096, **_LLAMA2),
 }
-"""Flavours of 2024 (torchtitan/models/llama/__init__.py), with the vocabulary of Llama 2's tokenizer."""
+"""torchtitan's Llama 2 flavors of 2024 (torchtitan/models/llama/__init__.py), with the tokenizer's vocabulary."""
 
 DEBUG_FLAVOR_OF_2024 = LlamaFlavor(256, 8, 16, vocab_size=2256)
-"""The debug model of 2024, whose vocabulary is that of its test tokenizer."""
+"""The debug model of 2024, with the vocabulary of a test tokenizer."""
 
 QWEN3 = {
     "debugmodel": Qwen3Flavor(256, 8, 16, 8, 3072, tie_word_embeddings=True, vocab_size=2048),
@@ -159,13 +159,13 @@ LLAMA4 = {
 }
 
 GPT_OSS = {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"}
-"""Flavours that are published models → the preset."""
+"""Flavor that is a published model → the preset."""
 
 FAMILIES = ("llama3", "llama4", "qwen3", "deepseek_v3", "gpt_oss", "llama2")
-"""Names of models, of which a job's may have more letters."""
+"""Names of model families; a job's model name may have more letters."""
 
 ATTENTION_SUFFIXES = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
-"""Suffixes of flavours that differ only in the attention kernel."""
+"""Suffixes of flavor names that differ only in the attention kernel."""
 
 
 def spec_of_flavor(model_name: str, model_size: str, model_origin: str, is_2024_form: bool = False) -> ModelSpec:
@@ -274,7 +274,7 @@ def _llama4_table(llama4_sizes: Llama4Flavor) -> SpecTable:
 
 
 ATTENTION_CHUNK_SIZE = 8192
-"""Default of `fixed_attn_block_size`."""
+"""Default value of `fixed_attn_block_size`, in tokens."""
 
 
 def _moe_table(expert_sizes: ExpertSizes) -> SpecTable:

@@ -22,13 +22,13 @@ from .torchtitan_file import read_job
 from .torchtitan_models import spec_of_flavor
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "llama3", "qwen3")
-"""Folders of torchtitan/models, with which the names of their configurations begin."""
+"""Folders of torchtitan/models; a configuration's name begins with its folder."""
 
 MODEL_KEYS = ("model_spec.0", "model_spec.flavor", "model_spec.attn_backend")
-"""Arguments of a model that are read, or that change no memory here."""
+"""Arguments of a model that are read, or that do not change memory."""
 
 CHECKPOINTING_MODES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
-"""Class of the activation checkpointing → the mode in the TOML files."""
+"""Class of activation checkpointing → the equivalent mode in TOML files."""
 
 TOKENS_PER_MICROBATCH_KEY = "training.num_tokens_per_microbatch_per_dp_rank"
 
@@ -37,13 +37,13 @@ IGNORED_KEYS = field_names("""
     training.num_tokens_per_train_step parallelism.spmd_backend parallelism.enable_sequence_parallel
     parallelism.num_pp_microbatches parallelism.enable_fsdp_symm_mem activation_checkpoint.preserve_rng_state
     """)
-"""Keys that the TOML files did not have, which are read here or change no memory."""
+"""Keys that TOML files lacked: those that are read here, or that do not change memory."""
 
 READ_SECTIONS = ("training", "parallelism", "compile", "activation_checkpoint", "optimizer")
-"""Sections that are handed over."""
+"""Sections of a configuration that are converted to sections of the equivalent TOML job."""
 
 ASSUMED_CONTEXT, ASSUMED_TOKENS = 2048, 16384
-"""Defaults of `TrainingConfig`."""
+"""Default values of `TrainingConfig`."""
 
 
 def is_python(file_text: str) -> bool:
@@ -55,7 +55,7 @@ def is_python(file_text: str) -> bool:
 
 
 CONFIG_OPTIONS = ("--module", "--config")
-"""Options of `torchtitan.train` since 2026-02: a model's folder, and a function of its config_registry.py."""
+"""Options of `torchtitan.train` since 2026-02: for a model's folder, and for a function of its config_registry.py."""
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -122,6 +122,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _read_configuration(reader: LaunchReader, config: Config, configuration_name: str) -> Launch:
+    """Returns the training run of a configuration. Raises `InputError` for a model that is not read."""
     model_family = _family_of(configuration_name)
     model_size = config.get("model_spec.0", config.get("model_spec.flavor"))
     if not model_family or not isinstance(model_size, str):

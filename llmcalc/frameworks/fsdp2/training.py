@@ -86,20 +86,20 @@ TORCHTITAN_FSDP_SETTINGS = FsdpSettings()
 """The arguments of torchtitan before 2025-07-28."""
 
 SEPARATE_HEAD_SINCE = date(2025, 7, 28)
-"""The day since which torchtitan has separate groups for embedding and head, and frees the last layer (83e694105)."""
+"""Date since which torchtitan has groups for embedding and head, and frees the last layer (commit 83e694105)."""
 
 DATE_OF_2024_JOBS = date(2024, 12, 26)
-"""The default date of a job in the form of 2024 (9dec370)."""
+"""Default date of a job in the form of 2024 (commit 9dec370)."""
 
 DEFAULT_TITAN_SETTINGS = TitanSettings()
-"""The settings of a run without a job."""
+"""The torchtitan settings of a run without a job file."""
 
 EAGER_LOSS_DATES = date(2024, 12, 18), date(2025, 4, 2)
-"""The days between which torchtitan compiled layers but not the loss (e8977b007, bbb1b616e)."""
+"""Start and end of the period in which torchtitan compiled layers but not the loss (commits e8977b007, bbb1b616e)."""
 
 
 GATHERS_IN_PLACE_SINCE = date(2025, 12, 2)
-"""The day since which torch does not copy gathered tokens of one sequence (pull request 169404)."""
+"""Date since which torch does not copy the gathered tokens of a single sequence (pull request 169404)."""
 
 
 def torchtitan_date(torchtitan_version: date | None, settings: TitanSettings) -> date | None:
@@ -171,7 +171,7 @@ def torchtitan_training(
 
 
 def check_run(memory_estimate: Memory, version_text: str) -> None:
-    """Raises `InputError` for a run that FSDP2 is not modelled with in any layout."""
+    """Raises `InputError` for a run that is not modelled with FSDP2 in any layout."""
     check_training(memory_estimate.training(), fsdp_version=2)
 
 
@@ -201,7 +201,7 @@ def check_optimizer(training_config: TrainingConfig, fsdp_version: Literal[1, 2]
 
 
 def check_training(training_config: TrainingConfig, fsdp_version: Literal[1, 2] | None = None) -> None:
-    """Raises `InputError` for training that FSDP2 is not modelled with in any layout.
+    """Raises `InputError` for training that is not modelled with FSDP2 in any layout.
 
     fsdp_version: as of `check_optimizer`.
     """
@@ -346,7 +346,7 @@ class FsdpRun(TrainingRun):
     def has_equal_shards(self) -> bool:
         """Whether every rank's shard of each parameter has equally many rows, after the set-up."""
         return all(
-            parameter.shard_elements * parameter_group.sharding.shard_count == parameter.unsharded_param.count
+            parameter.shard_elements * parameter_group.sharding.shard_count == parameter.unsharded_param.numel
             for parameter_group in self.lowering.groups.values()
             for parameter in parameter_group.parameters
         )

@@ -1,4 +1,4 @@
-"""The models that llama.cpp and its forks have an architecture for, by the classes of their checkpoints.
+"""Checks that a version of llama.cpp or a fork has an architecture for a model, by the class of its checkpoint.
 
 Source: conversion/__init__.py of llama.cpp (`TEXT_MODEL_MAP`, `MMPROJ_MODEL_MAP`; earlier, the classes that
 convert_hf_to_gguf.py registers), and conversion/base.py (`get_model_architecture`) for the name that decides.
@@ -19,7 +19,7 @@ from .versions import GgmlEngineRecord
 
 
 def converted_class(preset: Preset) -> str:
-    """Returns the class by which a checkpoint's text model is converted to GGUF; empty if unknown.
+    """Returns the class name by which llama.cpp converts a checkpoint's text model to GGUF; empty if unknown.
 
     Of a GGUF file none is needed.
     """

@@ -14,13 +14,13 @@ from .layer_fit import fit_server, is_all_on_gpus
 from .server import BufferSizes, GgmlServer
 
 SMALL_CACHE_TYPE = "q8_0"
-"""The type of a cache that is tried."""
+"""Number format of the KV cache in the flag change that shrinks the cache."""
 
 SMALL_MICRO_BATCH = 128
-"""The micro-batch that is tried."""
+"""Tokens of a micro-batch in the flag change that shrinks compute buffers."""
 
 SINGLE_GPU_VENDOR = "Apple"
-"""The vendor whose machines have a single GPU, so that no server shares its layers among several."""
+"""The vendor whose machines have a single GPU, over which no layers can be split."""
 
 
 def memory(server: GgmlServer) -> EngineMemory:
@@ -181,6 +181,7 @@ def larger_layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict
 
 
 def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    """Yields (flags, server memory) for the ways to place a model on the server's devices, all layers on GPUs first."""
     flag_sets: list[dict[str, Any]] = [{"n_gpu_layers": "all"} if server.devices else {}]
     if _fewest_free_bytes(_server_with_fit_off(server)) < 0:
         if server.key_type == "f16" and "cache_type_v" not in server.flags:

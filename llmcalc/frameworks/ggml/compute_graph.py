@@ -19,7 +19,7 @@ TENSOR_ALIGNMENT = 128
 """Bytes to which tensors are aligned on CUDA devices."""
 
 PIPELINE_COPIES = 4
-"""Copies of inputs with pipeline parallelism (GGML_SCHED_MAX_COPIES)."""
+"""Number of copies of inputs with pipeline parallelism (GGML_SCHED_MAX_COPIES)."""
 
 TensorOperation: TypeAlias = Literal["new", "inplace", "view", "store", "input", "weight", "cache"]
 """How an operation allocates its result.
@@ -31,7 +31,7 @@ input, weight, cache: no operation, but a tensor that the graph reads; only inpu
 
 
 LEAF_OPERATIONS: tuple[TensorOperation, ...] = ("input", "weight", "cache")
-"""Tensors that no operation makes."""
+"""Kinds of tensors that are no operation's result."""
 
 
 class Tensor:
@@ -180,7 +180,7 @@ def _fixed_device(operation_node: Tensor, device_names: Sequence[str]) -> str | 
 
 
 _OperationOrder: TypeAlias = list[tuple[Tensor, Tensor | None]]
-"""Operations in their order. With a second tensor: the copy of a source, which is made there."""
+"""An operation in execution order; with a second tensor, the copy of a source that is made at this place."""
 
 
 def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, list[Tensor]]:
@@ -258,7 +258,7 @@ class _DeviceBuffer:
         free_blocks.insert(block_index, (released_offset, tensor_bytes))
 
 
-def _align(tensor_bytes: int) -> int:
+def _aligned_size(tensor_bytes: int) -> int:
     return -(-tensor_bytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
 
 
@@ -287,7 +287,7 @@ def _allocate_tensors(
         for tensor in (*input_tensors.values(), *tensor_copies):
             tensor.stays = True
             for _ in range(PIPELINE_COPIES - 1):
-                buffers_by_device[str(tensor.assigned_device)].allocate(_align(tensor.nbytes))
+                buffers_by_device[str(tensor.assigned_device)].allocate(_aligned_size(tensor.nbytes))
             _allocate_tensor(tensor, buffers_by_device)
     for _, source_tensors in operations_with_sources:
         for source_tensor in source_tensors:
@@ -311,7 +311,7 @@ def _allocate_tensors(
                     continue
             if owner_tensor.is_allocated and not owner_tensor.stays:
                 buffers_by_device[str(owner_tensor.assigned_device)].release(
-                    owner_tensor.offset, _align(owner_tensor.nbytes)
+                    owner_tensor.offset, _aligned_size(owner_tensor.nbytes)
                 )
                 owner_tensor.is_allocated = False
     return {device: device_buffer.size for device, device_buffer in buffers_by_device.items()}
@@ -327,13 +327,13 @@ def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _DeviceBuff
             if _can_reuse_memory(source_tensor, tensor):
                 owner_tensor = source_tensor.base or source_tensor
                 tensor.offset = owner_tensor.offset
-                surplus_bytes = max(_align(owner_tensor.nbytes) - _align(tensor.nbytes), 0)
+                surplus_bytes = max(_aligned_size(owner_tensor.nbytes) - _aligned_size(tensor.nbytes), 0)
                 buffers_by_device[str(tensor.assigned_device)].release(
-                    tensor.offset + _align(tensor.nbytes), surplus_bytes
+                    tensor.offset + _aligned_size(tensor.nbytes), surplus_bytes
                 )
                 source_tensor.is_allocated = owner_tensor.is_allocated = False
                 return
-    tensor.offset = buffers_by_device[str(tensor.assigned_device)].allocate(_align(tensor.nbytes))
+    tensor.offset = buffers_by_device[str(tensor.assigned_device)].allocate(_aligned_size(tensor.nbytes))
 
 
 def _can_reuse_memory(source_tensor: Tensor, tensor: Tensor) -> bool:

@@ -27,10 +27,10 @@ from .layer_runs import layers_with_graphs
 from .transformer_graph import F16_BYTES, F32_BYTES, I32_BYTES
 
 GraphKind: TypeAlias = Literal["siglip", "llava", "pixtral", "qwen"]
-"""The graph of an encoder, by the files of tools/mtmd/models; qwen: qwen2vl.cpp, or qwen3vl.cpp with a patch bias."""
+"""Kind of an encoder's graph, by files of tools/mtmd/models; qwen: qwen2vl.cpp, or qwen3vl.cpp with a patch bias."""
 
 TOKENS_PER_SIDE: Mapping[GraphKind, int] = {"qwen": 46, "pixtral": 16}
-"""Tokens per side of the warm-up image, if images have no fixed size (`set_warmup_n_tokens` in clip.cpp)."""
+"""Kind of graph → tokens per side of the warm-up image, for images of any size (`set_warmup_n_tokens` in clip.cpp)."""
 
 
 class EncoderShape(NamedTuple):
@@ -213,6 +213,7 @@ class _EncoderGraph:
         return self._new_tensor((self.patch_count, self.hidden_size), self._view(product, None))
 
     def _patch_vectors(self) -> Tensor:
+        """Adds the patch and position embeddings, and returns the vectors of all patches."""
         tower = self.shape.tower
         pixel_count = tower.patches.num_channels * tower.patches.patch_size**2 * self.patch_count
         pixels = Tensor(pixel_count * F32_BYTES, operation_name="input", dimensions=(pixel_count,))
@@ -241,7 +242,7 @@ class _EncoderGraph:
         return self._inplace_result(vectors, vectors, position_table)
 
     def _order_by_square(self, x: Tensor) -> Tensor:
-        """Reorders patches so that those merged into one token are adjacent, which takes two copies."""
+        """Reorders patches, by two copies, so that patches merged into one token are adjacent."""
         patch_pairs = self._new_tensor((self.hidden_size, self.patch_count), self._view(x, None))
         return self._new_tensor((self.hidden_size, self.patch_count), self._view(patch_pairs, None))
 

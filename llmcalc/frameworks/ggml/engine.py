@@ -19,7 +19,7 @@ LLAMA_SERVER: dict[str, Any] = {
     "shows_alternatives": True,
     "shown_defaults": ("--ctx-size", "--ubatch-size"),
 }
-"""What `llama-server` has in all its versions, as arguments of `ggml_engine`."""
+"""Arguments of `ggml_engine` that are equal for all programs with `llama-server`."""
 
 
 def ggml_engine(

@@ -31,7 +31,7 @@ NOTE_TEXTS = NoteTexts(
     "the compute buffer of the encoder (--mmproj) is for the image at start, {side} x {side} pixels; "
     "it grows with a larger image",
 )
-"""The notes in the words of llama-server's flags."""
+"""Texts of notes, in terms of llama-server's flags."""
 
 
 def engine_memory(
@@ -115,6 +115,7 @@ def engine_memory(
 
 
 def _model_origin(server: GgmlServer, device: str) -> str:
+    """Returns the format of the weights on a device as text, with the draft model and the encoder."""
     substitute_mix = server.model.substitute_mix
     scheme_text = (server.model.scheme if substitute_mix is None else f"{substitute_mix} for {server.model.scheme}") + (
         f", with {server.draft_server.preset.name} that drafts" if server.draft_server else ""
@@ -197,6 +198,7 @@ def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
 
 
 def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
+    """Returns notes on a server's weights, cache and defaults."""
     server_remarks = []
     if server.model.substitute_mix is not None:
         server_remarks.append(

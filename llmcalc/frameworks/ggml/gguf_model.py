@@ -38,25 +38,24 @@ from ..engines.rank import INDEXER_KIND, architectures
 from .windows import without_ignored_windows
 
 MXFP4_SCHEME = "mxfp4-moe"
-"""The scheme of models that are published in MXFP4, in llama.cpp's files: the rest in Q8_0."""
+"""Scheme of llama.cpp's files of models published in MXFP4: all other weights in Q8_0."""
 
 MXFP4_AS_PUBLISHED = "mxfp4 experts, the rest in 16 bits"
-"""The name of the format of such a model whose other weights stay as they are published."""
+"""Name of the format of an MXFP4 model whose other weights stay as published."""
 
 UNQUANTIZED_LIBRARY_PATHS = ("per_layer_embedding.embed",)
-"""Paths of modules that Ollama leaves in 16 bits (server/quantization.go, `llamaQuantizeArgs`).
-
-So have its files of Gemma 4: gemma4:e4b has 9.6 GB, and 12 GB in Q8_0.
+"""Ends of the paths of modules that Ollama leaves in 16 bits (server/quantization.go, `llamaQuantizeArgs`). Its file
+gemma4:e4b has 9.6 GB; in Q8_0 throughout it would have 12 GB.
 """
 
 QAT_SCHEME = "q4_0"
-"""The scheme of files that Google quantized (`-qat`), these modules too: gemma4:e4b-it-qat has 6.1 GB."""
+"""Scheme of Google's quantized files (`-qat`), also for `UNQUANTIZED_LIBRARY_PATHS`: gemma4:e4b-it-qat has 6.1 GB."""
 
 QAT_CLASSES_WITH_WIDE_EMBEDDINGS = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
-"""Classes of which Google's files have the embeddings in F16: gemma3:12b-it-qat has 8.9 GB, and 8.1 GB in q4_k_m."""
+"""Classes whose files by Google have embeddings in F16: gemma3:12b-it-qat has 8.9 GB, and 8.1 GB in q4_k_m."""
 
 EMBEDDING_TENSOR, OUTPUT_TENSOR = "token_embd.weight", "output.weight"
-"""Names of the token embeddings and of the output matrix."""
+"""Names of the tensors of token embeddings and of the output matrix."""
 
 TENSOR_NAMES = {
     "embed_tokens": "token_embd",
@@ -67,7 +66,7 @@ TENSOR_NAMES = {
     "per_layer_embedding.projection": "per_layer_model_proj",
     "per_layer_embedding.norm": "per_layer_proj_norm",
 }
-"""Path of a module outside the layers → the name of its tensor."""
+"""Path of a module outside the layers → name of its GGUF tensor."""
 
 LAYER_TENSOR_NAMES = {
     "self_attn_pre_norm": "attn_norm",
@@ -124,7 +123,7 @@ LAYER_TENSOR_NAMES = {
     "dt_proj": "ssm_dt",
     "out_proj": "ssm_out",
 }
-"""The end of a module's path within a layer → the name of its tensor; the longest end that is listed holds."""
+"""End of a module's path within a layer → name of its GGUF tensor; the longest matching end applies."""
 
 
 class GgufTensor(NamedTuple):
@@ -136,7 +135,7 @@ class GgufTensor(NamedTuple):
 
 
 class LatentSizes(NamedTuple):
-    """The sizes of latent attention (MLA). query_rank: 0 where the query is not compressed."""
+    """The sizes of latent attention (MLA). query_rank: 0 if the query is not compressed."""
 
     kv_lora_rank: int
     rope_dim: int
@@ -399,7 +398,7 @@ class GgufModel:
 
 
 _shared_models: IdentityCache[GgufModel] = IdentityCache(16)
-"""Presets with a scheme, and whether the rest of MXFP4 is in 16 bits → the model."""
+"""Cache: preset, scheme, and whether the other weights of MXFP4 are in 16 bits → the model."""
 
 
 def _layer_group_nodes(tree_node: NodePosition) -> Iterator[NodePosition]:
@@ -479,7 +478,7 @@ def _reads_no_tokens(tree_node: NodePosition) -> bool:
 
 
 def _add_cache_sizes(layer_shape: LayerShape, cache: KVCache | EntryCache) -> None:
-    """Adds the sizes of a cache to those of its layer."""
+    """Adds the sizes of a cache to the sizes of the cache's layer."""
     if isinstance(cache, EntryCache):
         layer_shape.entries += (
             CompressedEntries(int(cache.tokens_per_entry), int(cache.width), int(cache.pending_width)),

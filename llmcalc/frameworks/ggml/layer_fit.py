@@ -18,7 +18,7 @@ from .server import BufferSizes, GgmlServer
 from .settings import MIB
 
 HOSTED_PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up", "down"), "gate": ("down",)}
-"""What of a layer is on its GPU, beside its attention → the parts of its experts that are not."""
+"""Parts of a layer on the GPU (attention alone, with `up`, with `up` and `gate`) → expert tensors on the host."""
 
 
 class FittedServer(NamedTuple):
@@ -190,7 +190,7 @@ class _LayerFit:
         return self.server.with_flags(n_gpu_layers=layers_on_gpus).buffers(tensor_placement)
 
     def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *gpu_numbers: int) -> bool:
-        """Whether all GPUs keep the free margin with these layers."""
+        """Whether the GPUs `gpu_numbers` have their free margins with these layers on the GPUs."""
         buffers = self.buffers_of(layers_by_gpu)
         return all(
             buffers.bytes_on(self.server.devices[i]) <= self.byte_limits[i]

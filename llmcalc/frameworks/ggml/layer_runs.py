@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 LONGEST_PATTERN = 8
-"""Layers of the longest pattern that is looked for; llama-quantize gives every third layer a larger type."""
+"""Largest number of layers in a pattern that is searched for; llama-quantize gives every third layer a larger type."""
 
 LEADING_REPEATS, TRAILING_REPEATS = 3, 2
-"""Repeats of a pattern that are laid out before and after those that are left out."""
+"""Number of repeats whose graphs are built before and after the omitted repeats."""
 
 
 def layers_with_graphs(layer_keys: Sequence[Hashable]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Compiles regular expressions of `--override-tensor`, which match in time linear in the tensor's name.
+"""Compiles regular expressions of `--override-tensor`; matching takes time linear in the length of a tensor's name.
 
 A pattern is the user's text, and Python's `re` needs exponential time for some. So a pattern becomes a small automaton
 that is in all of its states at once. The syntax is ECMAScript's, as std::regex reads it, without look-ahead and
@@ -15,16 +15,16 @@ from typing import TypeAlias
 from ...errors import InputError, short_repr
 
 MOST_CHARACTERS = 2_000
-"""Longest pattern."""
+"""Largest number of characters in a pattern."""
 
 MOST_STATES = 5_000
-"""Largest automaton; counted repeats are written out."""
+"""Largest number of states in the automaton of a pattern, with counted repeats written out."""
 
 MOST_STEPS = 20_000_000
-"""Most states that a pattern visits over all names."""
+"""Largest number of states that a pattern visits, summed over all tensor names."""
 
 LONGEST_NAME = 256
-"""Characters of a tensor's name that are matched."""
+"""Number of characters of a tensor's name that are matched."""
 
 CharacterTest: TypeAlias = Callable[[str], bool]
 
@@ -48,7 +48,7 @@ class _PatternAnchor:
 
 
 _Step: TypeAlias = CharacterTest | _PatternAnchor | None
-"""How a state is left: by a character, at an end of the name, or freely."""
+"""The way from one state to the next: by reading a character, at an end of the name, or without condition."""
 
 
 def _character_range_test(first_character: str, last_character: str) -> CharacterTest:

@@ -17,13 +17,13 @@ from .gguf_model import EMBEDDING_TENSOR, GgufTensor
 from .patterns import NamePattern
 
 EXPERT_TENSORS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
-"""The tensors that -ncmoe moves."""
+"""Suffixes of the tensors that -ncmoe moves to the host."""
 
 NETWORK_TENSORS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate)\.")
-"""The tensors that -ncffn moves."""
+"""Suffixes of the tensors that -ncffn moves to the host."""
 
 MOST_OVERRIDES = 4_096
-"""Largest number of overrides."""
+"""Largest number of overrides in `--override-tensor`."""
 
 
 @dataclass(frozen=True)

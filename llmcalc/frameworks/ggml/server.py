@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...algebra import round_up
 from ...frozen import frozen
 from ...sources.checkpoints.gguf import GGML_TYPES
 from ..engines.engine import HOST_DEVICE
@@ -16,12 +17,12 @@ from .encoder_graph import EncoderShape, encoder_buffers, encoder_shape
 from .gguf_model import GgufTensor, LayerShape
 from .layer_runs import layers_with_graphs
 from .placement import EXPERT_TENSORS, LayerDevices, TensorDevices, TensorOverride, read_overrides
-from .settings import GgmlSettings, round_up
+from .settings import GgmlSettings
 from .speculation import draft_flags
 from .transformer_graph import GraphSettings, ModelGraph
 
 IK_CACHE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
-"""Types of caches that only ik_llama.cpp has: elements and bytes of a block."""
+"""Cache type that only ik_llama.cpp has → elements and bytes of a block."""
 
 
 def cache_bytes(type_name: str, element_count: int) -> int:
@@ -46,7 +47,7 @@ class BufferSizes(NamedTuple):
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
     def with_added_buffers(self, further_buffers: BufferSizes) -> BufferSizes:
-        """Returns the sums of these and other buffers by device, for example with a draft model's buffers."""
+        """Returns the buffer sizes by device, increased by further buffers, such as a draft model's."""
 
         def add_sizes(bytes_by_device: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
             return {
@@ -137,7 +138,7 @@ class GgmlServer(GgmlSettings):
         return key_bytes + index_key_bytes + 4 * state_bytes, value_bytes + index_value_bytes
 
     def _indexer_cache(self, layer: LayerShape) -> tuple[int, int]:
-        """Returns the bytes of an indexer's cached keys, and of the values that are allocated beside them.
+        """Returns the bytes of an indexer's cached keys, and of the values that are allocated with the keys.
 
         Sources: src/llama-kv-cache-dsa.cpp, src/llama-kv-cache-msa.cpp (with values), src/llama-memory-hybrid-idx.cpp;
         ik_llama.cpp: src/llama.cpp, `kr_l`.
@@ -153,12 +154,12 @@ class GgmlServer(GgmlSettings):
         )
 
     def _entry_cache(self, layer: LayerShape) -> int:
-        """Returns the bytes of entries for several tokens, and of the tokens that are not in one yet, in float32.
+        """Returns the bytes of cached entries for several tokens, and of the float32 states of incomplete entries.
 
         Every sequence has its own (src/llama-kv-cache-dsv4.cpp).
         """
         cell_padding = self.rules.cell_padding
-        entry_bytes = sum(
+        entry_bytes: int = sum(
             round_up(-(-self.sequence_cells // compressed_entries.tokens_per_entry), cell_padding)
             * cache_bytes(self.key_type, compressed_entries.width)
             + 4 * compressed_entries.state_elements

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from ...accelerator import Hardware
+from ...algebra import round_up
 from ...errors import InputError
 from ...frozen import frozen
 from ...sources.presets import is_library_tag
@@ -24,10 +25,10 @@ GIB, MIB = 2**30, 2**20
 MOST_DEVICES = 64
 
 DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"}
-"""Vendor → the name of llama.cpp's devices of it."""
+"""Vendor → llama.cpp's name for the vendor's devices."""
 
 VULKAN_DEVICE = "Vulkan"
-"""The name of llama.cpp's devices of any vendor that it runs through Vulkan."""
+"""llama.cpp's name for devices of any vendor that run through Vulkan."""
 
 
 @frozen(eq=False)
@@ -160,7 +161,7 @@ class GgmlSettings(EngineServer):
     def sequence_cells(self) -> int:
         """The number of cache cells (tokens) per stream of sequences, with padding."""
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return round_up(round_up(self.context_tokens, cell_padding) // self.stream_count, cell_padding)
+        return int(round_up(round_up(self.context_tokens, cell_padding) // self.stream_count, cell_padding))
 
     @property
     def cache_cells(self) -> int:
@@ -272,11 +273,11 @@ class GgmlSettings(EngineServer):
         batch_tokens = self.batch_tokens if self.rules.window_batch == "batch" else self.micro_batch_tokens
         needed_cells = window_size * (self.slot_count if self.has_unified_cache else 1) + batch_tokens
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return min(full_cells, round_up(needed_cells, cell_padding))
+        return int(min(full_cells, round_up(needed_cells, cell_padding)))
 
     @property
     def has_stated_gpu_layers(self) -> bool:
-        """Whether the user set the number of GPU layers."""
+        """Whether the user's flags state the number of GPU layers."""
         return str(self.flags.get("n_gpu_layers", "auto")) not in ("auto", "-1")
 
     @property
@@ -321,8 +322,3 @@ def refuse_gpu_flags(hardware: Hardware, flags: Mapping[str, Any]) -> None:
             if value.replace(",", "").isdecimal() and flag_name == "device":  # the numbers of `--devices`
                 typed_flag = f"--devices {value.count(',') + 1}"
             raise InputError(f"{typed_flag}: {hardware.title} is a processor, without GPUs that take layers; remove it")
-
-
-def round_up(cell_count: int, divisor: int) -> int:
-    """Returns the smallest multiple of `divisor` that is at least `cell_count`."""
-    return -(-cell_count // divisor) * divisor

@@ -21,10 +21,10 @@ from ...sources.presets import known_checkpoint
 from ..engines.draft_models import read_draft
 
 DRAFT_TOKENS = 3
-"""Default of --spec-draft-n-max (common/common.h, `common_params_speculative_draft`)."""
+"""Default number of drafted tokens (--spec-draft-n-max; common/common.h, `common_params_speculative_draft`)."""
 
 MTP_DRAFT_TYPE = "draft-mtp"
-"""The type of drafts by the model's modules of multi-token prediction."""
+"""Type of speculative decoding with the model's multi-token-prediction modules."""
 
 TOKENS_OF_TYPES = {
     "none": ("", 0),
@@ -36,7 +36,7 @@ TOKENS_OF_TYPES = {
     "draft-simple": ("draft_max", DRAFT_TOKENS),
     MTP_DRAFT_TYPE: ("draft_max", DRAFT_TOKENS),
 }
-"""Type of speculative decoding → the flag of the tokens that it drafts, and its default."""
+"""Type of speculative decoding → the flag for its number of drafted tokens, and the default."""
 
 TARGET_FLAGS = {
     "n_gpu_layers_draft": "n_gpu_layers",
@@ -47,13 +47,13 @@ TARGET_FLAGS = {
     "cpu_moe_draft": "cpu_moe",
     "device_draft": "device",
 }
-"""Flag of the draft → the flag of the target for the same thing."""
+"""Flag of the draft model → the equivalent flag of the target model."""
 
 INHERITED_FLAGS = (
     "flash_attn", "batch_size", "ubatch_size", "no_kv_offload", "swa_full", "device", "tensor_split", "split_mode",
     "no_op_offload",
 )  # fmt: skip
-"""Flags that hold for the draft too (`common_base_params_to_speculative`)."""
+"""Flags of the target model that apply to the draft model too (`common_base_params_to_speculative`)."""
 
 
 def drafting_types(flags: Mapping[str, Any]) -> list[str]:

@@ -17,12 +17,12 @@ from .gguf_model import OUTPUT_TENSOR, DeltaNetSizes, LayerShape
 F32_BYTES, F16_BYTES, I32_BYTES, I64_BYTES = 4, 2, 4, 8
 
 MASK_ROW_MULTIPLE = 64
-"""Rows to which masks are padded (GGML_KQ_MASK_PAD)."""
+"""Masks are padded to a multiple of this number of rows (GGML_KQ_MASK_PAD)."""
 
 MIB = 2**20
 
 SMALLEST_ROTATION_ROWS = 64
-"""Rows of the smallest matrix that rotates heads."""
+"""Number of rows of the smallest matrix that rotates heads before a quantized cache."""
 
 GraphStyle: TypeAlias = Literal["ik", "glu", "silu"]
 """How networks and norms are computed.
@@ -235,6 +235,7 @@ class ModelGraph:
         return Tensor(0, (input_tensor, *row_numbers, cache), "store")
 
     def attention(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
+        """Adds the attention of layer `i`, from projections and the cache to the output projection."""
         settings, tokens = self.settings, self.settings.tokens
         cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST_DEVICE
         key_cache, value_cache = (
@@ -549,6 +550,7 @@ class ModelGraph:
         return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden_size, up_output, tokens)
 
     def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
+        """Adds the router and the routed experts of layer `i`, and the sum of the experts' outputs."""
         expert_count, k, expert_width = layer.expert_count, layer.top_k, layer.expert_width
         may_move = self.rules.are_experts_moved(tokens, layer) and self.settings.may_move_weights
 
@@ -758,6 +760,7 @@ class ModelGraph:
         return attention_output
 
     def _with_feed_forward(self, i: int, layer: LayerShape, residual_stream: Tensor, tokens: int) -> Tensor:
+        """Returns the residual stream with the output of layer `i`'s feed-forward network or experts."""
         if not layer.width and not layer.expert_count:
             return residual_stream
         normed_input = self.norm(f"blk.{i}.ffn_norm.weight", i, residual_stream)

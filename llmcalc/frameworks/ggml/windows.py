@@ -1,4 +1,4 @@
-"""The sliding windows in configs that llama.cpp ignores."""
+"""Removes the sliding windows of a config that llama.cpp ignores."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ from ..launch.launch_types import Launch, LaunchReader, LaunchSettings, LaunchSo
 from ..megatron.named_model import MegatronRun, megatron_run
 
 IDENTIFYING_KEYS = frozenset({"pipe_parallel_size", "model_parallel_size"})
-"""Arguments of which every config has one, with underscores or hyphens."""
+"""Arguments by which a GPT-NeoX config is recognized, with underscores or hyphens; each config has one of them."""
 
 DEEPSPEED_KEYS = field_names("""
     train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization fp16 bf16 optimizer
     gradient_clipping communication_data_type data_types
     """)
-"""Keys that DeepSpeed reads."""
+"""Keys of a GPT-NeoX config that DeepSpeed reads."""
 
 MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "hidden_dropout": (0,),
@@ -47,15 +47,15 @@ MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
 """Argument → its modelled values."""
 
 ATTENTION_BY_MIXER = {"flash": "flash", "global": "eager", "mamba": "eager"}
-"""Kind of layer in `attention_config` → the implementation of attention."""
+"""Kind of layer in `attention_config` → attention implementation."""
 
 POSITION_EMBEDDINGS = ("learned", "rotary", "none", "alibi")
 
 GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
-"""Gated activation → the function of its gate."""
+"""Name of a gated activation → the activation function of its gate."""
 
 VOCABULARY_SIZE = 50_257
-"""Tokens of GPT-2, the default tokenizer; GPT-NeoX-20B's, 50,254, are padded to as many."""
+"""Vocabulary size of the default tokenizer, GPT-2's; GPT-NeoX-20B's 50,254 tokens are padded to the same number."""
 
 
 def is_gpt_neox(config: Table) -> bool:
@@ -265,7 +265,7 @@ def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 ROTARY_DEFAULTS = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
-"""Argument → its default."""
+"""Argument about rotary positions → default value."""
 
 
 def _network_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from .launch_types import (
 )
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
-"""Keys by which a config without `distributed_type` is recognized."""
+"""Keys by which an accelerate config without `distributed_type` is recognized."""
 
 TYPES_WITHOUT_PLUGIN = ("NO", "MULTI_GPU")
 """Values of `distributed_type` for one device and for replicas, which need no plugin."""
@@ -56,6 +56,7 @@ def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
+    """Returns the training run of an accelerate config, under the framework that the config selects."""
     plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
     plugin_tables = (plugin.section_name for _, plugin in plugins_by_type.values())
     reader.check_names(config, (*READ_ACCELERATE_KEYS, *plugin_tables), IGNORED_ACCELERATE_KEYS, "no key that is known")

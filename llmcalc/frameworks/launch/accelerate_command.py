@@ -101,7 +101,7 @@ def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
 
 
 FRAMEWORK_KEYS = ("deepspeed", "fsdp", "fsdp_config")
-"""The Trainer's arguments that select a framework. A program that states one replaces the launcher's."""
+"""Trainer arguments that select a framework. A program that states one of them replaces the launcher's."""
 
 PRECISION_KEYS = ("bf16", "fp16")
 

@@ -25,13 +25,13 @@ MODULE_NAMES_OUTSIDE_LAYERS = {
     **dict.fromkeys(("embed_out", "output"), "lm_head"),
     **dict.fromkeys(("score", "classifier"), "out_proj"),
 }
-"""A class's own name of a module outside of the layers → the name here."""
+"""A class's own name of a module outside of the layers → llmcalc's name."""
 
 ENCODER_PATH_WORDS = ("vision", "visual", "audio", "projector", "aligner")
 """Words in the paths of modules outside of the language model."""
 
 LONGEST_PATTERN, MOST_MATCHED_NAMES = 400, 200
-"""Largest number of letters of an expression, and of names that it stands for."""
+"""Largest number of characters in a regular expression, and of module names that it matches."""
 
 
 def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkpoint | None = None) -> Launch:
@@ -102,7 +102,7 @@ def _translate_modules_to_save(launched_run: Launch, model: ModelSpec) -> Launch
 
 
 WILDCARD_PATTERN = re.compile(r"[*\w.]*\*[*\w.]*")
-"""A pattern of paths with `*` for any text, as NeMo's programs take; PEFT's expressions have something before a `*`."""
+"""Pattern of paths with `*` for any text, as in NeMo; in PEFT's regular expressions something precedes a `*`."""
 
 
 def _last_component_names(target_pattern: str, layer_names: Iterable[str] = ()) -> list[str]:
@@ -123,7 +123,7 @@ def _last_component_names(target_pattern: str, layer_names: Iterable[str] = ()) 
 PATTERN_TOKENS = re.compile(
     r"(?P<dot>\\?\.)(?![*+?])|(?P<any>\.[*+?]|\\[dw][*+?]?)|(?P<set>\[[^\]]*\])[*+?]?|(?P<word>\w)|[\^$]"
 )
-"""The pieces of an expression, but for groups."""
+"""Pattern of the tokens of a regular expression, except groups."""
 
 
 def _last_components(pattern_text: str) -> Iterator[str]:

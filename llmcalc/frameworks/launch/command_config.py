@@ -14,14 +14,14 @@ from .unresolved import is_unresolved, printable
 from .yaml_text import parse_yaml
 
 CONFIG_OPTION = re.compile(r"-c|--(job\.)?config([_-](file|path))?")
-"""The options with which programs name their config file."""
+"""Options by which programs name their config file."""
 
 MOST_KEY_PARTS = 20
-"""Largest number of names in a key such as `model.lora_rank`."""
+"""Largest number of names in a dotted key such as `model.lora_rank`."""
 
 
 COMPONENT_KEY = "_component_"
-"""The key of a table that names the class which its other keys configure."""
+"""Key that names the class which the other keys of a table configure."""
 
 
 def config_file_and_words(command_line: CommandLine) -> tuple[str, int, int] | None:

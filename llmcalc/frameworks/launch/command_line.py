@@ -28,19 +28,19 @@ CONSOLE_PROGRAMS = {
     "oumi": ("train",),
     "automodel": ("finetune", "pretrain", "benchmark"),
 }
-"""Programs that a package installs → their subcommands that start work; empty where there are none."""
+"""Installed command of a Python package → its subcommands that start work; empty for a command without subcommands."""
 
 PACKAGE_FILE_PATH = re.compile(r"(?:^|/)(swift/cli/\w+)\.py$")
-"""The path of a file of a package that is started as a module too: `swift/cli/sft.py` is `swift.cli.sft`."""
+"""Pattern of the paths of package files that are also modules: `swift/cli/sft.py` is `swift.cli.sft`."""
 
 TRL_SCRIPT = re.compile(rf"(?:.*[/_])?({'|'.join(CONSOLE_PROGRAMS['trl'])})(?:_(?!trainer)\w+)?\.py")
-"""The path of a script that trains by a method of TRL: `examples/scripts/dpo_vlm.py` is `trl dpo`."""
+"""Pattern of the paths of scripts that train by a method of TRL: `examples/scripts/dpo_vlm.py` is `trl dpo`."""
 
 TRL_MODULE = re.compile(rf"trl\.scripts\.({'|'.join(CONSOLE_PROGRAMS['trl'])})")
-"""A module of TRL that is started as `python -m trl.scripts.sft`, which is `trl sft`."""
+"""Pattern of TRL's modules started with `python -m`: `trl.scripts.sft` is `trl sft`."""
 
 TRL_FOLDER = re.compile(r"(?:^|/)(?:trl|examples)/scripts/")
-"""A folder of TRL's repository with scripts that the command `trl` runs too."""
+"""Pattern of the folder in TRL's repository whose scripts the command `trl` also runs."""
 
 TRL_OPTIONS = ("--model_name_or_path", "--dataset_name")
 """Options of TRL's scripts (`ModelConfig`, `ScriptArguments`); transformers' examples have `--do_train` beside them."""
@@ -49,13 +49,13 @@ PEFT_OPTIONS = ("--use_peft_lora", "--use_4bit_quantization", "--use_8bit_quanti
 """Options of PEFT's examples/sft/train.py, which runs TRL's `SFTTrainer`."""
 
 LLAMA_FACTORY_SCRIPT = re.compile(r"(?:^|/)src/train\.py$")
-"""The path of LLaMA-Factory's script, if its words have `--stage`; before version 0.7 it was `src/train_bash.py`."""
+"""Pattern of LLaMA-Factory's script if its words have `--stage`; before version 0.7 it was `src/train_bash.py`."""
 
 SCRIPT_STARTERS = ("bash", "sh", "sbatch", "source", ".")
-"""Words before a script's name that start it."""
+"""Commands that start the script named after them."""
 
 LONGEST_TYPED_COMMAND = 20_000
-"""Largest number of letters of a file's name with variables and arguments."""
+"""Largest number of characters in the value of `--launch` that names a file, with variables and arguments."""
 
 NON_PROGRAM_COMMANDS = field_names("""
     echo printf cat cp mv rm ls find sed grep tee mkdir pip pip3 chmod wget curl test [ [[ tail head kill wait cd log
@@ -104,7 +104,7 @@ def typed_launch(typed_text: str) -> TypedLaunch:
 
 
 LAUNCH_OPTION = "--launch"
-"""The name of a typed command in messages."""
+"""Name in messages for a command typed as the value of `--launch`."""
 
 
 def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def is_training_command(typed_text: str) -> bool:
 
 
 def _file_exists(file_name: str) -> bool:
-    """Whether a file of this name exists; false for a name that the file system refuses."""
+    """Whether a file exists; false for a name that the file system refuses."""
     try:
         return Path(file_name).exists()
     except (OSError, ValueError):
@@ -154,7 +154,7 @@ TRAINING_COMMAND = re.compile(
     rf"|trl\s+({'|'.join(CONSOLE_PROGRAMS['trl'])})|python[\d.]*\s+(-u\s+)?\S*(sft|dpo|grpo|train|tune|tuning)\w*\.py)\s",
     re.MULTILINE,
 )
-"""A line of a script that trains, beside which a server of an engine that is not modelled only tries the result."""
+"""Pattern of a script's line that trains; an unmodelled engine in such a script only tries the trained model."""
 
 TORCHTITAN_SCRIPTS = ("run_train.sh", "run_llama_train.sh")
 """torchtitan's own scripts, which run the job of `CONFIG_FILE` on `NGPU` devices, 8 by default."""

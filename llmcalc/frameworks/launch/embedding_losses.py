@@ -15,10 +15,10 @@ from typing import Any
 from .launch_types import Launch
 
 ARGUMENTS_CLASS = "SentenceTransformerTrainingArguments"
-"""The class of the trainer's arguments."""
+"""Name of the class of the trainer's arguments."""
 
 LOSS_CLASS = re.compile(r"[A-Z]\w*Loss")
-"""The name of a class of losses."""
+"""Pattern of the names of loss classes."""
 
 TEXT_COUNT_BY_LOSS = {
     "TripletLoss": 3,
@@ -26,10 +26,10 @@ TEXT_COUNT_BY_LOSS = {
         ("BatchAllTripletLoss", "BatchHardTripletLoss", "BatchSemiHardTripletLoss", "BatchHardSoftMarginTripletLoss"), 1
     ),
 }
-"""Loss → the texts of an example, where they are not two."""
+"""Name of a loss class → number of texts per example, if not two."""
 
 DEFAULT_MINI_BATCH_SIZE = 32
-"""The default of a cached loss's `mini_batch_size`."""
+"""Default `mini_batch_size` of a cached loss."""
 
 
 def with_embedding_loss(launch: Launch, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> Launch:

@@ -14,7 +14,7 @@ from .launch_types import LaunchFile, Table
 from .refused_programs import REFUSED_LAUNCH_FILES
 
 FRAMEWORKS_PACKAGE = __package__.rpartition(".")[0]
-"""The package with the folders of frameworks and programs."""
+"""Name of the package that contains the folders of frameworks and programs."""
 
 ACCELERATE_FILE = LaunchFile(
     "accelerate",
@@ -53,7 +53,7 @@ COMMAND_FUNCTIONS: CommandFunctions = {
 
 
 NO_COMMAND_FUNCTIONS: Mapping[str, Table] = {}
-"""No commands with arguments that are keys of config files."""
+"""No command functions: the arguments of such a program's commands are keys of its config files."""
 
 
 ENCODERS_BY_PROGRAM: Mapping[str, LoadedEncoders] = {
@@ -61,7 +61,7 @@ ENCODERS_BY_PROGRAM: Mapping[str, LoadedEncoders] = {
     **dict.fromkeys(("llama_factory", "ms_swift"), LoadedEncoders(is_trained=False)),
     "unsloth": LoadedEncoders(is_quantized=False),
 }
-"""Program that loads the whole class of a model with encoders, whatever it is trained on → its use of the encoders.
+"""Program that loads all of a model with encoders, whatever is trained → how the encoders are used.
 
 Source: nemo_automodel/_transformers/auto_model.py and infrastructure.py, `apply_parameter_freezing`;
 axolotl/loaders/model.py, `_set_auto_model_loader`; llamafactory/model/loader.py and hparams/finetuning_args.py,

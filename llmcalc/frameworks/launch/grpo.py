@@ -12,12 +12,12 @@ from .launch_types import Launch, LaunchReader, Table, read_fraction, read_integ
 from .rollout import AdditionalModel, ModelState, Rollout
 
 TRL_SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
-"""Where the files of TRL say what is on a device in each phase."""
+"""TRL's source files that state what is on a device in each phase."""
 
 SFT_NOTE = "GRPO: the loss of the training step is counted as that of SFT over all tokens"
 
 LIGER_NOTE = "Liger's log-probabilities of the last {completion} tokens, sequence by sequence, counted as their mean"
-"""What is said of the loss that TRL 1.10 takes from Liger-Kernel 0.8.5. Newer versions of TRL leave it out."""
+"""Note on the loss that TRL 1.10 takes from Liger-Kernel 0.8.5. Newer versions of TRL lack this loss."""
 
 READ_GRPO_ARGUMENTS = (
     "beta", "max_prompt_length", "max_completion_length", "vllm_mode", "use_vllm", "vllm_gpu_memory_utilization",

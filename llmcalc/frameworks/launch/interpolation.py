@@ -13,18 +13,18 @@ from .command_line import plain_value
 from .launch_types import Table
 
 MOST_INTERPOLATIONS = 8
-"""The most interpolations that lead from a key to its value."""
+"""Largest number of interpolations between a key and its final value."""
 
 PRODUCT_PATTERN = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
 RELATIVE_REFERENCE = re.compile(r"\$\{((?:oc\.select:\s*)?)(\.{1,8})(\w+(?:\.\w+)*)")
 KEY_REFERENCE = re.compile(r"\$\{(?:oc\.select:\s*)?([a-z_]\w*(?:\.\w+)*)\s*(?:,([^{}]*))?\}", re.IGNORECASE)
 VARIABLE_REFERENCE = re.compile(r"\$\{oc\.env:\s*(\w+)\s*(?:,([^{}]*))?\}")
 MISSING_VALUE = "???"
-"""The value of a key that a command must set."""
+"""Value of a required key that the command must set."""
 
 
 EMPTY_TABLE: Table = {}
-"""No overrides, or no variables."""
+"""An empty table, for no overrides or no variables."""
 
 
 def flat_config(config: Table, overrides: Table = EMPTY_TABLE, environment: Table = EMPTY_TABLE) -> dict[str, Any]:
@@ -45,7 +45,9 @@ def flat_config(config: Table, overrides: Table = EMPTY_TABLE, environment: Tabl
 
     add_flattened(config, [])
     flat_values |= overrides
-    return {flat_key: _resolved(flat_value, flat_values, environment) for flat_key, flat_value in flat_values.items()}
+    return {
+        flat_key: _resolved_value(flat_value, flat_values, environment) for flat_key, flat_value in flat_values.items()
+    }
 
 
 def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
@@ -58,7 +60,7 @@ def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
     )
 
 
-def _resolved(written_value: Any, flat_values: Table, environment: Table) -> Any:
+def _resolved_value(written_value: Any, flat_values: Table, environment: Table) -> Any:
     """Returns a value without the interpolations that can be resolved."""
     for _ in range(MOST_INTERPOLATIONS):
         if not isinstance(written_value, str) or "${" not in written_value:

@@ -17,23 +17,23 @@ from ...errors import InputError, one_line
 from .yaml_text import environment_variables, is_plain_data, parse_yaml, split_documents
 
 JOB_KIND = re.compile(r"^kind:[ \t]*[\"']?(PyTorchJob|HyperPodPyTorchJob|TrainJob|RayJob|Job)\b", re.MULTILINE)
-"""The kind of a manifest whose container may train."""
+"""Pattern of the manifest kinds whose containers may train."""
 
 REPLICA_SPECS = ("pytorchReplicaSpecs", "replicaSpecs")
-"""Fields with the groups of pods of a PyTorchJob and of HyperPod's."""
+"""Fields with the groups of pods, in Kubeflow's PyTorchJob and in HyperPod's."""
 
 GPU_RESOURCE = re.compile(r"(nvidia|amd)\.com/gpu")
 
 MOST_COMPARED_LINES, SHORTEST_COMMAND = 50, 8
-"""Lines of a script, and characters of a line, by which the script is found in the file."""
+"""Most lines of a script, and fewest characters of a line, that are compared to find the script in a file."""
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ash")
 
 MOST_PODS = 100_000
-"""Largest number of replicas, or of processes of one."""
+"""Largest number of replicas, or of processes per replica."""
 
 LONGEST_VALUE = 10_000
-"""Largest number of characters of a variable, in whose value others are replaced."""
+"""Largest number of characters in a variable's value in which references are replaced."""
 
 VARIABLE_IN_MANIFEST = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
 
@@ -54,7 +54,7 @@ class JobScript(NamedTuple):
 
     @property
     def launcher_words(self) -> list[str]:
-        """The numbers of processes and pods as torchrun's options, which those of the command replace."""
+        """The numbers of processes and pods as torchrun's options; options of the command itself take precedence."""
         counts = (("--nproc-per-node", self.processes_per_pod), ("--nnodes", self.pod_count))
         return [f"{option}={count}" for option, count in counts if count is not None]
 
@@ -81,7 +81,7 @@ def job_script(file_text: str, name_in_errors: str, typed_variables: Mapping[str
 
 
 def _first_line_of_script(script_text: str, file_text: str) -> int:
-    """Returns the line of a file from which a script's lines are counted, by a line of the file in it; 1 for none."""
+    """Returns the line number at which a job's script begins in its file; 1 if the script is not found."""
     file_lines = [line.strip() for line in file_text.splitlines()]
     for script_line_index, script_line in enumerate(script_text.splitlines()[:MOST_COMPARED_LINES]):
         for file_line_index, file_line in enumerate(file_lines):
@@ -113,10 +113,10 @@ def _scripts_of_manifest(manifest: Any) -> Iterator[JobScript]:
         return
     is_trainer = container is trainer
     process_field, pods = ("numProcPerNode", container.get("numNodes")) if is_trainer else ("nprocPerNode", None)
-    processes = _count((trainer if is_trainer else spec).get(process_field))
-    replica_counts = [_count(pod_group.get("replicas", 1)) for pod_group in pod_groups]
+    processes = _count_or_none((trainer if is_trainer else spec).get(process_field))
+    replica_counts = [_count_or_none(pod_group.get("replicas", 1)) for pod_group in pod_groups]
     if pods is not None or is_trainer:
-        replica_counts = [_count(1 if pods is None else pods)]
+        replica_counts = [_count_or_none(1 if pods is None else pods)]
     known_counts = [count for count in replica_counts if count is not None]
     pod_count = sum(known_counts) if len(known_counts) == len(replica_counts) else None
     yield JobScript(_script_text(container), _gpu_limit(container) if processes is None else processes, pod_count)
@@ -160,15 +160,15 @@ def _script_text(container: Mapping[str, Any]) -> str:
     ]
     words = [*map(with_values, _command_words(container))]
     is_shell = words[0].rpartition("/")[2] in SHELLS and any(re.fullmatch(r"-\w*c\w*", word) for word in words[1:4])
-    return "\n".join([*assignments, shlex.join(words) if is_shell else " ".join(map(_quoted, words))])
+    return "\n".join([*assignments, shlex.join(words) if is_shell else " ".join(map(_quoted_word, words))])
 
 
-def _quoted(word: str) -> str:
+def _quoted_word(word: str) -> str:
     """Returns a word as a shell reads it, with the variables that `envsubst` replaces."""
     return '"' + re.sub(r'(["\\`])', r"\\\1", word) + '"' if "$" in word and "\n" not in word else shlex.quote(word)
 
 
-def _count(written_count: Any) -> int | None:
+def _count_or_none(written_count: Any) -> int | None:
     """Returns a number of processes or pods; None for a word such as auto, and for a variable."""
     count_text = one_line(str(written_count))
     if isinstance(written_count, bool) or not re.fullmatch(r"[0-9]{1,6}", count_text) or int(count_text) > MOST_PODS:
@@ -181,7 +181,7 @@ def _gpu_limit(container: Mapping[str, Any]) -> int | None:
     resources = container.get("resources", container.get("resourcesPerNode"))
     tables = [resources.get(name) for name in ("limits", "requests")] if isinstance(resources, Mapping) else []
     counts: Sequence[int | None] = [
-        _count(count)
+        _count_or_none(count)
         for table in tables
         if isinstance(table, Mapping)
         for resource, count in table.items()

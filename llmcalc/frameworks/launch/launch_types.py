@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 Table: TypeAlias = Mapping[str, Any]
 
 ReadTables: TypeAlias = Callable[[str], Table]
-"""Reads the tables of a file that another file names."""
+"""A function that reads the tables of a file named in another file."""
 
 FP16_NOTE = (
     "fp16 is counted as bf16, whose tensors have the same sizes; GradScaler unscales gradients in place and keeps "
     "numbers of 4 bytes (torch/amp/grad_scaler.py)"
 )
-"""A note on autocast to fp16."""
+"""Note on autocast to fp16."""
 
 NO_SHIPPED_FILES: Mapping[str, Table] = {}
-"""No files that come with a program."""
+"""No files shipped with a program."""
 
 
 ReadText: TypeAlias = Callable[[str], tuple[str, str]]
-"""Reads a file that another file names: its path in messages, and its text."""
+"""A function that reads a file named in another file, and returns its path for messages and its text."""
 
 
 @frozen
@@ -66,7 +66,7 @@ class Launch:
     version: the version of the program whose defaults are filled in, from its `LaunchFile` or from the file.
     assumed_defaults: argument that the file leaves out → the program's default.
     option_overrides: option typed beside the file → its value, and the file's.
-    rollout: what else shares the devices in reinforcement learning; None (default) for nothing.
+    rollout: the engine and models that share the devices in reinforcement learning; None (default) for none.
     frozen_model: a frozen copy of the model on the same devices, outside of reinforcement learning; None (default)
         without.
     keeps_checkpoint_dtype: whether weights keep the number format of the checkpoint. The settings are then those of a
@@ -267,7 +267,7 @@ class LaunchSource:
 
     @property
     def typed_device_count(self) -> int | None:
-        """The number of devices that is typed beside the file; None without one."""
+        """The number of devices that the user typed beside the launch file; None if not typed."""
         return self.world_size if self.has_typed_device_count else None
 
     def devices_advice(self) -> str:
@@ -288,7 +288,7 @@ class CommandLine(NamedTuple):
     launcher: the words before the program, such as `torchrun --nproc-per-node 8`.
     program: the name of the Python file or module, or of an installed program.
     words: the words after it.
-    line: its line in the script.
+    line: line number in the script.
     loop_values: variables of the loops around it, with their values.
     path: the path of the Python file, as the script writes it; empty for a module or an installed program.
     env: the variables that are set for the command; none by default.
@@ -307,8 +307,8 @@ class CommandLine(NamedTuple):
 class LaunchFile:
     """A kind of launch file, with the functions that recognize and read a file of this kind.
 
-    name: its name in JSON documents.
-    title: its name in messages.
+    name: the kind's name in JSON documents.
+    title: the kind's name in messages.
     matches_tables: whether tables are of this kind; by default never.
     read_tables: reads tables. Raises `InputError`, which names file and field. None (default) if no tables are read.
     program_of_arguments: the program whose arguments may be in a script's command instead; empty (default) for none.
@@ -366,7 +366,7 @@ class LaunchSettings(NamedTuple):
 
 @frozen
 class Plugin:
-    """The keys by which files of accelerate and of the Trainer select a framework.
+    """The keys in accelerate's and the Trainer's arguments that select a framework, with functions that read them.
 
     distributed_type: accelerate's name of the framework.
     section_name: accelerate's table of the framework's settings.
@@ -386,7 +386,7 @@ DATA_ARGUMENT = re.compile(
     r"(?:(?:train|eval|valid|val|validation|test|dev|hf|sft|custom|local)(?:ing)?_)?(?:data|dataset|datasets)"
     r"(?:_(?:id|or|name|path|paths|dir|file|files|folder|root|url|split|config|subset))*"
 )
-"""An argument of a script of its own that says where its data is, which changes no memory."""
+"""Pattern of arguments that name the data of a user's script, which change no memory."""
 
 
 @dataclass
@@ -565,7 +565,7 @@ class LaunchReader:
         return read_boolean(self, argument_name, self.value(config, argument_name, default_flag))
 
     def read_frozen_encoders(self, config: Table, argument_name: str, is_frozen: bool | None = None) -> None:
-        """Records whether the run trains encoders of images and sound, by the argument that freezes them.
+        """Records whether the run trains the image and audio encoders, from the argument that freezes the encoders.
 
         is_frozen: the value of an absent argument; None (default) for the program's default.
         """
@@ -595,7 +595,7 @@ class LaunchReader:
         expected_file_kind: str,
         shipped_tables: Mapping[str, Table] = NO_SHIPPED_FILES,
     ) -> Table:
-        """Returns the tables of another file that an argument names.
+        """Returns the tables of the file that an argument names.
 
         expected_file_kind: the kind of file, for the error.
         shipped_tables: path → tables of the program's own files, read where the user has no file of that path.
@@ -697,7 +697,7 @@ class LaunchReader:
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables of torch's allocator; torch 2.9 reads the first, and the second where that is not set."""
+"""Environment variables of torch's allocator; torch 2.9 reads the first, or the second if the first is not set."""
 
 MOST_LISTED_ARGUMENTS = 12
 """Largest number of arguments that a message lists."""
@@ -801,7 +801,7 @@ def read_boolean(reader: LaunchReader, argument_name: str, written_flag: Any) ->
 
 
 LARGEST_SIZE = 2**40
-"""A bound above all sizes in launch files."""
+"""A number above all sizes in launch files."""
 
 
 def record_unknown_keys(

@@ -17,7 +17,7 @@ from ...sources.huggingface.family import field_names
 from .python_source import dotted_name_of
 
 DTYPE_BY_METHOD = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
-"""Method that converts a model → the number format."""
+"""Method that converts a model → number format of its result."""
 
 OPTIMIZER_CLASSES: Mapping[str, str] = {
     "AdamW": "adamw_torch",
@@ -31,39 +31,39 @@ OPTIMIZER_CLASSES: Mapping[str, str] = {
     "Adafactor": "adafactor",
     "SGD": "sgd",
 }
-"""Class of an optimizer that a file creates → the Trainer's `optim`."""
+"""Class of an optimizer created in the file → value of the Trainer's `optim`."""
 
 LORA_CONFIG_CLASSES = ("LoraConfig", "LoftQConfig", "PeftConfig", "LoraRuntimeConfig", "EvaConfig", "CordaConfig")
-"""Configurations of PEFT that describe LoRA's adapters."""
+"""Names of PEFT's config classes for LoRA adapters."""
 
 IGNORED_LORA_ARGUMENTS = field_names("""
     lora_alpha task_type inference_mode fan_in_fan_out use_rslora init_lora_weights alpha_pattern runtime_config
     revision peft_type base_model_name_or_path auto_mapping corda_config eva_config loftq_config layers_pattern
     """)
-"""Arguments of `LoraConfig` that change no size."""
+"""Arguments of `LoraConfig` that do not change sizes."""
 
 OTHER_HEAD_CLASS = re.compile(
     r"(AutoModel|\w+)For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)"
 )
-"""A class of transformers with another head than a language model's."""
+"""Pattern of transformers classes with a head other than a language model's."""
 
 OTHER_HEAD_REASON = (
     "its head is no language model's; expected TARGET with --phase training --set head.type=classification --set "
     "head.num_labels=N"
 )
-"""Why a model with another head is refused, and what to type."""
+"""Message for a refused model whose head is not a language model's."""
 
 OTHER_MODEL_NAME = re.compile(r"ref|reward|teacher|critic|value|vis|image|audio|embed_model", re.IGNORECASE)
-"""Names of models beside the trained one, and of encoders, which are not counted."""
+"""Pattern of the names of models that are not counted: models beside the trained one, and encoders."""
 
 SIZE_FIELD = re.compile(
     r"num_(hidden_layers|attention_heads|key_value_heads|layers|heads|local_experts)|n_(layers?|embd|heads?|inner)|"
     r"hidden_size|intermediate_size|head_dim|d_model|d_ff|ffn_dim|vocab_size"
 )
-"""Fields of a model's configuration that are sizes."""
+"""Pattern of the fields of a model's configuration that are sizes."""
 
 LAYER_LISTS = ("layers", "h", "blocks", "layer")
-"""Attributes of models that hold their layers."""
+"""Names of attributes that hold a model's layers."""
 
 FROZEN_NOTE = "parameters that the file freezes are counted as trained"
 
@@ -140,7 +140,7 @@ def _model_names(syntax_tree: ast.Module) -> set[str]:
 def _record_adapters(
     model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
 ) -> None:
-    """Records adapters of other kinds than LoRA, and arguments of LoRA that change sizes."""
+    """Records adapters of other kinds than LoRA as unknown, and also LoRA arguments that change sizes."""
     import_nodes = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.ImportFrom)]
     peft_names = {alias.name for node in import_nodes if (node.module or "").startswith("peft") for alias in node.names}
     for call in calls:
@@ -159,7 +159,7 @@ def _record_adapters(
 
 
 def _is_unset(value_node: ast.expr) -> bool:
-    """Whether an argument has a value that switches it off."""
+    """Whether the value of an argument turns the argument's feature off."""
     if isinstance(value_node, ast.List | ast.Tuple):
         return not value_node.elts
     if isinstance(value_node, ast.Dict):
@@ -245,7 +245,7 @@ def _record_conversion(model_changes: ModelChanges, call: ast.Call, model_names:
 
 
 def _record_head(model_changes: ModelChanges, call: ast.Call) -> None:
-    """Records a class that loads the model with another head than that of a language model."""
+    """Records as a change that the model is loaded by a class whose head is not a language model's."""
     class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
     if OTHER_HEAD_CLASS.fullmatch(class_name) is not None:
         model_changes.unknown_arguments[class_name] = OTHER_HEAD_REASON

@@ -20,25 +20,25 @@ from .windows_scripts import shell_text
 from .yaml_text import LARGEST_FILE_BYTES
 
 NOTEBOOK_ENDING = ".ipynb"
-"""The ending of a notebook's name."""
+"""Suffix of a notebook's file name."""
 
 LARGEST_NOTEBOOK = 6_000_000
-"""The largest notebook in bytes, with its outputs and their pictures."""
+"""Size of the largest notebook that is read, in bytes, with outputs and pictures."""
 
 MOST_CELLS = 5_000
 """Largest number of cells of a notebook; each is parsed as Python. Real notebooks have under 300."""
 
 SHELL_CELLS = ("%%bash", "%%sh", "%%script bash", "%%script sh")
-"""First words of cells that are a script."""
+"""First words of notebook cells that are shell scripts."""
 
 PYTHON_CELLS = ("%%capture", "%%time", "%%timeit", "%%python")
-"""First words of cells that are Python."""
+"""First words of notebook cells that are Python."""
 
 IPYTHON_LINE = re.compile(r"^(\s*)(?:[!%?]|\w+\s*=\s*[!%])|\?\s*$")
-"""A line that IPython takes, and not Python."""
+"""Pattern of lines that IPython understands and Python does not."""
 
 CELL_END_MARK = "END_OF_THIS_CELL"
-"""The mark that ends a cell's text in a script's here-document."""
+"""Mark that ends a cell's text in a here-document of the script."""
 
 
 def read_launch_text(path: Path) -> str:

@@ -16,19 +16,19 @@ from .launch_types import Launch, LaunchFile, LaunchSource, OptionOverride
 from .trainer import EARLIER_TRAINER_DEFAULTS, SETTINGS_BY_OPTIM, TRAINER_DEFAULTS
 
 NO_OPTIONS: Mapping[str, Any] = {}
-"""No options beside a file."""
+"""No options typed beside a launch file."""
 
 READER_OPTIONS = ("devices", "framework_version")
 """Layout options that each reader of launch files applies itself."""
 
 FORMAT_SETTINGS = ("precision", "dtype", "master_weights", "grad_dtype")
-"""Settings that `--precision` replaces together."""
+"""Settings that `--precision` replaces all at once."""
 
 FUSED_BY_DEFAULT = (2, 8)
-"""Version of torch from which on the Trainer's default optimizer is fused."""
+"""First version of torch with which the Trainer's default optimizer is fused."""
 
 LAYOUT_OPTIONS = frozenset(field.name for field in fields(LayoutRequest)) - {*READER_OPTIONS}
-"""Options of a layout."""
+"""Names of the options of a layout."""
 
 
 def read_with_options(
@@ -42,7 +42,7 @@ def read_with_options(
 
     launch_file: the kind of the file.
     read_launch_data: the function that reads its tables, its arguments, its command or its text.
-    config: what that function reads.
+    config: the argument of `read_launch_data`.
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """

@@ -15,20 +15,20 @@ from typing import Any, TypeAlias
 from ...errors import InputError, one_line
 
 MOST_LETTERS = 150_000
-"""Largest number of letters of a Python file without its pictures; real configurations have under 60 000."""
+"""Largest number of characters in a Python file without its pictures; real configurations have under 60 000."""
 
 PICTURE = re.compile(r"[\w+/=]{2000,}", re.ASCII)
-"""Encoded data in a notebook, such as a picture, which a parser reads as one constant."""
+"""Pattern of encoded data in a notebook, such as a picture, which a parser reads as one constant."""
 
 MOST_LETTERS_WITH_PICTURES = 4_000_000
 
 LARGEST_NUMBER = 2**62
 
 DEEPEST_EXPRESSION = 40
-"""Largest depth of an expression."""
+"""Largest nesting depth of an expression."""
 
 BF16_SUPPORT_FUNCTION = re.compile(r"(?:^|\.)is_bf(loat)?16_supported$")
-"""A function that says whether the device computes in bf16, which those of compute capability 8.0 and later do."""
+"""Torch's test for bf16 support, which devices of compute capability 8.0 and later have."""
 
 
 class UnknownValue:
@@ -111,7 +111,7 @@ def expression_value(expression: ast.expr, known_values: Mapping[str, Any], nest
 
 
 LONGEST_LIST = 10_000
-"""Largest number of elements of a list that is computed, those of lists in it included."""
+"""Largest number of elements in a computed list, including the elements of nested lists."""
 
 
 def _list_result(operation: ast.operator, items: list[Any], operand_value: Any) -> Any:
@@ -148,7 +148,7 @@ def format_name(known_value: Any) -> Any:
 
 
 def has_unknown(value: Any) -> bool:
-    """Whether a value, or one in a table, is unknown."""
+    """Whether a value is unknown, or contains an unknown value in a table."""
     return any(map(has_unknown, value.values())) if isinstance(value, dict) else isinstance(value, UnknownValue)
 
 
@@ -276,7 +276,7 @@ def statements_of_module(syntax_tree: ast.Module) -> list[ast.stmt]:
 
 
 MOST_CALLS = 2000
-"""Largest number of calls of a Python file that are read."""
+"""Largest number of calls in a Python file that are read."""
 
 
 def calls_in_order(syntax_tree: ast.Module) -> list[ast.Call]:
@@ -291,16 +291,16 @@ def functions_of(syntax_tree: ast.Module) -> dict[str, ast.FunctionDef]:
 
 
 CALLED_NAME_KEY = "()"
-"""The last part of the key under which the name of a called object is."""
+"""Last part of the key that holds the name of a called object."""
 
 MOST_VALUES = 5_000
-"""Largest number of values of a configuration."""
+"""Largest number of values in a configuration."""
 
 MOST_READ_VALUES = 400_000
-"""Largest number of values that are read and copied for a configuration."""
+"""Largest number of values that are read or copied while a configuration is evaluated."""
 
 Config: TypeAlias = dict[str, Any]
-"""Dotted path → value. A call has its name under `path.()`, its arguments under their names or places."""
+"""Dotted path → value. `path.()` holds a called object's name; arguments stand under their names or positions."""
 
 
 class Configurations:

@@ -45,7 +45,7 @@ from .windows_scripts import posix_paths
 from .yaml_text import LARGEST_FILE_BYTES, parse_braces, parse_yaml, split_documents
 
 SERVER_FILES_HINT = "; of servers (vLLM, SGLang, llama.cpp, …) memory and fit read scripts, compose files and manifests"
-"""The end of messages that list the kinds of launch files: where the files of servers are read."""
+"""End of messages that list the kinds of launch files: it says which commands read the files of servers."""
 
 
 def read_launch(
@@ -232,7 +232,7 @@ def _parse_tables(file_text: str, name_in_errors: str) -> Any:
 
 
 ARGUMENT_PARSER = re.compile(r"\b(TrlParser|HfArgumentParser|H4ArgumentParser)\(")
-"""A call that takes the arguments of a trainer's configuration from the command line."""
+"""Pattern of calls that read a trainer's configuration from the command line."""
 
 
 def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
@@ -261,10 +261,10 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
 
 
 SETTINGS_ADVICE = "TARGET with --phase training and the run's settings, such as --batch 4 --seq 2048 --recompute full"
-"""What to type for a run that no reader knows."""
+"""Advice on what to type for a run that llmcalc cannot read from a file."""
 
 OPTIONS_BY_WRAPPER = {r"FullyShardedDataParallel|fully_shard\(": "--fsdp N", r"DistributedDataParallel": "--dp N"}
-"""Pattern of a call that divides a model's training over devices → the options that say the same."""
+"""Pattern of a call that divides a model's training over devices → llmcalc's equivalent options."""
 
 
 def _training_loop_advice(file_text: str) -> str:
@@ -290,7 +290,7 @@ def starts_python(file_text: str) -> bool:
 
 
 YAML_START = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[A-Za-z_]\w*:[ \t]+\S")
-"""A first line `key: value`, which starts no script; the rule of a Makefile is followed by a tab."""
+"""Pattern of a first line `key: value`, which no script has; in a Makefile, a tab follows."""
 
 
 def _is_script(file_text: str) -> bool:
@@ -305,7 +305,7 @@ def _is_script(file_text: str) -> bool:
 
 
 MOST_FOLDERS = 6
-"""Largest number of folders above a launch file in which a file that it names is looked up."""
+"""Largest number of folders above a launch file that are searched for a file named in it."""
 
 
 def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
@@ -342,7 +342,7 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
 
 
 def _sourced_file_reader(read_text: ReadText | None) -> ReadSourcedFile:
-    """Returns a function that reads the files that a script sources, each of them once.
+    """Returns a function that reads the files sourced by a script, each file only once.
 
     A path that is absolute or begins at a home folder sets up a machine, and is not read.
     """
@@ -362,7 +362,7 @@ def _sourced_file_reader(read_text: ReadText | None) -> ReadSourcedFile:
 
 
 def _unread_files_text(file_names: Sequence[str]) -> str:
-    """Returns what a message says of files that a script sources and that are not here."""
+    """Returns a message's text about files that a script sources and that do not exist on the user's machine."""
     names_text = " or ".join(dict.fromkeys(file_names))[:120]
     return f"{names_text} may set it, which the script sources and which is not beside it"
 
@@ -419,7 +419,7 @@ def _read_training_command(
     options: Mapping[str, Any],
     notes: list[str],
 ) -> Launch:
-    """Returns the training run of the command that trains. Adds to notes sourced files that were not read."""
+    """Returns the training run of the command that trains, and adds names of unread sourced files to `notes`."""
     name_in_errors = source_file.name_in_errors
     script = replace(
         script, commands=[command for command in script.commands if command.words[0] not in NON_PROGRAM_COMMANDS]
@@ -510,7 +510,7 @@ def _read_training_command(
 
 
 def _can_read(source_file: LaunchSource, path: str) -> bool:
-    """Whether a file that a launch file names is there."""
+    """Whether a file named in a launch file exists."""
     if source_file.read_text is None:
         return False
     try:
@@ -523,7 +523,7 @@ def _can_read(source_file: LaunchSource, path: str) -> bool:
 def _error_about_unresolved_argument(
     error: InputError, arguments: Mapping[str, Any], name_in_errors: str
 ) -> InputError:
-    """Returns the error about an argument that only a run of the script knows in those terms; others as they are."""
+    """Returns an error in terms of the argument that is unknown before the script runs; other errors unchanged."""
     for flag, written_value in arguments.items():
         is_named = str(error).startswith(f"{name_in_errors}: {keyword_of(flag)}: ")
         if is_named and isinstance(written_value, str) and is_unresolved(written_value):
@@ -591,7 +591,7 @@ def _read_python_of_command(
     source_function: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch | None:
-    """Returns the training run of the Python file that a command runs, if it is beside the script and trains."""
+    """Returns the training run of the Python file that a command runs, if the file exists and trains."""
     for line in command_lines:
         source_file = source_function(line)
         if not line.path or is_unresolved(line.path):
@@ -732,9 +732,8 @@ COUNT_KIND_BY_OPTION = {
     "--nodes": "machines",
     "-N": "machines",
 }
-"""Argument of a launcher → what it counts: processes of a machine, machines, or all processes.
-
-A task of srun or mpirun is a process, unless a launcher of its own runs in it.
+"""Argument of a launcher → what its number counts: processes per machine, machines, or all processes. A task of srun or
+mpirun is a process, unless it starts another launcher.
 """
 
 

@@ -11,17 +11,17 @@ from ...frozen import frozen
 from .launch_types import CommandLine, Launch, LaunchFile, LaunchSource, Table
 
 SERVER_COMMAND = "the server that it starts, as in --launch 'vllm serve MODEL --max-model-len 8192'"
-"""What is read in place of a config that names a model and the limits of its server."""
+"""Advice to pass a server's start command, for a config that names a model and the limits of its server."""
 
 
 @frozen
 class RefusedProgram:
     """A training program whose launch files are refused.
 
-    name: its name.
+    name: name of the program.
     program_pattern: pattern of the programs of its commands.
     python_pattern: pattern of a line of its Python files; empty (default) if it has none.
-    reason_and_advice: what is not modelled, and what to do.
+    reason_and_advice: the part that is not modelled, and what to do instead.
     reads_configs: whether its configs are read, so that a command with one is not refused.
     """
 
@@ -116,7 +116,7 @@ REFUSED_LAUNCH_FILES = tuple(
     )
     for program in REFUSED_PROGRAMS
 )
-"""The records of these programs. They come after those that are read."""
+"""Launch file records of refused programs, which are tried after all programs whose files are read."""
 
 
 class RefusedConfig(NamedTuple):
@@ -133,7 +133,7 @@ class RefusedConfig(NamedTuple):
 
 
 def _has_tables(config: Table, *table_names: str) -> bool:
-    """Whether the file has a table under each of these keys."""
+    """Whether a config has a table under each of `table_names`."""
     return all(isinstance(config.get(table_name), Mapping) for table_name in table_names)
 
 
@@ -176,18 +176,18 @@ REFUSED_CONFIGS = (
         SERVER_COMMAND,
     ),
 )
-"""Config files that are named in messages and not read."""
+"""Kinds of config files that are recognized and refused with an explanation."""
 
 REFUSED_CONFIG_LINES = {
     "Kaito": re.compile(r"^apiVersion: *kaito\.sh/", re.MULTILINE),
     "DJL Serving": re.compile(r"^option\.\w+ *=", re.MULTILINE),
     "Triton Inference Server": re.compile(r'^(backend|platform): *"\w+"', re.MULTILINE),
 }
-"""Program → the pattern of a line of its configs, which may be no YAML, TOML or JSON, or several documents."""
+"""Refused program → pattern of a line in its configs, which may be no YAML, TOML or JSON, or several documents."""
 
 
 def refuse_text(file_text: str, name_in_errors: str) -> None:
-    """Raises `InputError` if a line of a text shows a config of a program that llmcalc refuses."""
+    """Raises `InputError` for a text with a line that only config files of a refused program contain."""
     for program, text_pattern in REFUSED_CONFIG_LINES.items():
         if text_pattern.search(file_text) is not None:
             raise InputError(
@@ -196,7 +196,7 @@ def refuse_text(file_text: str, name_in_errors: str) -> None:
 
 
 def refuse_config(config: Table, name_in_errors: str) -> None:
-    """Raises `InputError` if these tables are a launch file of a program that is refused."""
+    """Raises `InputError` for the tables of a config file of a refused program."""
     for refused_config in REFUSED_CONFIGS:
         if refused_config.matches(config):
             raise InputError(

@@ -1,4 +1,4 @@
-"""The rollout engine and the other models that share devices with the training of reinforcement learning."""
+"""The rollout engine and the models that share devices with the trained model in reinforcement learning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from ...frozen import frozen
 
 ModelLocation: TypeAlias = Literal["none", "device", "host"]
-"""Where a model is: nowhere, on the devices all the time, or on the host but in its own pass."""
+"""The place of a model: nowhere, always on the devices, or on the host except during its own pass."""
 
 ModelState: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 
@@ -24,7 +24,7 @@ def with_written_flags(error_text: str, written_flags: Mapping[str, str]) -> str
 class AdditionalModel:
     """An additional model on the training devices, such as the reference model.
 
-    weights_location: where its weights are.
+    weights_location: location of the weights.
     bytes_per_weight: bytes of an element of its weights.
     rank_count: number of ranks that divide its weights.
     parameter_count: number of its parameters; 0 (default) for as many as the trained model has.
@@ -38,23 +38,23 @@ class AdditionalModel:
 
 @frozen
 class Rollout:
-    """The rollout engine that shares the training devices, and the other models on these devices.
+    """The rollout engine on the training devices, and the additional models on these devices.
 
     source: the files that say so.
     engine: its name, as of `--engine`; empty for an engine on devices of its own.
     flags: values of its flags, by their names.
     written_flags: flag of the engine → the file's own argument, for errors; none by default.
-    sleeps_while_idle: whether it frees weights and cache while it does not generate.
+    sleeps_while_idle: whether the engine frees weights and cache while it does not generate.
     shares_weights: whether the trained model's frozen weights are the engine's own tensors, which then stay; its budget
         is a share of the device, and its cache what the weights leave of it. False by default.
     memory_fractions_by_capacity: for an engine that shares weights, (GiB of a device, share) from the largest: the
         share of the first that the device has replaces `gpu_memory_utilization`. Empty (default) for the flag.
-    is_separate_process: whether it is a process of its own, with a CUDA context of its own.
+    is_separate_process: whether the engine is a separate process with a separate CUDA context.
     offloaded_states: states of the trained model that are on the host while another phase runs; `reference`: the
         reference model is there during rollouts.
     reference_model: the reference model.
     reward_model: the reward model; default none.
-    critic_location: where the critic is, with its states.
+    critic_location: location of the critic and its states.
     critic_bytes: their bytes on a device; 0 (default) for as many as of the trained model.
     sequence_count, tokens_per_sequence: of a micro-batch that computes log-probabilities: sequences, and tokens of
         each.

@@ -17,10 +17,10 @@ from .unresolved import is_unresolved, printable
 PARSER_FUNCTION = re.compile(
     r"(parse_args|parse_known_args|parse_args_into_dataclasses|parse_args_and_config|parse|cli)$"
 )
-"""The last part of the name of a call that returns the arguments."""
+"""Last part of the name of a function that parses and returns the command-line arguments."""
 
 MOST_ARGUMENTS = 500
-"""Largest number of arguments of a file."""
+"""Largest number of declared arguments in a Python file."""
 
 MOST_NOTED_ARGUMENTS = 12
 """Largest number of arguments that a note lists."""

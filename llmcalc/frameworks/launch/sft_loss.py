@@ -13,13 +13,13 @@ from .adapter_targets import adapts_output_head
 from .launch_types import LaunchReader, Table
 
 SFT_LOSSES = ("chunked_nll", "nll", "dft")
-"""Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""
+"""Values of `loss_type` for supervised fine-tuning, the default first; all other values are losses on pairs."""
 
 EARLIER_ARGUMENTS = ("max_seq_length", "use_liger", "evaluation_strategy")
-"""Arguments that end with TRL 0.20, TRL 0.18 or transformers 4.46: no version of TRL that has chunks knows them."""
+"""Arguments that TRL 0.20, TRL 0.18 and transformers 4.46 removed; no version of TRL with a chunked loss knows them."""
 
 TRANSFORMERS_DEFAULTS = {"gradient_checkpointing": False, "bf16": False}
-"""Defaults of transformers' `TrainingArguments`, and of these versions of TRL (its own are of 0.22 and 0.19)."""
+"""Defaults of transformers' `TrainingArguments` and of early TRL; TRL's own defaults begin with 0.22 and 0.19."""
 
 
 def earlier_argument(config: Table) -> str:

@@ -30,22 +30,22 @@ from .unresolved import (
 )
 
 MOST_WORDS = 20_000
-"""Largest number of words of all commands of a script."""
+"""Largest number of words in all commands of a script."""
 
 MOST_BLOCKS = 50
-"""Largest depth of nested `if`, loops and other blocks."""
+"""Largest nesting depth of `if`, loops and other blocks."""
 
 MOST_SOURCED_FILES = 50
-"""Largest number of files that a script sources, each as often as it does so."""
+"""Largest number of files that a script sources, counted as often as each is sourced."""
 
 MOST_EXPORTED_VARIABLES = 500
-"""Largest number of exported variables of a script: each of its commands has them in its environment."""
+"""Largest number of variables that a script exports; each command stores all of them in its environment."""
 
 LEAST_LOOP_LETTERS = 1_000
-"""Letters that a further pass through a loop counts at least, so that a loop without an end ends soon."""
+"""Smallest number of characters that a pass through a loop counts, so that endless loops reach the limit soon."""
 
 LONGEST_PATTERN = 1_000
-"""Largest number of letters of a `case`'s value, and of a pattern with wildcards, that are compared."""
+"""Largest number of characters in the value and in a wildcard pattern of a `case` that are compared."""
 
 BLOCK_BEGINNINGS = ("if", "for", "while", "until", "case", "{", "select")
 BLOCK_ENDS = ("fi", "done", "esac", "}")
@@ -57,7 +57,7 @@ VARIABLE_COMMANDS = ("read", "unset", "mapfile", "readarray")
 SOURCING_COMMANDS = ("source", ".")
 ENDING_COMMANDS = ("return", "exit")
 EXPORT_ALL_OPTIONS = {("-a",): True, ("-o", "allexport"): True, ("+a",): False, ("+o", "allexport"): False}
-"""Words behind `set` → whether variables that are set are exported from there on."""
+"""Arguments of the command `set` → whether variables set afterwards are exported."""
 
 
 def read_script(
@@ -316,7 +316,7 @@ class StatementReader(WordReader):
         return condition_holds
 
     def file_exists(self, file_name: str) -> bool | None:
-        """Whether a file is among those that a script may source; None if unknown."""
+        """Whether a file exists among the files that a script may source; None if unknown."""
         read_file = self.script.read_sourced_file
         return True if read_file is not None and read_file(file_name) is not None else None
 

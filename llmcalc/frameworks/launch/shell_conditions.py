@@ -34,7 +34,7 @@ class ShellBranch:
     remaining_loop_values: the values that the variable of a loop has yet to take.
     joining_operator: the sign between a condition and the next one, & or |; empty after the last condition.
     condition_result: whether the conditions so far hold; None if unresolved.
-    is_group: whether it is a group of commands in braces, such as the body of a function; false by default.
+    is_group: whether the block is a group in braces, such as the body of a function; false by default.
     """
 
     is_executed: bool | None
@@ -61,7 +61,7 @@ class ShellBranch:
 
 
 FILE_TESTS = ("-f", "-e", "-r", "-s")
-"""Tests of whether a file exists."""
+"""Options of `test` that test whether a file exists."""
 
 
 def evaluate_test(command_words: list[str], file_exists: Callable[[str], bool | None]) -> bool | None:

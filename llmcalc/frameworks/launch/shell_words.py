@@ -16,27 +16,27 @@ from ...errors import InputError
 from .unresolved import ITEM_SEPARATOR, UNRESOLVED_MARK, VARIABLE_NAME, is_unresolved, mark_unresolved, printable
 
 ReadSourcedFile: TypeAlias = Callable[[str], str | None]
-"""Reads the text of a file that a script sources; None if it cannot be read."""
+"""A function that reads the text of a file that a script sources; it returns None if the file cannot be read."""
 
 DEVICE_COUNT_COMMAND = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
-"""A command that counts the devices of a machine."""
+"""Pattern of commands that count the devices of a machine."""
 
 NPU_TEST_COMMAND = re.compile(r"python3? -c (['\"])import torch_npu\1.*&& *echo [\w.-]+ *\|\| *echo ([\w.-]+) *$")
-"""A command that prints one word where torch's plugin of Ascend's devices is installed, and another one elsewhere."""
+"""Pattern of commands that print one word with torch's plugin for Ascend devices, and another word without."""
 
 NODES_OF_SKYPILOT = re.compile(r"echo\s+[\"']?\$\{?SKYPILOT_NODE_IPS\}?[\"']?\s*\|\s*wc\s+-l\s*$")
-"""A command that counts the nodes of a SkyPilot task, as `SKYPILOT_NUM_NODES` does."""
+"""Pattern of commands that count the nodes of a SkyPilot task, whose number is also in `SKYPILOT_NUM_NODES`."""
 
 PATH_COMMANDS = ("cd", "dirname", "basename", "realpath", "readlink", "pwd")
-"""Commands that print a path, or `cd` before `pwd`."""
+"""Commands that print a path; `cd` counts because `pwd` may follow."""
 
 PATH_COMMAND = re.compile(r"(?P<command>dirname|basename|realpath|readlink)\s+(?:-[efLPs]\s+|--\s+)*(?P<path>\S.*)")
-"""A command that prints its path, a part of it, or what it links to."""
+"""Pattern of commands that print their path argument, a part of it, or the target of a link."""
 
 FOLDER_COMMAND = re.compile(
     r"cd\s+(?:-P\s+|--\s+)*(?P<path>\S.*?)\s*(?:[12&]?>\s*/dev/null\s*|2>&1\s*)*(?:&&|;)\s*pwd(?:\s+-[LP])?"
 )
-"""`cd FOLDER && pwd`, which prints the folder."""
+"""Pattern of `cd FOLDER && pwd`, which prints the folder's path."""
 
 
 class UnsplittableText(InputError):
@@ -44,19 +44,19 @@ class UnsplittableText(InputError):
 
 
 LONGEST_VALUE = 200_000
-"""Largest number of letters of a variable."""
+"""Largest number of characters in a variable's value."""
 
 MOST_EXPANDED_LETTERS = 4_000_000
-"""Largest number of letters read and produced: those of the script, of texts read again, and of expansions."""
+"""Largest number of characters read and produced: the script's, those read again, and those of expansions."""
 
 
 @dataclass(frozen=True)
 class ShellCommand:
     """A command of a shell script.
 
-    words: its words.
+    words: the command's words.
     env: the variables set for this command.
-    line: its line in the script.
+    line: line number in the script.
     loop_values: variables of the loops around it, with their values.
     """
 
@@ -144,14 +144,14 @@ def variable_expander(name_in_errors: str, variables: Mapping[str, str]) -> Call
 
 
 _PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./:-]{0,80}[\w.])?>(?=[\s/'\"_]|$)")
-"""A place that a user is to fill, such as `<path to the data>`. The shell would read a file."""
+"""Pattern of a placeholder that the user must fill, such as `<path to the data>`; a shell would read a file there."""
 _PLAIN_TEXT = re.compile(r"[^ \t\n;&|()<>\\'\"$`\0]+")
 _QUOTED_TEXT = re.compile(r'[^"\\$`\0]+')
 _ESCAPED_TEXT = re.compile(r"((?:[^'\\]|\\.)*+)'", re.DOTALL)
-"""The text of a string with escapes, `$'…'`, up to its last quote."""
+"""Pattern of the text in a string with escapes, `$'…'`, up to the closing quote."""
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
-"""Letter behind a backslash in `$'…'` → the character; any other stands for itself."""
+"""Letter after a backslash in `$'…'` → the character that both stand for; a letter not listed stands for itself."""
 
 
 class WordReader:
@@ -189,7 +189,7 @@ class WordReader:
         return self.lines[1]
 
     def is_at_placeholder(self) -> bool:
-        """Whether a placeholder for the user, such as `<path>`, begins at this position."""
+        """Whether a placeholder for the user, such as `<path>`, begins at the current position."""
         return self.text.startswith("<", self.position) and _PLACEHOLDER.match(self.text, self.position) is not None
 
     def read_word(self) -> list[str]:
@@ -324,6 +324,7 @@ class WordReader:
         return expanded_text
 
     def expand_dollar(self) -> str:
+        """Reads an expansion at a dollar sign or a backquote, and returns the text."""
         dollar_index = self.position
         if self.text[dollar_index] == "`":
             end_index = self.text.find("`", dollar_index + 1)

@@ -15,22 +15,22 @@ from .yaml_text import environment_variables
 TASK_KEYS = frozenset(
     {"name", "resources", "num_nodes", "envs", "secrets", "setup", "workdir", "working_dir", "file_mounts", "service"}
 )
-"""Keys of a task beside its script; `working_dir` is Oumi's."""
+"""Keys that a SkyPilot task may have beside its script; `working_dir` is Oumi's."""
 
 TASK_SCRIPT = re.compile(r"^run:[ \t]*[^\s#]", re.MULTILINE)
-"""The key of a task's script, whose text is on its line or on the lines below."""
+"""Pattern of the key of a task's script, whose text follows on the same line or on the lines below."""
 
 JOINED_NODES = re.compile(r"\boumi\s+distributed\b|host_?file", re.IGNORECASE)
-"""Commands that join a task's nodes without arguments that count them: by SkyPilot's variables, or by a host file.
+"""Pattern of commands that join a task's nodes by SkyPilot's variables or a host file, without counting nodes.
 
 Source: oumi/core/distributed.py; deepspeed/launcher/runner.py. Any other launcher starts a run of its own on each node.
 """
 
 MOST_ALTERNATIVES = 20
-"""Largest number of alternative accelerators that are read."""
+"""Largest number of alternative accelerators that are read from a task."""
 
 NAMES_WITH_MEMORY = {"A100": "A100-40GB", "V100": "V100-16GB"}
-"""Name of SkyPilot without a memory size → the accelerator; A100-80GB and V100-32GB are others (`sky show-gpus`)."""
+"""SkyPilot's name without memory size → accelerator; A100-80GB and V100-32GB have other names (`sky show-gpus`)."""
 
 
 class TaskScript(NamedTuple):
@@ -53,14 +53,14 @@ class TaskScript(NamedTuple):
 
     @property
     def accelerator_name(self) -> str:
-        """The name of the accelerators, with their memory; empty for none, or for alternatives of other names."""
+        """The accelerators' name with memory size; empty without one, or for differently named alternatives."""
         names = {name for name, _ in self.accelerators}
         accelerator_name = names.pop() if len(names) == 1 else ""
         return NAMES_WITH_MEMORY.get(accelerator_name.upper(), accelerator_name)
 
     @property
     def sbatch_options(self) -> list[str]:
-        """Options of sbatch with the accelerators of a node, and with the nodes if the script's command joins them."""
+        """Options of sbatch that state the accelerators per node, and the nodes if the script's command joins them."""
         count_options = [] if self.accelerator_count is None else [f"--gpus-per-node={self.accelerator_count}"]
         node_options = [f"--nodes={self.node_count}"] if JOINED_NODES.search(self.text) is not None else []
         return [*count_options, *node_options]
@@ -101,7 +101,7 @@ def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str], 
 
 
 def _first_line_of_script(script_text: str, file_text: str) -> int:
-    """Returns the line of a file on which a task's script begins; 1 where it is not found."""
+    """Returns the line number in a file on which a task's script begins; 1 if the script is not found."""
     script_key = TASK_SCRIPT.search(file_text)
     blank_lines = len(script_text) - len(script_text.lstrip("\n"))
     first_command = script_text.lstrip().partition("\n")[0]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 SBATCH_LINE = re.compile(r"^#SBATCH[ \t]+(--?[A-Za-z][\w-]*)[ \t=]*([^\s#]*)", re.MULTILINE)
-"""A line with an option and its value."""
+"""Pattern of an `#SBATCH` line with an option and its value."""
 
 VARIABLES_BY_OPTION: dict[str, tuple[str, ...]] = {
     "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
@@ -22,13 +22,13 @@ VARIABLES_BY_OPTION: dict[str, tuple[str, ...]] = {
     "--gpus-per-task": ("SLURM_GPUS_PER_TASK",),
     "--gres": ("SLURM_GPUS_ON_NODE",),
 }
-"""Option → the variables with its number."""
+"""Option of sbatch → the environment variables that Slurm sets to the option's number."""
 
 LONG_OPTIONS = {"-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-G": "--gpus"}
-"""Option of one letter → its long form."""
+"""One-letter option of sbatch → its long form."""
 
 NUMBER = re.compile(r"(?:gres/)?(?:gpu:)?(?:[A-Za-z][\w.-]*:)?([1-9][0-9]{0,5})")
-"""A whole number, also that of accelerators, such as `gpu:a100:8`."""
+"""Pattern of a whole number, also at the end of an accelerator request such as `gpu:a100:8`."""
 
 
 def slurm_variables(script_text: str) -> dict[str, str]:

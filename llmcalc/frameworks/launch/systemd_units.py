@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 SERVICE_ENDING = ".service"
 CONTAINER_ENDING = ".container"
-"""Name's ending of a service of systemd, and of a container of Podman that systemd runs (podman-systemd.unit)."""
+"""Suffix of the file name of a Podman container unit, run by systemd (podman-systemd.unit)."""
 
 _PREFIXES = "-@:+!|"
-"""Characters before the path of a service's program (man systemd.service, special executable prefixes)."""
+"""Characters that may precede a service's program (man systemd.service, special executable prefixes)."""
 
 
 def shell_of_unit(file_text: str, file_name: str) -> str:
-    """Returns the text of a unit as shell, on the same lines; any other file's text unchanged."""
+    """Returns the shell commands that are equivalent to a unit, line by line; any other file's text unchanged."""
     name_in_lower_case = file_name.lower()
     if not name_in_lower_case.endswith((SERVICE_ENDING, CONTAINER_ENDING)):
         return file_text
@@ -32,7 +32,7 @@ def shell_of_unit(file_text: str, file_name: str) -> str:
             container_values[key].append(value)
             last_line = line_index if key in ("Image", "Exec") else last_line
         elif key == "Environment":
-            assignments = (word.partition("=") for word in _words(value))
+            assignments = (word.partition("=") for word in _words_of_value(value))
             shell_lines[line_index] = "; ".join(
                 f"export {name}={shlex.quote(variable_value)}" for name, _, variable_value in assignments
             )
@@ -44,14 +44,14 @@ def shell_of_unit(file_text: str, file_name: str) -> str:
 
 
 def _podman_command(values_by_key: defaultdict[str, list[str]]) -> str:
-    """Returns the `podman run` of a container's unit."""
-    variables = (f"-e {shlex.quote(word)}" for text in values_by_key["Environment"] for word in _words(text))
+    """Returns the command `podman run` that is equivalent to a container unit."""
+    variables = (f"-e {shlex.quote(word)}" for text in values_by_key["Environment"] for word in _words_of_value(text))
     volumes = (f"-v {shlex.quote(volume)}" for volume in values_by_key["Volume"])
     options = (*variables, *volumes, *values_by_key["PodmanArgs"])
     return " ".join(("podman run", *options, values_by_key["Image"][-1], *values_by_key["Exec"][-1:]))
 
 
-def _words(value: str) -> list[str]:
+def _words_of_value(value: str) -> list[str]:
     try:
         return shlex.split(value)
     except ValueError:  # an open quote
@@ -59,7 +59,7 @@ def _words(value: str) -> list[str]:
 
 
 def _assignments(file_text: str) -> Iterator[tuple[int, str, str]]:
-    """Yields line, key and value of each setting; a value goes on behind a backslash, over comments."""
+    """Yields (line index, key, value) of each setting; a backslash continues a value after any comments."""
     unit_lines = iter(enumerate(file_text.splitlines()))
     for line_index, unit_line in unit_lines:
         key, separator, value = unit_line.partition("=")

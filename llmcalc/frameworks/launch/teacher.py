@@ -13,7 +13,7 @@ from .launch_types import Launch, LaunchReader
 GENERATION_NOTE = (
     "completions that the trained model generates (lmbda) need less than the training step and are not counted"
 )
-"""A note on distillation whose texts the trained model may write."""
+"""Note on distillation with texts that the trained model may generate."""
 
 
 def format_of_logits(launched_run: Launch, loaded_format: str) -> str:

@@ -57,7 +57,7 @@ SETTINGS_BY_OPTIM: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": "adafactor-transformers"},
     "sgd": {"optimizer": "sgd"},
 }
-"""`optim` → options of `llmcalc memory`."""
+"""Value of the Trainer's `optim` → options of `llmcalc memory`."""
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -65,23 +65,23 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "gradient_checkpointing": False,
     "use_reentrant": False,
 }
-"""Defaults of arguments that change memory (transformers 5.23, training_args.py)."""
+"""Default values of the Trainer's arguments that change memory (transformers 5.23, training_args.py)."""
 
 EARLIER_TRAINER_DEFAULTS = {"optim": "adamw_torch", "use_reentrant": True}
-"""Defaults of transformers before 5 beside torch before 2.8, with which AdamW became fused (training_args.py)."""
+"""Defaults with transformers before 5 and torch before 2.8, which made AdamW fused (training_args.py)."""
 
 AUTO_DTYPE = "auto"
-"""The number format of the checkpoint, in which transformers 5 loads weights (modeling_utils.py, `from_pretrained`)."""
+"""The checkpoint's format, in which transformers 5 loads weights (modeling_utils.py, `from_pretrained`)."""
 
 EARLIER_DTYPE = "float32"
-"""The number format in which transformers before 5 loads weights, whatever that of the checkpoint."""
+"""Number format in which transformers before 5 loads weights by default, regardless of the checkpoint's format."""
 
 QUANTIZING_ARGUMENTS = ("load_in_4bit", "load_in_8bit")
-"""Arguments with which bitsandbytes quantizes a model when it is loaded."""
+"""Arguments that make bitsandbytes quantize a model while it is loaded."""
 
 
 def earlier_dtype(arguments: Table) -> str:
-    """Returns the number format in which transformers before 5 loads weights where no dtype is written.
+    """Returns the number format in which transformers before 5 loads weights if the arguments state no dtype.
 
     Beside weights that bitsandbytes quantizes it is float16. Source: transformers 4, quantizers/quantizer_bnb_4bit.py
     and quantizer_bnb_8bit.py, `update_torch_dtype`.
@@ -93,13 +93,13 @@ def earlier_dtype(arguments: Table) -> str:
 
 
 EARLIER_ARGUMENT = "evaluation_strategy"
-"""An argument that ends with transformers 4.46 of October 2024."""
+"""An argument that transformers 4.46 (October 2024) removed."""
 
 LENGTH_ARGUMENTS = ("max_seq_length", "max_length", "block_size", "cutoff_len", "model_max_length")
-"""Arguments of scripts for the length of sequences; the last is the tokenizer's, in scripts derived from Alpaca's."""
+"""Arguments for sequence lengths in training scripts; the last one is of scripts derived from Alpaca's."""
 
 PACKING_ARGUMENTS = ("packing", "neat_packing", "data_packing")
-"""Arguments with which samples fill sequences of the full length."""
+"""Arguments that pack several samples into sequences of full length."""
 
 READ_TRAINER_ARGUMENTS = field_names("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
@@ -151,7 +151,7 @@ QUANTIZATION_AWARE_REASON = (
     "the rounding of this program is not modelled; --allow-unknown counts plain weights, which need less, and with "
     "--fake-quantize int8-int4:GROUP too those that torchao's Int8DynActInt4WeightQATQuantizer rounds"
 )
-"""Why quantization-aware training is refused."""
+"""Reason for refusing quantization-aware training."""
 
 TRAINER_SIGNS = (
     "per_device_train_batch_size",
@@ -163,20 +163,20 @@ TRAINER_SIGNS = (
 
 
 SCRIPTS_OF_OTHER_HEADS = re.compile(r"run_(glue|classification|ner|qa|qa_beam_search|swag|xnli)(_no_trainer)?\.py")
-"""Examples of transformers (examples/pytorch) that train a model with another head than a language model's."""
+"""Pattern of transformers' examples (examples/pytorch) for models with another head than a language model's."""
 
 
 SCRIPTS_OF_PAIRS = re.compile(r"run_(summarization|translation)\.py")
-"""Examples of transformers that train an encoder-decoder on pairs of texts."""
+"""Pattern of transformers' example scripts that train an encoder-decoder on pairs of texts."""
 
 PAIR_LENGTHS = {"max_source_length": 1024, "max_target_length": 128}
-"""Arguments of these scripts → the default: tokens of the encoder, and tokens of the decoder."""
+"""Argument of the scripts in `SCRIPTS_OF_PAIRS` → default number of tokens, of the encoder and of the decoder."""
 
 PAIR_ARGUMENTS = field_names("""
     max_source_length max_target_length val_max_target_length source_prefix source_lang target_lang text_column
     summary_column lang num_beams forced_bos_token resize_position_embeddings
     """)
-"""Their arguments for texts."""
+"""Arguments about texts, of the scripts in `SCRIPTS_OF_PAIRS`."""
 
 
 def is_trainer(config: Table) -> bool:
@@ -258,7 +258,7 @@ def _read_arguments(reader: LaunchReader, config: Table, earlier_argument: str =
 
 
 OTHER_MODEL_ARGUMENTS = ("model_name", "model_id", "base_model")
-"""Names of `model_name_or_path` in training scripts that people write themselves."""
+"""Alternative names of `model_name_or_path` in users' own training scripts."""
 
 
 def _with_model_argument(config: Table) -> Table:
@@ -271,11 +271,11 @@ def _with_model_argument(config: Table) -> Table:
 
 
 SINGLE_PROCESS_LAUNCHERS = ((), ("python",), ("python3",))
-"""Launchers that start one process."""
+"""Launchers that start a single process."""
 
 
 def _add_data_parallel_note(reader: LaunchReader) -> None:
-    """Adds a note on several visible devices of one process, over which the Trainer runs `nn.DataParallel`."""
+    """Adds a note on a single process with several visible devices, over which the Trainer runs `nn.DataParallel`."""
     visible_device_count = len(
         [name for name in str(reader.source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name]
     )
@@ -292,7 +292,7 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
 
 
 def keeps_published_weights(launched_run: Launch, config: Table) -> bool:
-    """Whether weights keep the checkpoint's number format, such as with dtype `auto` and no framework."""
+    """Whether weights stay in the checkpoint's number format, for example with dtype `auto` and no framework."""
     has_automatic_dtype = config.get("dtype") == AUTO_DTYPE and launched_run.framework == DEFAULT_FRAMEWORK
     return has_automatic_dtype or launched_run.keeps_checkpoint_dtype
 
@@ -338,7 +338,7 @@ def trainer_launch(
 
 
 def _autocast_of_adapters(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the precision of a run that trains fp32 adapters beside bf16 weights.
+    """Returns the precision of a run that trains fp32 adapters of bf16 weights.
 
     The argument bf16 is autocast: an adapter's input is copied to bf16, not to the adapter's fp32. Elsewhere autocast
     changes no product of bf16 weights.
@@ -558,7 +558,7 @@ def kto_settings(
 
 
 def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns eager cross-entropy in place of a chunked loss, for losses that need all logits; otherwise nothing.
+    """Returns eager cross-entropy instead of a chunked loss, for losses that need all logits; otherwise no setting.
 
     TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
     """
@@ -586,19 +586,19 @@ def add_reference_model(
 
 
 REFERENCE_MODEL_SOURCE = "trl/trainer/dpo_trainer.py"
-"""The file of TRL that loads a reference model."""
+"""TRL's source file that loads the reference model."""
 
 HEAD_ADAPTER_NOTE = (
     "the adapter of the output head is left out: its two small matrices, and its product for one chunk of tokens"
 )
-"""A note on programs whose adapters may include the output head."""
+"""Note on programs whose adapters may include the output head."""
 
 LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
-"""Losses on pairs that need no reference model."""
+"""Losses on preference pairs that need no reference model."""
 
 
 def weight_formats(reader: LaunchReader, config: Table, default_format: str) -> tuple[dict[str, Any], bool]:
-    """Returns the number formats of weights and products, and whether they depend on the checkpoint.
+    """Returns the number formats of weights and of matrix products, and whether the formats depend on the checkpoint.
 
     Weights have the format of `dtype`; `AUTO_DTYPE` is that of the checkpoint. bf16 or fp16 is autocast, which changes
     products of weights in fp32 alone. default_format: the program's default of `dtype`.
@@ -621,7 +621,7 @@ def weight_formats(reader: LaunchReader, config: Table, default_format: str) -> 
 
 
 FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_attention", "xformers")
-"""Beginnings and parts of the names of attention implementations that keep no scores."""
+"""Parts of the names of attention implementations that do not save scores."""
 
 
 def attention_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:

@@ -84,10 +84,10 @@ LISTED_DEFAULTS = (
     "lora_r",
     "dtype",
 )
-"""The Trainer's arguments whose value from a script's default is listed."""
+"""Trainer arguments that are listed as assumed if their value is a script's default."""
 
 OTHER_ARGUMENT_NAMES = {"lora_r": "lora_rank", "max_length": "max_seq_length", "dtype": "torch_dtype"}
-"""The Trainer's argument → its name in the scripts that rename it."""
+"""Trainer argument → its alternative name in some scripts."""
 
 
 def _adapter_arguments(reader: LaunchReader, config: Table, rank: int, targets: Any, dropout: str) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _arguments_of_firefly(reader: LaunchReader, config: Table) -> dict[str, Any]
 
 
 ALPACA_LORA_SIGNS = frozenset({"base_model", "data_path"})
-"""Arguments of alpaca-lora's commands."""
+"""Arguments by which alpaca-lora's commands are recognized."""
 
 
 def _arguments_of_alpaca_lora(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -374,9 +374,9 @@ TRAINER_SCRIPTS = (
         absent_arguments=frozenset({"model_name_or_path", "per_device_train_batch_size"}),
     ),
 )
-"""The scripts whose own arguments are read, in the order of recognition."""
+"""The known training scripts whose own arguments are read, in the order of recognition."""
 
 SCRIPT_SIGNS = frozenset(
     sign for script in TRAINER_SCRIPTS for sign in script.distinctive_arguments if not script.absent_arguments
 )
-"""Arguments of the scripts above, of which the Trainer and other programs have none."""
+"""Arguments of known training scripts that neither the Trainer nor other programs have."""

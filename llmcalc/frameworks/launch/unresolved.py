@@ -7,13 +7,13 @@ import re
 from ...errors import one_line
 
 UNRESOLVED_MARK = "\0"
-"""The mark on both sides of an unresolved name in a word."""
+"""Mark before and after an unresolved variable's name in a word."""
 
 ITEM_SEPARATOR = "\x1f"
 """The separator between the items of an expanded array."""
 
 UNSET_VARIABLE = re.compile(rf"{UNRESOLVED_MARK}\$[A-Za-z0-9_]+{UNRESOLVED_MARK}")
-"""A variable that the script never sets."""
+"""Pattern of a marked variable that the script never sets."""
 
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -14,7 +14,7 @@ _BATCH_WITHOUT_PROGRAMS = re.compile(
     r"@?(rem\b|::|:\w|echo\b|pause\b|setlocal\b|endlocal\b|title\b|color\b|cls\b|chcp\b|timeout\b|cd\b|exit\b)",
     re.IGNORECASE,
 )
-"""The beginning of a line that starts no program."""
+"""Pattern of the beginning of a batch file's line that starts no program."""
 
 _BATCH_SET = re.compile(r'set\s+"?([A-Za-z_]\w*)=([^"]*+)"?\s*+$', re.IGNORECASE)
 _BATCH_START = re.compile(r'(call|start)\s+("[^"]*"\s+)?(/\w+\s+)*', re.IGNORECASE)

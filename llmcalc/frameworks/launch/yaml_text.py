@@ -16,19 +16,19 @@ from ...sources.files import DEEPEST_NESTING, parse_json
 from .unresolved import UNRESOLVED_MARK
 
 LARGEST_FILE_BYTES = 400_000
-"""The largest launch file in bytes; real ones are under 20 000."""
+"""Size of the largest launch file that is read, in bytes; real files are under 20 000."""
 
 MOST_VALUES = 50_000
-"""Largest number of values of a YAML file, with keys and expanded aliases; real files have under 2 000."""
+"""Largest number of values in a YAML file, counting keys and expanded aliases; real files have under 2 000."""
 
 MOST_DOCUMENTS = 200
-"""Largest number of YAML documents of a file."""
+"""Largest number of YAML documents in a file."""
 
 LONGEST_NUMBER = 400
-"""Largest number of letters of a YAML number. Reading base 60 (`1:30:00`) takes time quadratic in the letters."""
+"""Largest number of characters in a YAML number, because reading base 60 (`1:30:00`) takes quadratic time."""
 
 YAML_TYPES = {"int": "whole number", "float": "number", "bool": "truth value (true or false)"}
-"""YAML's type of a value → its name in messages."""
+"""YAML's name of a type → the name in messages."""
 
 
 def split_documents(file_text: str, name_in_errors: str) -> list[str]:

@@ -34,7 +34,7 @@ LORA_TARGETS = {
     "lora_projection": (False, ("o_proj",)),
     "lora_mlp": (False, ("gate_proj", "up_proj", "down_proj")),
 }
-"""Argument → its default, and the projections with an adapter."""
+"""Argument that turns adapters on → its default, and the projections that get an adapter."""
 
 SETTINGS_BY_PRECISION: Mapping[str, Mapping[str, Any]] = {
     "bf16-true": {"dtype": "bf16", "master_weights": "none"},
@@ -42,13 +42,13 @@ SETTINGS_BY_PRECISION: Mapping[str, Mapping[str, Any]] = {
     "32-true": {"precision": "fp32"},
     "bf16-mixed": {"precision": "autocast"},
 }
-"""`precision` → options of `llmcalc memory`."""
+"""Value of `precision` → options of `llmcalc memory`."""
 
 BASE_BY_QUANTIZATION = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4-dq"}
-"""`quantize` → options of `llmcalc memory`."""
+"""Value of `quantize` → options of `llmcalc memory`."""
 
 HEAD_CHUNK_TOKENS = 128
-"""Tokens of which the output head computes logits at once (`lm_head_chunk_size`)."""
+"""Number of tokens for which the output head computes logits at once (`lm_head_chunk_size`)."""
 
 
 def is_litgpt(config: Table) -> bool:

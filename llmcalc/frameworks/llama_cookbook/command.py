@@ -16,12 +16,12 @@ from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSourc
 from ..launch.trainer import launch_as_trainer
 
 SCRIPT_OF_2023 = "llama_finetuning.py"
-"""The script beside transformers 4.31, whose weights are float32 and whose attention keeps its scores."""
+"""Name of the script of 2023, used with transformers 4.31: its weights are float32 and its attention saves scores."""
 
 PROGRAMS = ("finetuning.py", SCRIPT_OF_2023, "llama_recipes.finetuning", "llama_cookbook.finetuning")
 
 SECTIONS = ("fsdp_config", "train_config", "lora_config", "quantization_config")
-"""Classes of arguments, whose names may stand before an argument (utils/config_utils.py, `update_config`)."""
+"""Names of argument classes, which may precede an argument's name (utils/config_utils.py, `update_config`)."""
 
 ARGUMENTS_READ = field_names("""
     model_name enable_fsdp batch_size_training batching_strategy context_length gradient_accumulation_steps use_fp16
@@ -44,7 +44,7 @@ QUANTIZED_WEIGHTS = {
     **dict.fromkeys(("4bit", "int4", "4"), "load_in_4bit"),
     **dict.fromkeys(("8bit", "int8", "8", "True", "true"), "load_in_8bit"),
 }
-"""Value of `--quantization` → the Trainer reader's argument (configs/quantization.py)."""
+"""Value of `--quantization` → the equivalent Trainer argument (configs/quantization.py)."""
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -84,7 +84,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             trainer_table |= _arguments_of_2023(reader, config)
         return launch_as_trainer(
             reader,
-            trainer_table | _sharding(reader, config) | _adapters(reader, config),
+            trainer_table | _fsdp_arguments(reader, config) | _adapter_arguments(reader, config),
             marked_model_name(arguments.get("--model_name")),
         )
 
@@ -95,7 +95,7 @@ def _name_without_section(name: str) -> str:
 
 
 def _arguments_of_2023(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the Trainer's arguments of attention and of number formats of the script of 2023."""
+    """Returns the Trainer's arguments for attention and number formats that the script of 2023 implies."""
     reader.notes.append(f"{SCRIPT_OF_2023}: attention and weights of transformers 4.31 are counted")
     number_formats: dict[str, Any] = {} if reader.flag(config, "pure_bf16") else {"torch_dtype": "float32"}
     if number_formats and reader.flag(config, "mixed_precision", True) and reader.flag(config, "enable_fsdp"):
@@ -103,8 +103,8 @@ def _arguments_of_2023(reader: LaunchReader, config: dict[str, Any]) -> dict[str
     return {"attn_implementation": "sdpa" if reader.flag(config, "use_fast_kernels") else "eager", **number_formats}
 
 
-def _adapters(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the Trainer's arguments of adapters and quantized weights."""
+def _adapter_arguments(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the Trainer's arguments for adapters and quantized weights."""
     trainer_table: dict[str, Any] = {}
     quantization = config.get("quantization")
     if quantization not in (None, False, "None"):
@@ -129,8 +129,8 @@ def _adapters(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sharding(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the Trainer's arguments of FSDP and of checkpoints, which are on by default with FSDP alone."""
+def _fsdp_arguments(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the Trainer's arguments for FSDP and checkpointing; with FSDP alone, checkpointing is the default."""
     if not reader.flag(config, "enable_fsdp"):
         return {"gradient_checkpointing": reader.flag(config, "enable_activation_checkpointing")}
     if str(config.get("optimizer", "AdamW")).lower() != "adamw":

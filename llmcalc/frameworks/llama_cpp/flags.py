@@ -31,7 +31,7 @@ DRAFTING_FLAGS = (
         refusal_reason="the draft has the model's context in newer builds; remove the flag",
     ),
 )  # fmt: skip
-"""Flags of speculative decoding (../ggml/speculation.py)."""
+"""Flags of speculative decoding, which ../ggml/speculation.py evaluates."""
 
 FLAGS = (
     *SHARED_FLAGS,

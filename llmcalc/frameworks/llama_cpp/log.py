@@ -72,42 +72,42 @@ PATTERNS = (
 )
 
 LOGGED_FLAGS = ("ctx_size", "batch_size", "ubatch_size", "n_gpu_layers", "parallel")
-"""Flags whose values a log prints."""
+"""Flags whose values llama.cpp's logs print."""
 
 LOGGED_IK_FLAGS = ("mla_use", "attention_max_batch", "fused_moe")
-"""Flags of ik_llama.cpp alone, whose values its logs print."""
+"""Flags of ik_llama.cpp whose values only its logs print."""
 
 FAILURE_TEXTS = {
     "compute_buffer": ("failed to allocate compute",),
     "kv_buffer": ("failed to allocate buffer for kv cache",),
     "model_buffer": ("error loading model: unable to allocate", "unable to allocate backend buffer"),
 }
-"""Name of a buffer → parts of the messages of a program that found no room for it."""
+"""Name of a buffer → parts of the messages printed when the buffer cannot be allocated."""
 
 STOP_HINTS = ("out of memory", "failed to allocate", "requires more system memory")
-"""Parts of the line with which a program stops."""
+"""Parts of the line that a program prints before it stops for lack of memory."""
 
 BUFFER_FLAGS = {"compute_buffer": "--ubatch-size", "model_buffer": "--n-gpu-layers"}
 OLLAMA_OPTIONS = {"compute_buffer": "num_batch", "model_buffer": "num_gpu"}
-"""Name of a buffer → the flag, and the option of Ollama, that changes it; of the cache it is the context."""
+"""Name of a buffer → Ollama's option that changes its size. The cache's size follows the context length."""
 
 OLLAMA_PLAN_NOTE = (
     "msg=offload is what Ollama reckoned before it loaded the model: its weights lack the input embedding and have the "
     "cache in some versions, and its graphs are a rule of thumb; the cache is compared"
 )
-"""What the numbers of Ollama's own plan are."""
+"""Note that explains the numbers of Ollama's own memory plan."""
 
 MOST_DEVICES = 16
-"""Devices of a log over which layers are divided at most."""
+"""Largest number of devices in a log over which layers are divided."""
 
 FLASH_ATTENTION_VALUES = {"1": "on", "enabled": "on", "0": "off", "disabled": "off"}
-"""Values of `flash_attn` in a log → those of the flag."""
+"""Value of `flash_attn` in a log → value of the flag."""
 
 LONGEST_PREFIX = 600
-"""Letters of a line in which a buffer is looked for."""
+"""Number of characters at the start of a line in which a buffer's name is searched."""
 
 PLAIN_FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
-"""Formats of the cache that are plain numbers."""
+"""Unquantized number format of the cache, as a log names it → torch's name."""
 
 
 def read_log(log_text: LogText) -> ParsedLog | None:

@@ -19,7 +19,7 @@ from ..ggml.settings import refuse_gpu_flags
 from ..ggml.versions import GgmlEngineRecord
 
 ENCODER_OF_REPOSITORY = "F16"
-"""The format of the encoder beside the files of a repository (-hf)."""
+"""Number format of the encoder file that comes with a repository's GGUF files (-hf)."""
 
 
 @cache

@@ -87,10 +87,10 @@ REFUSED_ARGUMENTS = {
     "reward_model": "PPO's reward model",
     "ref_model": "a reference model beside the trained one",
 }
-"""Argument → what it asks for that is not modelled; empty where it changes nothing."""
+"""Argument → the unmodelled feature that it turns on; empty if the argument changes nothing."""
 
 MODELLED_STAGES = ("sft", "pt", "rm", "dpo", "kto")
-"""Stages that are modelled."""
+"""Training stages that are modelled."""
 
 ATTENTION_IMPLEMENTATIONS = {
     "auto": "sdpa",
@@ -99,10 +99,10 @@ ATTENTION_IMPLEMENTATIONS = {
     "fa2": "flash_attention_2",
     "fa3": "flash_attention_3",
 }
-"""`flash_attn` → transformers' name of the attention implementation."""
+"""Value of `flash_attn` → transformers' name of the attention implementation."""
 
 EARLIER_ATTENTION = {"True": "fa2", "False": "auto", "off": "disabled"}
-"""`flash_attn` before 0.7, where it is a flag (model/patcher.py, `patch_config`), and before 0.9 → its name since."""
+"""Old value of `flash_attn` → new value: booleans before 0.7 (model/patcher.py, `patch_config`), `off` before 0.9."""
 
 ARGUMENT_DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
 
@@ -205,7 +205,7 @@ def _preference_settings(
 
 
 POLICY_LOGITS_LOSS = SecondLoss("llamafactory/train/dpo/trainer.py, get_batch_loss_metrics", 4, "logits of the policy")
-"""The trained model's logits in fp32, which metrics read when the reference model's have been computed beside them."""
+"""The trained model's logits, copied to fp32 for metrics after the reference model's logits have been computed."""
 
 
 def _reference_model(config: Table) -> FrozenModel:
@@ -297,7 +297,7 @@ def _optimizer_settings(
 
 
 def _names_of_list(written_names: Any) -> set[str]:
-    """Returns the names of a list, or of a text with commas between them (hparams, `split_arg`)."""
+    """Returns the names in a list, or in a text separated by commas (hparams, `split_arg`)."""
     listed_names = written_names.split(",") if isinstance(written_names, str) else written_names
     return {str(name).strip() for name in listed_names} if isinstance(listed_names, list) else set()
 

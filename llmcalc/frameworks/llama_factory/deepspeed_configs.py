@@ -41,4 +41,4 @@ DEEPSPEED_CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "z3_offload": {**STAGE_3_FIELDS, "offload_optimizer": CPU_OFFLOAD, "offload_param": CPU_OFFLOAD},
     }.items()
 }
-"""Path in the user's folder → tables, as far as they change memory."""
+"""Path of a shipped config → its tables, with the keys that change memory."""

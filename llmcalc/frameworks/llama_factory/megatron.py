@@ -25,7 +25,7 @@ PARALLEL_SIZES = (
     "context_parallel_size",
     "expert_model_parallel_size",
 )
-"""Arguments of parallel sizes, 1 by default, of which one marks a config that trains with Megatron-Core."""
+"""Arguments for parallel sizes, 1 by default; any of them marks a config that trains with Megatron-Core."""
 
 ARGUMENTS_READ = field_names("""
     model_name_or_path stage finetuning_type cutoff_len lora_rank lora_target lora_dropout bf16 mixed_precision
@@ -39,15 +39,15 @@ ARGUMENTS_IGNORED = field_names("""
     moe_grouped_gemm moe_token_dispatcher_type moe_aux_loss_coeff moe_router_dtype calculate_per_token_loss
     use_packed_sequences export_hf_on_finish freeze_multi_modal_projector overlap_p2p_comm
     """)
-"""Arguments of kernels and communication, which are counted as Megatron-Core's newest scripts choose them."""
+"""Arguments about kernels and communication; both are counted as Megatron-Core's newest scripts choose them."""
 
 
 MODELLED_VALUES = {"stage": ("sft", "pt"), "mixed_precision": ("bf16_mixed",)}
-"""Argument → the values that are read, the default first."""
+"""Argument → the modelled values, the default first."""
 
 
 BRIDGE_VARIABLE = "USE_MEGATRON_BRIDGE"
-"""Environment variable by which LLaMA-Factory trains with Megatron-Bridge (hparams/parser.py)."""
+"""Environment variable that makes LLaMA-Factory train with Megatron-Bridge (hparams/parser.py)."""
 
 
 def trains_with_megatron(config: Table) -> bool:
@@ -56,7 +56,7 @@ def trains_with_megatron(config: Table) -> bool:
 
 
 def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[str]) -> Launch:
-    """Returns the training run of a config. ignored_names: LLaMA-Factory's arguments that change no memory."""
+    """Returns the training run of a Megatron-Core config. ignored_names: arguments that change no memory."""
     reader.check_names(config, (*PARALLEL_SIZES, *ARGUMENTS_READ), ignored_names | ARGUMENTS_IGNORED)
     reader.ignored_arguments = [
         name for name in reader.ignored_arguments if not name.startswith("overlap_") or config.get(name) is True

@@ -25,13 +25,13 @@ MODELLED_ATTENTION_VALUES: Mapping[str, tuple[Any, ...]] = {
     "sliding_window_size": (-1,),
     "attn_type": ("multihead_attention", "multiquery_attention", "grouped_query_attention"),
 }
-"""Keys of `attn_config` of which only these values are read."""
+"""Key of `attn_config` → the only values that are modelled."""
 
 OPTIMIZERS = {"decoupled_adamw": "adamw", "adamw": "adamw", "sgd": "sgd"}
-"""`optimizer.name` → the value of `--optimizer`."""
+"""Value of `optimizer.name` → value of `--optimizer`."""
 
 KEY_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]{0,80})\}")
-"""A reference to another key, as OmegaConf has it."""
+"""Pattern of a reference to another key, in OmegaConf's notation."""
 
 
 def is_llm_foundry(config: Table) -> bool:

@@ -1,4 +1,4 @@
-"""The memory sizes in a log, compared with the sizes that llmcalc computes for the same run."""
+"""The memory sizes in a log, compared with llmcalc's computed sizes of the same run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..engines.engine import EngineVersion
 from .log_contents import LogTerm, ParsedLog
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.02, 64 * 2**20
-"""A term is off where it differs by more than this share of the log's figure, and by more than these bytes."""
+"""A logged and a computed size differ if both relative and absolute difference (bytes) are larger than these."""
 
 ESTIMATE_TOLERANCES = {"cuda_graphs": 0.3}
-"""Name of a term that is estimated from other logs → the share by which most of those logs are met."""
+"""Name of a term estimated from logs → relative error that most of those logs stay within."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ExplainedLog:
     preset, hardware, version: what the computation is for; None where the log and the user name none.
     wrong_term: the term that differs most, or that prevents the start; empty for none.
     suggested_flag: the flag that changes this term; empty if none is known.
-    missing_inputs: what is not known, without which terms are not computed. notes: remarks.
+    missing_inputs: unknown inputs, without which terms are not computed. notes: remarks.
     devices: number of devices of the computed server; 1 by default.
     """
 

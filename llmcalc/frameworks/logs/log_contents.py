@@ -16,13 +16,13 @@ LogKind: TypeAlias = Literal["startup", "oom"]
 TermUnit: TypeAlias = Literal["bytes", "tokens", "blocks", "parameters"]
 
 MEMORY_AMOUNT = r"-?[0-9]{1,12}(?:\.[0-9]{1,15})? ?(?:[KMGT]i?B|B|bytes)\b"
-"""An amount of memory with its unit: `14.99 GiB`, `17.12GiB`. Programs print GB and MB for GiB and MiB."""
+"""Pattern of an amount of memory: `14.99 GiB`, `17.12GiB`. Programs print GB and MB for GiB and MiB."""
 
 WHOLE_NUMBER = r"[0-9][0-9,]{0,20}"
-"""A whole number, perhaps with commas."""
+"""Pattern of a whole number, with or without commas."""
 
 VERSION_NUMBER = r"v?[0-9]{1,6}(?:\.[0-9]{1,6}){1,3}"
-"""A version; what follows its numbers is left out."""
+"""Pattern of a version number; any suffix is left out."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _AMOUNT_PARTS = re.compile(r"(-?)([0-9.]+) ?([KMGT]?)")
@@ -32,7 +32,7 @@ class LogTerm(NamedTuple):
     """A named memory size that a log prints.
 
     name: `weights`, `kv_cache`, `allocated`, ….
-    value: its size, in `unit`.
+    value: the size, in `unit`.
     device: the device that has it, where a log has terms of several.
     per_parameter, constant: where the program computes it from the number of parameters: by which rule. 0 for no rule.
     """
@@ -50,9 +50,9 @@ class ParsedLog:
     """The contents of a log that readers extract.
 
     program: the word of `--engine`, or the name of another program. title: its name on screens.
-    terms: what it prints of memory. kind: whether it is a start-up or an out-of-memory message.
+    terms: the memory sizes in the log. kind: whether it is a start-up or an out-of-memory message.
     version, model, device: as printed; empty where the log has none. total_bytes: the device's memory.
-    free_bytes: what of it was free before the engine loaded its weights; None where the log does not say.
+    free_bytes: free bytes of the device before the engine loaded weights; None if the log does not state them.
     flags: name of a flag's value → value, as printed. has_arguments: whether flags that are not there are defaults.
     scheme: how the weights are stored, as `--quantize` names it; empty where the log does not say.
     message: why the program stopped, in its words. refused_to_start: whether it refused to start by a rule of its own.
@@ -203,7 +203,7 @@ _NAME_AND_VALUE = re.compile(
 _BRACKET_OR_QUOTED = re.compile(r"[\[{(]|[\]})]|'[^'\n]*'|\"[^\"\n]*\"")
 
 DEEPEST_CONTAINER = 20
-"""Most brackets inside each other of a printed list or table."""
+"""Largest nesting depth of brackets in a printed list or table."""
 
 
 def argument_pairs(arguments_text: str) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def _bracketed_text(arguments_text: str, container_start: int) -> str:
 
 
 def _literal_value(bracketed_text: str) -> Any:
-    """Returns the list or table that Python printed as this text; the text itself if it contains other objects."""
+    """Returns the list or table that Python printed as a text; the text itself if it contains other objects."""
     try:
         literal_value = ast.literal_eval(bracketed_text)
         repr(literal_value)  # a ValueError for a number of thousands of digits, which no message could print

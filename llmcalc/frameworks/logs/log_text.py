@@ -14,13 +14,13 @@ LARGEST_LOG = 20_000_000
 """Largest log in bytes."""
 
 LONGEST_LINE = 20_000
-"""Characters of a line that are read: the arguments of a server are one line of a few thousand."""
+"""Largest number of characters read per line; the arguments of a server are one line of a few thousand characters."""
 
 MOST_LINES = 10_000
-"""Largest number of lines that are read for one hint."""
+"""Largest number of lines that are read for one search text."""
 
 _CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
-"""What moves a terminal's cursor, deletes from it or changes its colours."""
+"""Pattern of terminal control sequences, which move the cursor, delete text or change colours."""
 
 
 class LogText:
@@ -42,7 +42,7 @@ class LogText:
             yield line_start, hint_start, line_end
 
     def lines_with(self, *line_hints: str) -> list[str]:
-        """Returns the lines that contain any of these texts, in order."""
+        """Returns the lines that contain any of the given texts, in order."""
         line_offsets = {
             (offset, line_end_offset) for hint in line_hints for offset, _, line_end_offset in self.line_spans(hint)
         }
@@ -50,17 +50,17 @@ class LogText:
 
 
 FEWEST_MESSAGE_WORDS = 4
-"""Words from which on a text that names no file is a pasted message."""
+"""Number of words from which on a text that is no file name is a pasted message."""
 
 OUT_OF_MEMORY = re.compile(r"out of memory|(?:unable|failed) to allocate|OutOfMemoryError|MemoryError", re.IGNORECASE)
-"""Words with which programs say that memory did not suffice."""
+"""Pattern of the words with which programs report a lack of memory."""
 
 _MESSAGE_MARK = re.compile(r"\w: |://")
-"""The colon after the kind of an error, or a link, which names of files do not have."""
+"""Pattern of a colon after an error's kind, or of a link, neither of which file names contain."""
 
 
 def is_pasted_message(text: str) -> bool:
-    """Whether a text in the place of a file's name is a message that a program printed.
+    """Whether a text given as a file name is a message that a program printed.
 
     It is a file's name if there is such a file. Otherwise text of several words is a message if it has several lines,
     says that memory ran out, or has a colon or a link as sentences have; the rest is one without a separator of folders

@@ -12,10 +12,10 @@ from .log_contents import ParsedLog
 from .log_text import OUT_OF_MEMORY, LogText
 
 LOG_FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "fsdp2", "megatron", "deepspeed")
-"""Folders of the programs whose logs are read. Of a log that several know, the one that reads most terms has it."""
+"""Folders of programs whose logs are read. If several readers know a log, the one with the most terms is used."""
 
 TORCH_FOLDER = "torch"
-"""The folder whose messages any of these programs may print: torch's, and those of the Trainer on it."""
+"""Folder of the reader for messages of torch, and of the Trainer, which any of these programs may print."""
 
 EXPECTED_LOGS = (
     "a start-up log or an out-of-memory message of vLLM, SGLang, TensorRT-LLM, llama.cpp, Ollama, torch, Megatron-LM, "
@@ -29,7 +29,7 @@ _OLLAMA_PS_TABLE = re.compile(
     r"[^\n]{0,200}%[^\n]*?(?:GPU|CPU) +(?P<tokens>[0-9]{1,9})?",
     re.MULTILINE,
 )
-"""The table of `ollama ps`, whose column CONTEXT earlier versions do not have."""
+"""Pattern of the table that `ollama ps` prints; the column CONTEXT is missing in earlier versions."""
 
 
 def _error_of_unknown_log(file_name: str, log_text: LogText) -> InputError:

@@ -19,7 +19,7 @@ from .parallel_adapters import ParallelAdapters
 ModelKind: TypeAlias = Literal["gpt", "bert", "t5", "hybrid"]
 
 NON_ARGUMENT_FIELDS = ("kind", "world_size", "gpu", "env", "date", "adapters")
-"""Fields that are no arguments."""
+"""Fields of `MegatronArguments` that are not command-line arguments."""
 
 
 @frozen
@@ -382,4 +382,4 @@ FIELD_BY_OLD_NAME = {
     "disable_dsa_indexer_rotate_activation": "no_dsa_indexer_rotate_activation",
     "disable_clone_scatter_output_in_embedding": "no_clone_scatter_output_in_embedding",
 }
-"""What older versions call an argument, or its second name → its field."""
+"""Old or alternative name of an argument → its field."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 LAYER_GRAPH_IMPLEMENTATIONS = ("local", "transformer_engine")
-"""Values of `cuda_graph_impl` that capture each layer, or modules of it."""
+"""Values of `cuda_graph_impl` that capture each layer, or modules of a layer."""
 
 WHOLE_STEP_GRAPH = "a CUDA graph of the whole step"
 

@@ -19,7 +19,7 @@ SOURCE_CODE = "Megatron-LM and TransformerEngine, read"
 MEASURED_WITNESS = source_code_witness(
     f"{SOURCE_CODE}; peaks of published runs", "tests/frameworks/megatron/test_megatron.py"
 )
-"""The witness of what ran on GPUs whose peaks are published."""
+"""The witness for what ran on GPUs whose measured peaks are published."""
 
 DELTA_WITNESS = source_code_witness(f"{SOURCE_CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron_delta.py")
 SPARSE_ATTENTION_WITNESS = source_code_witness(
@@ -51,7 +51,7 @@ WITNESS_BY_PART: Mapping[tuple[str, str], Witness] = {
     ("part", "latent"): UNTESTED,
     ("head", "classification"): HAND_COUNTED_WITNESS,
 }
-"""(kind, name) of a part that Megatron-LM has → what its runs were compared with."""
+"""(kind, name) of a component that Megatron-LM supports → the witness that it was compared with."""
 
 EVIDENCE = FrameworkEvidence(
     name="megatron",
@@ -90,4 +90,4 @@ def check_components(spec: ModelSpec) -> None:
 
 
 _checked_programs: WeakSet[Flow] = WeakSet()
-"""The programs of the models that have been checked: a search checks one model for each of thousands of ranks."""
+"""Programs of the models that have been checked, because a search asks about one model for thousands of ranks."""

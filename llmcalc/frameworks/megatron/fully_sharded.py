@@ -23,23 +23,24 @@ from .param_and_grad_buffer import BUCKET_ELEMENTS_PER_RANK, SMALLEST_BUCKET_ELE
 from .settings import MegatronSettings
 
 GATHER_STREAM = 2
-"""The stream on which weights are gathered (`side_stream_for_param_gather`)."""
+"""CUDA stream on which weights are gathered (`side_stream_for_param_gather`)."""
 
 GRADIENT_QUEUE_ELEMENTS = 1_000_000_000
-"""Gradients that may wait for their reduction, in elements, if two layers have no more; half as many weights are
-gathered ahead (`suggested_communication_unit_size`)."""
+"""Number of gradient elements that may wait for reduction, unless two layers have more; half as many weight elements
+are gathered ahead (`suggested_communication_unit_size`).
+"""
 
 MAIN_WEIGHT_BYTES = 4
-"""Bytes of an element of main weights, which are in fp32."""
+"""Bytes per element of main weights, which are in fp32."""
 
 GRADIENT_DTYPE_ARGUMENT_SINCE = datetime.date(2026, 7, 2)
-"""From when only an argument of its own asks for main gradients in fp32 (Megatron-LM adfe9e11d9)."""
+"""Date since which main gradients are in fp32 only if an argument requests that format (Megatron-LM adfe9e11d9)."""
 
 ONLY_LAYERS_PREFETCH_SINCE = datetime.date(2026, 4, 1)
-"""From when, after the first backward pass, only layers gather weights ahead (Megatron-LM 41f3b6f308)."""
+"""Date since which, after the first backward pass, only layers gather weights ahead (Megatron-LM 41f3b6f308)."""
 
 OUTER_WEIGHTS_STAY_SINCE = datetime.date(2026, 5, 30)
-"""From when weights outside of layers stay gathered between steps (Megatron-LM 378d81fbd3)."""
+"""Date since which weights outside of layers stay gathered between steps (Megatron-LM 378d81fbd3)."""
 
 
 @dataclass

@@ -118,4 +118,4 @@ OLD_IGNORED_ARGUMENTS = field_names("""
     no-contiguous-buffers-in-local-ddp no-delay-grad-reduce no-log-learnig-rate-to-tensorboard
     no-query-key-layer-scaling no-scatter-gather-tensors-in-pipeline s3-cache-path
     """)
-"""Names of such arguments that only older versions have."""
+"""Names of arguments that change no memory and that only older versions have."""

@@ -14,7 +14,7 @@ from .settings import MegatronSettings
 from .unsupported import gpu_generation, unmodelled_arguments
 
 TE_WORKSPACE_BYTES = 32 * 1024 * 1024 + 1024
-"""Bytes of a workspace of Transformer Engine from compute capability 9 on; 4 MiB before.
+"""Bytes of Transformer Engine's cuBLAS workspace from compute capability 9 on; 4 MiB on earlier GPUs.
 
 Source: transformer_engine/pytorch/cpp_extensions/gemm.py, `get_cublas_workspace_size_bytes`.
 """
@@ -22,26 +22,28 @@ Source: transformer_engine/pytorch/cpp_extensions/gemm.py, `get_cublas_workspace
 TE_WORKSPACE_BYTES_BEFORE_HOPPER = 4 * 1024 * 1024
 
 LARGE_BLACKWELL_WORKSPACE_SINCE = datetime.date(2026, 5, 1)
-"""From when NVIDIA's image of torch (26.04) takes the larger cuBLAS workspace on Blackwell, too."""
+"""Date since which NVIDIA's torch image (26.04) uses the larger cuBLAS workspace on Blackwell too."""
 
 EXPERT_COMBINE_SPLIT_SINCE = datetime.date(2026, 1, 16)
-"""From when the outputs of experts are combined in two functions, after the first of which its argument is freed
-(Megatron-LM 1501c0f33a)."""
+"""Date since which experts' outputs are combined in two functions, the first of which frees its argument (Megatron-LM
+1501c0f33a).
+"""
 
 LAYER_WISE_LAYOUT_SINCE = datetime.date(2026, 5, 20)
-"""From when the tensors that Muon shares out lie in buffers by rank (Megatron-LM 0044db1f20)."""
+"""Date since which the tensors that Muon distributes over ranks are in one buffer per rank (Megatron-LM 0044db1f20)."""
 
 BATCH_RETENTION_DATES = datetime.date(2026, 5, 21), datetime.date(2026, 7, 6)
-"""From and until when every batch of a step stayed on the GPU: `RerunDataIterator` held the dictionaries in which
-get_batch replaced tensors (Megatron-LM 5e4fc931ba, bf32f4415e)."""
+"""Start and end of the period in which every batch of a step stayed on the GPU: `RerunDataIterator` held the
+dictionaries in which get_batch replaced tensors (Megatron-LM 5e4fc931ba, bf32f4415e).
+"""
 
 SHARED_EXPERTS_FIRST_SINCE = datetime.date(2025, 10, 11)
-"""From when shared experts run before the router (Megatron-LM e8024d716f)."""
+"""Date since which shared experts run before the router (Megatron-LM e8024d716f)."""
 
 EXPECTED_RECOMPUTE_MODULES = "expected core_attn, layernorm, mla_up_proj, mlp, moe, moe_act or shared_experts"
 
 KIND_BY_RECOMPUTED_MODULE = {"mlp": "feed_forward", "moe": "experts", "shared_experts": "shared_expert"}
-"""Module that runs again by itself → its kind."""
+"""Name of a module that is recomputed as a whole → its kind in llmcalc."""
 
 
 def check_modelled_arguments(settings: MegatronSettings) -> None:
@@ -87,7 +89,7 @@ def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
 
 
 MULTIPROCESSORS_BY_GENERATION = {"ampere": 108, "hopper": 132}
-"""Generation of a GPU → the streaming multiprocessors of its largest GPU. Later ones have 148."""
+"""Generation of a GPU → number of streaming multiprocessors of its largest GPU; 148 for later generations."""
 
 
 def uses_local_implementation(settings: MegatronSettings) -> bool:
@@ -134,7 +136,7 @@ CROSS_ENTROPY_BY_IMPLEMENTATION: dict[LossImplementation, CrossEntropy] = {
     "native": "native",
     "unfused": "eager",
 }
-"""Implementation of the loss → the value of `--cross-entropy`."""
+"""Implementation of the loss in Megatron-LM → value of `--cross-entropy`."""
 
 
 def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:

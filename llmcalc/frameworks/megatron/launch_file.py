@@ -49,10 +49,10 @@ REMOVED_ARGUMENTS = {
     "warmup": "no longer valid; expected --lr-warmup-fraction",
     "checkpoint_activations": "no longer valid; expected --recompute-activations or --recompute-granularity",
 }
-"""Arguments that Megatron-LM itself refuses."""
+"""Argument that Megatron-LM itself refuses → the message."""
 
 CHECKPOINT_ARGUMENTS = ("use_checkpoint_args", "use_mp_args_from_checkpoint_args")
-"""Arguments with which a checkpoint's arguments replace those of the file."""
+"""Arguments that make a checkpoint's arguments replace those of the launch file."""
 
 REASON_BY_PREFIX = {
     "rl_": "reinforcement learning",
@@ -72,13 +72,13 @@ REASON_BY_PREFIX = {
     "yaml_cfg": "arguments in another file",
     "eval_micro_batch_size": "evaluation with a batch of its own",
 }
-"""How an argument without a field begins → what it is for."""
+"""Prefix of an argument that `MegatronSettings` lacks → the purpose of the argument."""
 
 KNOWN_SPEC_WORDS = ("hybrid", "mamba", "local")
-"""Words in a `--spec` whose layers other arguments describe too."""
+"""Words in the value of `--spec` that name layers which other arguments also describe."""
 
 READ_TEST_KEYS = ("MODEL_ARGS", "ENV_VARS")
-"""Entries of a functional test's YAML that are read."""
+"""Keys of a functional test's YAML that are read."""
 
 IGNORED_TEST_KEYS = (
     "TEST_TYPE",
@@ -96,10 +96,10 @@ IGNORED_TEST_KEYS = (
     "SKIP_PYTEST",
     "N_REPEAT",
 )
-"""Other entries of those files."""
+"""Keys of a functional test's YAML that are ignored."""
 
 MEASUREMENT_ARGUMENTS_KEY = "megatron_args"
-"""The key of the arguments in a row of measurements, beside `env_vars`."""
+"""Key of the arguments in a row of measurements, beside the key `env_vars`."""
 
 
 def is_megatron(arguments: Mapping[str, Any]) -> bool:
@@ -117,7 +117,7 @@ MEGATRON_SIGNS = field_names("""
     --max-position-embeddings --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
     --train-iters --train-samples --use-mcore-models --use-checkpoint-args
     """)
-"""Arguments of sizes, by which a command of Megatron-LM is known."""
+"""Arguments about sizes by which a command of Megatron-LM is recognized."""
 
 
 def has_program_arguments(command_words: Sequence[str]) -> bool:
@@ -481,14 +481,14 @@ def _model_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, A
 
 
 MODEL_KIND_BY_SCRIPT: dict[str, ModelKind] = {"bert": "bert", "t5": "t5", "mamba": "hybrid", "hybrid": "hybrid"}
-"""What the name of a script says → the kind of model it trains."""
+"""Part of a script's name → kind of model that the script trains."""
 
 DTYPE_BY_MEGATRON_NAME = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
-"""Megatron-LM's name of a number format → the one of `llmcalc memory`."""
+"""Megatron-LM's name of a number format → llmcalc's name."""
 
 
 def options_of_arguments(settings: MegatronSettings) -> dict[str, Any]:
-    """Returns `llmcalc memory` option → value, for each argument of Megatron-LM with such an option."""
+    """Returns option of `llmcalc memory` → value, for each argument of Megatron-LM with an equivalent option."""
     is_half_precision = settings.bf16 or settings.fp16
     command_settings: dict[str, Any] = {
         "phase": "training",

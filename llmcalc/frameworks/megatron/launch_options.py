@@ -12,10 +12,10 @@ from .launch_file import MEASUREMENT_ARGUMENTS_KEY
 from .settings_from_options import FP8_ARGUMENTS, loss_arguments, recompute_arguments_of
 
 MEGATRON_OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "dist_muon"}
-"""Value of `--optimizer` → Megatron-LM's name."""
+"""Value of `--optimizer` → Megatron-LM's name of the optimizer."""
 
 RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
-"""Arguments of recomputation, which `--recompute` replaces together; so does it `--recompute-activations`."""
+"""Arguments of recomputation, which `--recompute` and `--recompute-activations` replace all at once."""
 
 ARGUMENT_BY_OPTION = {
     "batch": "micro_batch_size",
@@ -27,7 +27,7 @@ ARGUMENT_BY_OPTION = {
     "etp": "expert_tensor_parallel_size",
     "sequence_parallel": "sequence_parallel",
 }
-"""Option → argument with the same value."""
+"""Option of llmcalc → Megatron-LM's argument with the same value."""
 
 
 def _recompute_arguments(option_value: Any) -> dict[str, Any]:
@@ -72,7 +72,7 @@ CONVERTER_BY_OPTION: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "cross_entropy": loss_arguments,
     "zero": _zero_arguments,
 }
-"""Option → function that returns the arguments of its value."""
+"""Option of llmcalc → function that converts the option's value to Megatron-LM's arguments."""
 
 
 def with_options(config: Table, options: Table, launched_run: Launch, name_in_errors: str) -> Table:

@@ -26,10 +26,10 @@ from .param_and_grad_buffer import (
 from .settings import MegatronSettings
 
 LARGEST_SHARD_IMBALANCE = 1.3
-"""How much fuller than an even share a shard may get to even out the cost."""
+"""Largest size of a shard relative to an even share, when shards are filled to even out the cost."""
 
 FULL_BUCKET_FRACTION = 0.9
-"""Share of largest tensor · ranks, in elements, that a bucket has at least before it ends."""
+"""A bucket ends once it has this fraction of (largest tensor · ranks) elements."""
 
 
 def pack_buffer(

@@ -1,4 +1,4 @@
-"""The collective messages with which Megatron-LM reduces gradients and gathers weights across replicas.
+"""The collective messages by which Megatron-LM reduces gradients and gathers weights across replicas.
 
 All gradients of a chunk of layers are summed as float32 once in a step, in one buffer; with the distributed optimizer
 (ZeRO stage 1) each rank gets its part, and the weights are gathered (Megatron-LM, core/distributed, without
@@ -14,7 +14,7 @@ from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ...parallel.placements import FLOAT32_BYTES
 
 WEIGHT_SHARDING_STAGE = 3
-"""The stage of ZeRO that divides weights."""
+"""The ZeRO stage that shards weights."""
 
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:

@@ -21,13 +21,13 @@ Table = dict[str, Any]
 NO_COMPONENT: Table = {"type": "none"}
 
 MAMBA_CHUNK_TOKENS = 128
-"""Tokens that a Mamba layer scans at once (mamba_mixer.py, `chunk_size`)."""
+"""Number of tokens that a Mamba layer scans at once (mamba_mixer.py, `chunk_size`)."""
 
 BERT_LABEL_COUNT = 2
-"""Whether the second text follows the first (bert_model.py, `binary_head`)."""
+"""Number of labels of BERT's head: whether the second text follows the first (bert_model.py, `binary_head`)."""
 
 SEGMENT_COUNT = 2
-"""Kinds of segments of BERT's tokens."""
+"""Number of segment types of BERT's tokens."""
 
 LAYER_KIND_BY_LETTER = {"M": "mamba", "*": "attention", "-": "dense", "E": "experts", "+": "latent"}
 """Letter of a hybrid pattern → kind of layer."""
@@ -339,7 +339,7 @@ def _decoder_fields(
     mtp_depth: int,
     mtp_layer: Table | None,
 ) -> Table:
-    """Returns the model-spec fields of a decoder with these layers."""
+    """Returns the model-spec fields of a decoder, from the tables of its layers."""
     stack_table = {
         **stack_of_kinds(layer_tables, layer_names),
         "num_hidden_layers": len(layer_names),

@@ -68,19 +68,19 @@ class MegatronRun:
 
 
 PIPELINE_SPLIT_ARGUMENTS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-"""Arguments by which the embedding and the loss each take the place of a layer in the stages."""
+"""Arguments that let the embedding and the loss each take the place of a layer in a pipeline stage."""
 
 END_STAGE_ARGUMENTS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
-"""Megatron-Core's fields of the layers of a pipeline's first and last rank."""
+"""Megatron-Core's fields for the number of layers in a pipeline's first and last stage."""
 
 HOST_OPTIMIZER_ARGUMENTS = ("optimizer_cpu_offload", "optimizer_offload_fraction")
-"""Megatron-Core's fields of an optimizer on the host, which `host_optimizer_settings` reads."""
+"""Megatron-Core's fields for an optimizer step on the host, which `host_optimizer_settings` reads."""
 
 PRECISION_AWARE_ARGUMENTS = ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype")
-"""Arguments of Transformer Engine's Adam in formats of its own, which `precision_aware_settings` reads."""
+"""Arguments for number formats of Transformer Engine's Adam, which `precision_aware_settings` reads."""
 
 BRIDGE_FUSED_MODEL_TYPES = frozenset({"llama", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", ""})
-"""Model types, and "" for models of no known class, with which Megatron-Bridge sets `bias_activation_fusion`.
+"""Model types for which Megatron-Bridge sets `bias_activation_fusion`; the empty type is a model without a known class.
 
 Source: NVIDIA-NeMo/Megatron-Bridge 067f987, models/*/*_bridge.py and *_provider.py; Megatron-Core's default is false.
 Kimi-K2 and GLM-4.7-Flash have the architecture of `deepseek_v3`; models with encoders have no class here, and most of
@@ -88,7 +88,7 @@ their providers set it. Mistral's bridge does not, and its models of the archite
 """
 
 BRIDGE_ADAPTER_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-"""The layers that Megatron-Bridge adapts by default (megatron/bridge/peft/lora.py)."""
+"""Names of the linear layers that Megatron-Bridge adapts by default (megatron/bridge/peft/lora.py)."""
 
 
 def bridge_adapter_settings(
@@ -115,7 +115,7 @@ def host_optimizer_settings(
 ) -> dict[str, Any]:
     """Returns the setting of Adam's step on the host (core/optimizer/optimizer_config.py); none without it.
 
-    name_prefix: what stands before the arguments' names. default_fraction: the share of states without an argument.
+    name_prefix: prefix of the arguments' names. default_fraction: fraction of states on the host by default.
     """
     offload_argument, fraction_argument = (
         f"{name_prefix}{fraction_argument}" for fraction_argument in HOST_OPTIMIZER_ARGUMENTS
@@ -146,7 +146,7 @@ def precision_aware_settings(reader: LaunchReader, config: Table) -> dict[str, A
 
 
 def attention_setting(reader: LaunchReader, argument_name: str, backend: Any) -> dict[str, Any]:
-    """Returns the setting of attention by Megatron-Core's `attention_backend`; none for kernels that keep no scores.
+    """Returns the setting for Megatron-Core's `attention_backend`; none for kernels that do not save scores.
 
     Raises `InputError` for another value. argument_name: the argument, for the error.
     """
@@ -175,7 +175,7 @@ def end_stage_layers(
 ) -> tuple[int | None, int | None]:
     """Returns the numbers of layers on the pipeline's first and last rank; None where the file states none.
 
-    name_prefix: what stands before the arguments' names. argument_names: the arguments.
+    name_prefix: prefix of the arguments' names. argument_names: the arguments.
     """
     first_stage_layers, last_stage_layers = (
         reader.optional_integer(config, f"{name_prefix}{argument_name}") for argument_name in argument_names
@@ -184,7 +184,7 @@ def end_stage_layers(
 
 
 STAGE_LAYOUT = "pipeline_model_parallel_layout"
-"""Megatron-Core's field of what each stage of a pipeline has."""
+"""Megatron-Core's field that states the contents of each pipeline stage."""
 
 
 def stage_sizes_of_layout(reader: LaunchReader, argument_name: str, written_layout: Any) -> tuple[int, ...] | None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from ...workload.lora import Library
 
 ADAPTER_SETTINGS = frozenset({"lora_rank", "lora_targets", "lora_dtype", "lora_dropout", "lora_library"})
-"""The settings of adapters that Megatron-Core's have."""
+"""Names of the adapter settings that Megatron-Core's adapters support."""
 
 
 @dataclass(frozen=True)
 class ParallelAdapters:
-    """Low-rank adapters, sharded over ranks like the linear layers to which they belong.
+    """Low-rank adapters, sharded over ranks like the linear layers that they adapt.
 
     library: whose they are. rank: inner width. targets: names of the linear layers that have one.
     dropout: whether the input of an adapter passes dropout.

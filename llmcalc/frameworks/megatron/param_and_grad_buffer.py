@@ -17,17 +17,17 @@ from .kernels import Parameter
 from .settings import MegatronSettings
 
 PARAMETER_ALIGNMENT = 64
-"""Elements at whose multiples parameters begin in a buffer of the distributed optimizer."""
+"""Each parameter begins at a multiple of this number of elements in a buffer of the distributed optimizer."""
 
 BUCKET_ALIGNMENT = 128
-"""Elements: the end of a bucket is a multiple of this, and of the ranks that share it."""
+"""The end of a bucket is a multiple of this number of elements, and of the number of ranks that share the bucket."""
 
 BUCKET_ALIGNMENT_FOR_BUSBW = 1 << 16
 """Alignment of a bucket's end with --ddp-pad-buckets-for-high-nccl-busbw, in elements."""
 
 SMALLEST_BUCKET_ELEMENTS = 40_000_000
 BUCKET_ELEMENTS_PER_RANK = 1_000_000
-"""Elements of a bucket where gradients are reduced while others are computed: at least, and for each rank."""
+"""Size of a bucket per rank, in elements, if gradient reductions overlap the backward pass."""
 
 
 class ElementRange(NamedTuple):

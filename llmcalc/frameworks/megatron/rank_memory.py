@@ -62,11 +62,11 @@ class RecordedRank:
 
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
-"""`passes_key` of a rank → its recorded passes."""
+"""Result of `passes_key` for a rank → the rank's recorded passes."""
 
 
 MICROBATCHES_RUN_IN_FULL = 5
-"""Micro-batches of a step up to which all passes are run if they differ by the previous one: recording runs ten.
+"""Most micro-batches for which all passes run, if passes differ by the previous pass: recording runs ten.
 
 Of many equal layers recording runs four repeats, and takes less time at any number.
 """

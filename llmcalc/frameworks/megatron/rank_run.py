@@ -59,21 +59,22 @@ from .param_and_grad_buffer import GradientBuffer, bucket_size, is_updated_by_mu
 from .settings import MegatronSettings
 
 STATE_BYTES_BY_DTYPE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-"""Bytes of an element of a state by the name of its type."""
+"""Number format of an optimizer state → bytes per element."""
 
 YARN_ORIGINAL_POSITIONS = 4096
-"""Positions whose angles YaRN makes at first (transformer_config.py, `original_max_position_embeddings`)."""
+"""Number of positions whose angles YaRN creates first (transformer_config.py, `original_max_position_embeddings`)."""
 
 OPTIMIZER_FLAG_COUNT = 2
-"""Small tensors of the optimizer: a scale of one (optimizer.py, `_scale_one`), and the flag of an overflow of its Adam
-(TransformerEngine, optimizers/fused_adam.py, `_dummy_overflow_buf`)."""
+"""Number of the optimizer's small tensors: a scale of one (optimizer.py, `_scale_one`) and Adam's overflow flag
+(TransformerEngine, optimizers/fused_adam.py, `_dummy_overflow_buf`).
+"""
 
 REPORTED_LOSS_COUNT = 2
-"""Losses that the last stage keeps: that of the last step, and the sum of several (training/training.py, `train`)."""
+"""Number of losses that the last stage keeps: the last one, and a sum over steps (training/training.py, `train`)."""
 
 
 SIDE_STREAM = 1
-"""The stream on which data parallelism is set up: what it leaves free serves no other stream.
+"""CUDA stream on which data parallelism is set up; no other stream reuses blocks that are freed on it.
 
 Source: Megatron-LM, megatron/training/training.py, `get_model`: `torch.cuda.stream(ddp_stream)`.
 """
@@ -86,7 +87,7 @@ class ModelChunk:
     stage: which stage of the pipeline; None without a pipeline.
     record_program: records the program of the layers.
     lowering: runs the program.
-    chunk_index: which of the rank's chunks.
+    chunk_index: index of the chunk among the rank's chunks.
     parameters: the parameters in the order in which Megatron creates them; a run finds them if the list is empty.
     input_tensor: the last input, which the module of the chunk names.
     """

@@ -34,7 +34,7 @@ from .record_passes import record_passes, recorded_step_microbatches
 from .settings import MegatronSettings
 
 SharedTensorKeys: TypeAlias = frozenset[str | Shape]
-"""Keys of `PersistentTensors.shared_blocks`."""
+"""Keys in `PersistentTensors.shared_blocks`."""
 
 
 @frozen
@@ -43,8 +43,8 @@ class RecordedChunk:
 
     program: the program of its layers.
     layers_before: the layers before it.
-    parameters: its parameters, in the order in which Megatron creates them.
-    recorded_passes: its passes, with 0 for the number of the chunk.
+    parameters: parameters of the chunk, in the order in which Megatron creates them.
+    recorded_passes: passes of the chunk, with 0 as the chunk's number.
     storage_ids_by_name: name of a tensor that stays allocated → the storages that it has had.
     storage_bytes_by_name: name of such a tensor → bytes of its first and of its last storage.
     recording_units: work of the recording, in units of `SimulatedWork`.
@@ -163,15 +163,15 @@ def record_chunks(
 
 
 _chunk_cache: dict[tuple[object, ...], RecordedChunk] = {}
-"""Recorded chunks by everything that determines their passes."""
+"""Cache: everything that determines the passes of a chunk → the recorded chunk."""
 
 _shortened_chunk_cache: dict[tuple[object, ...], tuple[ModelSpec, LayerStack, RecordedChunk]] = {}
-"""Chunks recorded with `RECORDED_REPEATS` repeats of their stack, for stacks of any more; the model is kept so that no
-other one gets its id.
+"""Cache of chunks recorded with `RECORDED_REPEATS` repeats of their stack, for stacks with more repeats. It keeps the
+model so that no other model gets the same id.
 """
 
 MAX_CACHED_CHUNKS = 256
-"""Number of chunks that are kept."""
+"""Largest number of chunks in a cache."""
 
 
 def _recorded_chunk(
@@ -312,7 +312,7 @@ def _record_chunk(
 def _chunk_with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_stack: LayerStack) -> RecordedChunk:
     """Returns a chunk with all repeats of its stack, derived from the chunk with `RECORDED_REPEATS` repeats.
 
-    program: that of all layers.
+    program: the program with all layers.
     Raises `NotRepeatingError` if the repeats differ.
     """
     recorded_passes = shortened_chunk.recorded_passes
@@ -330,7 +330,7 @@ def _chunk_with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, la
 
 
 def _parameters_of_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) -> list[Parameter]:
-    """Returns the parameters of all repeats of a stack from those of `RECORDED_REPEATS` repeats.
+    """Returns the parameters of all repeats of a stack, from a stack with only `RECORDED_REPEATS` repeats.
 
     Raises `NotRepeatingError` if the repeats have different parameters.
     """

@@ -8,11 +8,11 @@ from ...simulator.tensor import Tensor
 from .rank_run import ForwardOutput, ModelChunk, RankRun
 
 MOST_RECORDED_MICROBATCHES = 3
-"""The most micro-batches of a recorded step, with which every case but the first ones comes twice where it can."""
+"""Largest number of micro-batches of a recorded step, which contains every case but the first ones twice."""
 
 
 def recorded_step_microbatches(microbatches: int, distinguishes_previous_pass: bool) -> tuple[int, int]:
-    """Returns the number of micro-batches of each of the two recorded steps, at most those of the run.
+    """Returns the numbers of micro-batches in the two recorded steps, at most the number of the run.
 
     microbatches: of a step of the run.
     distinguishes_previous_pass: as in `record_passes`; without it the second step needs one micro-batch less.

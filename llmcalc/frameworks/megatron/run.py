@@ -30,7 +30,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     )
 
 
-def check(memory_estimate: Memory, version_text: str) -> None:
+def check_run(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run that Megatron-LM does not support in any layout."""
     check_components(memory_estimate.spec)
     megatron_settings_of(memory_estimate, ONE_DEVICE, version_text)
@@ -39,7 +39,7 @@ def check(memory_estimate: Memory, version_text: str) -> None:
             raise InputError(unsupported_attention_reason(step))
 
 
-def document(training_run: RunOnRanks) -> Mapping[str, Any]:
+def document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns the number formats and kernels that follow from Megatron-LM's arguments."""
     settings = settings_on_accelerator(training_run, training_run.memory.cuda_runtime)
     loss_implementation, weight_dtype = choose_loss_implementation(settings), training_run.memory.states.dtype

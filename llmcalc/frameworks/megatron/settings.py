@@ -277,7 +277,7 @@ class MegatronSettings(MegatronArguments):
 
     @cached_property
     def layers_per_stage(self) -> tuple[int, ...] | None:
-        """The number of layers per stage, in pipeline order; None if all stages have the same number.
+        """The number of layers per stage, in pipeline order; None if all stages have equally many.
 
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
         those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.
@@ -374,6 +374,7 @@ class MegatronSettings(MegatronArguments):
         )
 
     def _check_world(self) -> None:
+        """Raises `InputError` for a parallel size below 1, and for a number of devices that the sizes do not divide."""
         size_names = (
             "tensor_model_parallel_size",
             "pipeline_model_parallel_size",
@@ -445,7 +446,7 @@ class MegatronSettings(MegatronArguments):
             )
 
     def _check_experts(self) -> None:
-        """Raises `InputError` for experts that ranks do not divide or train, or a layer pattern of another length."""
+        """Raises `InputError` for experts that ranks cannot divide or train, or a layer pattern of wrong length."""
         if self.num_experts is not None:
             if self.tp > 1 and not self.sequence_parallel:
                 raise InputError(
@@ -536,10 +537,10 @@ def _parse_batch_schedule(schedule_text: str) -> Iterator[tuple[int, int]]:
 
 
 TOKEN_SUFFIX_FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-"""Suffix of a number of tokens → its factor."""
+"""Suffix of a number of tokens → factor by which the number is multiplied."""
 
 LONGEST_PIPELINE_LAYOUT = 100_000
-"""The most letters of a pipeline's layout, repeats written out."""
+"""Largest number of characters in a pipeline layout with expanded repeats."""
 
 
 def expand_pipeline_layout(layout_text: str, argument_name: str = "--pipeline-model-parallel-layout") -> str:
@@ -598,24 +599,24 @@ SIZE_FIELDS = (
     "linear_num_key_heads",
     "linear_num_value_heads",
 )
-"""Optional fields that are positive sizes."""
+"""Optional fields whose values are positive sizes."""
 
 GPT2_VOCABULARY_SIZE = 50257
-"""Tokens of GPT-2's vocabulary."""
+"""Vocabulary size of GPT-2's tokenizer."""
 
 LLAMA2_VOCABULARY_SIZE = 32000
-"""Tokens of Llama 2's vocabulary."""
+"""Vocabulary size of Llama 2's tokenizer."""
 
 TIKTOKEN_VOCABULARY_SIZE = 2**17
-"""Tokens of a tiktoken vocabulary (tiktoken_tokenizer.py, `DEFAULT_TIKTOKEN_MAX_VOCAB`)."""
+"""Default vocabulary size of a tiktoken tokenizer (tiktoken_tokenizer.py, `DEFAULT_TIKTOKEN_MAX_VOCAB`)."""
 
 BERT_VOCABULARY_BY_TOKENIZER = {"BertWordPieceLowerCase": 30522 + 2, "BertWordPieceCase": 28996 + 2}
-"""Tokenizer → tokens of BERT's vocabulary, and two that begin and end a text."""
+"""Tokenizer of BERT → vocabulary size, with two added tokens for the beginning and the end of a text."""
 
 SENTENCEPIECE_TOKENIZERS = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 
 NULL_TOKENIZER_COUNTS_EOD_SINCE = datetime.date(2026, 4, 22)
-"""From when the vocabulary of a null tokenizer includes the token that ends a document."""
+"""Date since which the vocabulary of a null tokenizer includes the end-of-document token."""
 
 CP_EXCHANGE_BY_COMM_TYPE: dict[str, ContextExchange] = {
     "a2a+p2p": "p2p",
@@ -624,10 +625,10 @@ CP_EXCHANGE_BY_COMM_TYPE: dict[str, ContextExchange] = {
     "all_gather": "allgather",
     "allgather": "allgather",
 }
-"""Megatron's word for the exchange of keys and values → the layout's. By heads inside of a ring counts as a ring."""
+"""Megatron's exchange of keys and values → the layout's exchange. Exchange of heads inside a ring counts as a ring."""
 
 ZERO_STAGE_BY_STRATEGY: dict[str, Zero] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-"""`data_parallel_sharding_strategy` → the ZeRO stage."""
+"""Value of `data_parallel_sharding_strategy` → the ZeRO stage."""
 
 GATED_DELTA_NET_NAMES = ("gdn", "gated_delta_net")
-"""Names of attention by gated DeltaNet, the second of older versions."""
+"""Values of `experimental_attention_variant` for Gated DeltaNet; the second is of older versions."""

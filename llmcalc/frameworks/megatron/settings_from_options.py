@@ -59,7 +59,7 @@ FP8_ARGUMENTS: dict[str, dict[str, Any]] = {
     "fp8": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
     "mxfp8": {"fp8_format": "hybrid", "fp8_recipe": "mxfp8"},
 }
-"""`--precision` → Megatron's arguments of products in 8 bits, with scales of tensors as they are or of blocks."""
+"""Value of `--precision` → Megatron's arguments for 8-bit matrix products, with a scale per tensor or per block."""
 
 KNOWN_VALUES_BY_SETTING: dict[str, tuple[str, ...]] = {
     "precision": ("bf16-master", *PRODUCT_FORMAT_BY_PRECISION),
@@ -68,7 +68,7 @@ KNOWN_VALUES_BY_SETTING: dict[str, tuple[str, ...]] = {
     "optimizer_impl": ("fused",),
     "norm": ("fused",),
 }
-"""Settings of torch's own kernels of which Megatron has some values, and those; it has none of the others."""
+"""Setting of PyTorch's kernels → the values that Megatron also has; Megatron has none of the other values."""
 
 
 def megatron_settings_of(

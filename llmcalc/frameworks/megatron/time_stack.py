@@ -12,11 +12,11 @@ GROUP_BY_OVERLAP_ARGUMENT = {
     "tp_comm_overlap": "tp",
     "overlap_moe_expert_parallel_comm": "ep",
 }
-"""Argument → the process group whose messages it overlaps with matrix products."""
+"""Argument → process group whose messages the argument overlaps with matrix products."""
 
 
 LAYER_GRAPHS_STACK = "megatron-layer-graphs"
-"""The stack whose host launches a captured graph for each layer."""
+"""Name of the software stack in which the host launches one captured graph per layer."""
 
 
 def time_stack_name(launched_run: Launch | None, is_compiled: bool, exchanges_tokens: bool) -> str:
@@ -89,7 +89,7 @@ def recomputed_modules(launched_run: Launch) -> frozenset[str]:
 
 
 def recomputed_layers(launched_run: Launch) -> float:
-    """Returns the share of the layers that run again as a whole: all, or the first ones of each chunk (`block`)."""
+    """Returns the fraction of layers that are recomputed as a whole: all, or the first ones of each chunk (`block`)."""
     settings = launched_run.framework_settings
     if not isinstance(settings, MegatronSettings) or settings.recompute_mode != "full":
         return 0.0

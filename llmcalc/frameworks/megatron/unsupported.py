@@ -112,7 +112,7 @@ GPU_NAMES_BY_GENERATION = {
     "hopper": ("H100", "H200", "H800", "H20"),
     "blackwell": ("B100", "B200", "B300"),
 }
-"""NVIDIA's generation → parts of the names of its GPUs for data centres."""
+"""Name of an NVIDIA generation → parts of the names of its data-centre GPUs."""
 
 
 UNMODELLED_FIELDS_BY_REASON: dict[str, tuple[str, ...]] = {
@@ -191,7 +191,7 @@ UNMODELLED_FIELDS_BY_REASON: dict[str, tuple[str, ...]] = {
     "networks in chunks of tokens": ("mlp_chunks_for_training",),
     "a trace of routing": ("moe_routing_trace_path", "moe_enable_routing_replay"),
 }
-"""Feature whose memory is not modelled → the fields that switch it on."""
+"""Feature whose memory is not modelled → the fields that turn the feature on."""
 
 MODELLED_VALUES_WITH_FSDP: dict[str, tuple[tuple[Any, ...], str]] = {
     "data_parallel_sharding_strategy": (("optim_grads_params",), "another strategy than optim_grads_params"),
@@ -209,7 +209,7 @@ MODELLED_VALUES_WITH_FSDP: dict[str, tuple[tuple[Any, ...], str]] = {
     "recompute_granularity": ((None, "selective"), "layers that run again"),
     "overlap_moe_expert_parallel_comm": ((False,), "passes of two micro-batches that overlap"),
 }
-"""Field → the values that are modelled beside weights that Megatron-FSDP divides, and what another value asks for."""
+"""Field → the values modelled together with Megatron-FSDP, and the feature that any other value turns on."""
 
 UNMODELLED_INDEXER_FIELDS = (
     "dsa_indexer_topk_freq",
@@ -219,7 +219,7 @@ UNMODELLED_INDEXER_FIELDS = (
     "no_dsa_indexer_scoring_relu",
     "no_dsa_indexer_rotate_activation",
 )
-"""Fields that change an indexer's tensors and are not modelled."""
+"""Fields that change an indexer's tensors in ways that are not modelled."""
 
 VALUES_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "experimental_attention_variant": (*GATED_DELTA_NET_NAMES, "dsa"),
@@ -227,4 +227,4 @@ VALUES_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adam", "sgd", "muon", "dist_muon"),
     "transformer_impl": ("transformer_engine", "local"),
 }
-"""Field → values with which it changes no memory."""
+"""Field → the values that do not change memory."""

@@ -58,10 +58,10 @@ COMMON_CONFIGS: dict[str, Config] = {
     },
 }
 VISION_CHANGES: Config = {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096}
-"""What common.py's functions for models of images change."""
+"""Values that common.py's functions for vision models set differently."""
 
 COMMON_CONFIGS |= {f"{name}_vlm": COMMON_CONFIGS[name] | VISION_CHANGES for name in ("_sft_common", "_peft_common")}
-"""Functions of common.py → the values that they set and that matter."""
+"""Function of common.py → the values that it sets and that affect memory."""
 
 MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "ddp.use_megatron_fsdp": (False, None),
@@ -69,13 +69,13 @@ MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "model.cpu_offloading": (False, None),
     "comm_overlap.overlap_moe_expert_parallel_comm": (False, None),
 }
-"""Keys of which only these values are modelled for a model that is named."""
+"""Key that is modelled for some values only, in runs of a named model → these values."""
 
 STAGE_LAYOUT_KEY = f"model.{STAGE_LAYOUT}"
-"""Key of the layers of each stage."""
+"""Key of a recipe that states the layers of each pipeline stage."""
 
 NARROW_PRECISION = ("fp8", "fp4", "fp16", "fp32", "autocast_enabled")
-"""Fields of a mixed precision with which products or weights are not in bf16."""
+"""Fields of a mixed precision that make matrix products or weights other than bf16."""
 
 CURRENT_SCALING = {"fp8_format": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True}
 FP8_RECIPES: dict[str, dict[str, Any]] = {
@@ -94,13 +94,13 @@ FP8_RECIPES: dict[str, dict[str, Any]] = {
     },
     "bf16_with_fp8_subchannel_scaling_mixed": {"fp8_format": "hybrid", "fp8_recipe": "blockwise"},
 }
-"""Mixed precisions of Megatron-Bridge with products in 8 bits → Megatron-LM's arguments; the others are not modelled.
+"""Mixed precision of Megatron-Bridge with 8-bit matrix products → Megatron-LM's arguments; other ones are not modelled.
 
 Source: training/mixed_precision.py.
 """
 
 OVERLAP_KEYS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "comm_overlap.tp_comm_overlap")
-"""Keys that send messages beside products; none of them changes memory."""
+"""Keys that overlap messages with matrix products; none of these keys changes memory."""
 
 MODELLED_PEFT_VALUES: dict[str, tuple[Any, ...]] = {
     "share_expert_adapters": (True,),
@@ -111,7 +111,7 @@ MODELLED_PEFT_VALUES: dict[str, tuple[Any, ...]] = {
     "lora_dtype": (None,),
     "exclude_modules": (None, []),
 }
-"""Fields of LoRA of which only these values, the defaults, are modelled."""
+"""Field of a LoRA configuration → the modelled values, which are the defaults."""
 
 PEFT_IGNORED = ("alpha", "lora_A_init_method", "lora_B_init_method", CALLED_NAME_KEY, "0")
 
@@ -250,6 +250,8 @@ def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 
 def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) -> Launch:
+    """Returns the training run of a recipe's configuration, a table of dotted path → value."""
+
     def config_value(field_path: str, default_value: Any = None) -> Any:
         written_value = config.get(field_path, default_value)
         if isinstance(written_value, UnknownValue):
@@ -359,7 +361,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
 
 
 def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
-    """Returns Megatron-LM's arguments of products in 8 bits; none for bf16. Records another precision as unknown.
+    """Returns Megatron-LM's arguments for 8-bit matrix products; none for bf16. Records any other precision as unknown.
 
     Source: training/mixed_precision.py, `MixedPrecisionConfig`, `bf16_mixed` and `get_mixed_precision_config`.
     """

@@ -28,7 +28,7 @@ IDENTIFYING_FLAGS = (
     "--deepspeed-activation-checkpointing",
     "--no-pipeline-parallel",
 )
-"""Arguments that Megatron-LM does not have."""
+"""Arguments of Megatron-DeepSpeed that Megatron-LM lacks."""
 
 FLAG_BY_OTHER_NAME = {
     "--num-key-value-heads": "--num-query-groups",
@@ -41,7 +41,7 @@ FLAG_BY_OTHER_NAME = {
     "--use-flash-attn-triton": "--use-flash-attn",
     "--use-flash-attn-builder": "--use-flash-attn",
 }
-"""Its name of an argument → Megatron-LM's."""
+"""Megatron-DeepSpeed's name of an argument → Megatron-LM's name."""
 
 ARGUMENTS_IGNORED = argument_names(__file__, "ignored")
 
@@ -57,10 +57,10 @@ REFUSED_ARGUMENTS = {
     "mos": "distillation is not modelled",
     "use-tutel": "Tutel's experts are not modelled",
 }
-"""Argument → why a run with it is not modelled."""
+"""Argument → reason why runs with the argument are not modelled."""
 
 EMBEDDING_NORM = "--embed-layernorm"
-"""bigscience's argument for a LayerNorm of the embedding's output, as in BLOOM."""
+"""BigScience's argument for a LayerNorm after the embedding, as in BLOOM."""
 
 ESTIMATE_NOTE = (
     "Megatron-DeepSpeed is counted with Megatron-LM's kernels and buffers, and ZeRO-1 as its distributed optimizer: an "
@@ -153,7 +153,7 @@ def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> di
 
 
 POSITION_EMBEDDINGS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
-"""bigscience's name of a position embedding → Megatron-LM's. ALiBi has no weights."""
+"""BigScience's name of a position embedding → Megatron-LM's name. ALiBi has no weights."""
 
 
 def _set_position_embedding(reader: LaunchReader, megatron_table: dict[str, Any]) -> None:
@@ -217,7 +217,7 @@ SIZE_BY_TOKENIZER = {
     "t5-small": 32100,
     "google/mt5-base": 250100,
 }
-"""Tokenizers → their numbers of tokens, from the scripts and model cards that use them."""
+"""Name of a tokenizer → vocabulary size, from the scripts and model cards that use the tokenizer."""
 
 
 def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], megatron_table: dict[str, Any]) -> None:

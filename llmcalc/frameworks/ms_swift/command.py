@@ -56,7 +56,7 @@ FORWARDED_ARGUMENTS = (
     "eval_strategy",
     "per_device_eval_batch_size",
 )
-"""Arguments of the Trainer that ms-swift hands on to it."""
+"""Arguments that ms-swift passes unchanged to transformers' Trainer."""
 
 ARGUMENTS_IGNORED = field_names("""
     dataset val_dataset cached_dataset split_dataset_ratio dataset_shuffle streaming interleave_prob
@@ -115,7 +115,7 @@ MEGATRON_RLHF_TYPES = ("dpo", "kto", "rm", "grpo")
 """Values of `megatron rlhf --rlhf_type` that are read."""
 
 TRAINING_SUBCOMMANDS = ("sft", "pt", "main", "rlhf")
-"""Subcommands that train."""
+"""Subcommands of ms-swift that train a model."""
 
 
 def trains(command_line: CommandLine) -> bool:
@@ -168,7 +168,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 CHUNKED_LOSS_SETTINGS = {"cross_entropy": "flash-in-place", "logits_dtype": "fp32"}
-"""The settings of the loss in chunks: accelerate copies logits to fp32, and the gradient replaces them."""
+"""Settings of a loss in chunks: accelerate copies logits to fp32, and the gradient overwrites this copy."""
 
 
 def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch) -> Launch:

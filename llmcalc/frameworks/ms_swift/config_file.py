@@ -18,10 +18,10 @@ from .command import read_command as read_arguments
 from .megatron_command import ARGUMENTS_READ as MEGATRON_READ
 
 TYPE_ARGUMENTS = ("tuner_type", "train_type", "sft_type", "rlhf_type")
-"""Arguments by which a file of ms-swift is known."""
+"""Arguments by which a config file of ms-swift is recognized."""
 
 MEGATRON_ARGUMENTS = MEGATRON_READ - ARGUMENTS_READ - ARGUMENTS_IGNORED - IGNORED_TRAINER_ARGUMENTS
-"""Arguments of Megatron-SWIFT's commands alone."""
+"""Arguments that only Megatron-SWIFT's commands have."""
 
 
 def is_ms_swift(config: Table) -> bool:

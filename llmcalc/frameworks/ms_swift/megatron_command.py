@@ -40,7 +40,7 @@ PARALLEL_SIZES = (
     "expert_tensor_parallel_size",
     "micro_batch_size",
 )
-"""Arguments whose default is 1."""
+"""Arguments for parallel sizes, whose default is 1."""
 
 ARGUMENTS_READ = field_names("""
     model tuner_type train_type lora_rank target_modules lora_dropout max_length packing packing_length
@@ -63,7 +63,7 @@ MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "modules_to_save": (None,),
     "ref_adapters": (None,),
 }
-"""Arguments of which only these values are modelled."""
+"""Argument that is modelled for some values only → these values."""
 
 ARGUMENTS_IGNORED = argument_names(__file__, "ignored_by_megatron")
 
@@ -153,7 +153,7 @@ def run_of_megatron(
 
 
 REFERENCE_MODEL = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_trained=True)
-"""The reference model, which every rank has a part of, as of the trained weights."""
+"""The reference model of preference training, which ranks shard like the trained weights."""
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 TYPES_NEAR_LORA = ("adalora", "boft", "bone", "fourierft", "oft", "vera")
-"""Adapters with whose training PEFT measured −9 to +13 % of the memory of LoRA's (method_comparison, MetaMathQA)."""
+"""Types of adapters for whose training PEFT measured −9 to +13 % of LoRA's memory (method_comparison, MetaMathQA)."""
 
 
 def plain_tuner_type(reader: LaunchReader, written_type: Any) -> str:
@@ -211,10 +211,10 @@ def _preference_sequences(
 
 
 FP8_READ = ("fp8_format", "fp8_recipe", "fp8_param_gather", "fp8_amax_history_len")
-"""Arguments of products in 8 bits (swift/megatron/arguments/megatron_args.py)."""
+"""Arguments of 8-bit matrix products that are read (swift/megatron/arguments/megatron_args.py)."""
 
 MODELLED_FP8_VALUES = {"fp8_format": ("e4m3", "hybrid"), "fp8_recipe": ("delayed", "tensorwise", "mxfp8", "blockwise")}
-"""Such argument → its values that are modelled."""
+"""Argument of 8-bit matrix products → the modelled values."""
 
 
 def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:

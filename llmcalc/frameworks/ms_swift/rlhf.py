@@ -19,33 +19,33 @@ from ..launch.teacher import GENERATION_NOTE, format_of_logits, with_teacher_mod
 from ..launch.trainer import kto_settings, pair_settings
 
 LOSS_BY_RLHF_TYPE = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
-"""`rlhf_type` on preferences → its loss."""
+"""Value of `rlhf_type` for preference training → the loss."""
 
 PAIRS_IGNORED = field_names("""
     beta rpo_alpha simpo_gamma cpo_alpha loss_type loss_weights label_smoothing center_rewards_coefficient
     f_divergence_type reference_free desirable_weight undesirable_weight
     """)
-"""Arguments of trainings on pairs that do not change the memory of a step."""
+"""Arguments of training on pairs that do not change the memory of a step."""
 
 GRPO_BETA = 0.04
-"""The default of `--beta` with GRPO (arguments/rlhf_args.py)."""
+"""Default value of `--beta` with GRPO (arguments/rlhf_args.py)."""
 
 ADDED_GRPO_ARGUMENTS = ("sleep_level", "offload_model", "offload_optimizer", "vllm_max_num_seqs")
-"""Arguments of GRPO that ms-swift adds to TRL's, and that are read."""
+"""Arguments that ms-swift adds to TRL's GRPO arguments, and that are read."""
 
 GRPO_IGNORED = argument_names(__file__, "ignored_by_grpo")
-"""Arguments of GRPO that do not change the memory of a step, or that of the engine by little."""
+"""Arguments of GRPO that do not change the memory of a step, and that of the engine only a little."""
 
 GKD_READ = field_names("""
     teacher_model teacher_deepspeed teacher_model_server offload_teacher_model gkd_logits_topk beta sft_alpha use_vllm
     vllm_mode
     """)
-"""Arguments of distillation that are read."""
+"""Arguments of distillation (GKD) that are read."""
 
 GKD_IGNORED = frozenset(
     (*GRPO_IGNORED, *field_names("lmbda seq_kd max_completion_length generation_batch_size steps_per_generation"))
 )
-"""Arguments of distillation that do not change the memory of a step: those of its samples."""
+"""Arguments of distillation (GKD) about samples, which do not change the memory of a step."""
 
 GKD_BYTES_PER_LOGIT = {"bfloat16": ((8, 6), (2, 2)), "float32": ((28, 12), (15, 5)), "autocast": ((30, 12), (17, 5))}
 """Format of the logits → (β strictly between 0 and 1, β of 0 or 1): bytes per logit of `jsd_loss` beyond those of the
@@ -54,13 +54,13 @@ eager cross-entropy, and further ones of a chunk of tokens. Upper bounds, measur
 """
 
 GKD_CHUNK_TOKENS = 512
-"""Tokens that `jsd_loss` compares at a time."""
+"""Number of tokens that `jsd_loss` compares at once."""
 
 SFT_BYTES_PER_LOGIT = 12
-"""Bytes per logit of a cross-entropy beside the divergence: float32 logits, their log-softmax and its gradient."""
+"""Bytes per logit of the cross-entropy beside the divergence: float32 logits, their log-softmax and its gradient."""
 
 UNMODELLED_GRPO_ARGUMENTS = ("teacher_model", "ref_model", "reward_model", "async_generate")
-"""Arguments of GRPO that add what is not modelled."""
+"""Arguments of GRPO that turn on features which are not modelled."""
 
 
 def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) ->
 
 
 def packed_sequence_count(reader: LaunchReader, config: Table, sequence_count: int) -> int:
-    """Returns a micro-batch's number of sequences of `max_length` tokens; with packing, half as many as answers.
+    """Returns the number of `max_length`-token sequences in a micro-batch; with packing, half the number of answers.
 
     sequence_count: two for each pair. Source: swift/dataset/packing.py, `create_packed_idx`, sums the lengths of both.
     """

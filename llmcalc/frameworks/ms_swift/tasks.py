@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..launch.launch_types import LaunchReader, Table, read_integer
 
 TEXT_TASKS = ("embedding", "reranker", "generative_reranker")
-"""Values of `--task_type` that compare the texts of a sample."""
+"""Values of `--task_type` for tasks that compare the texts of a sample."""
 
 
 def task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ ARGUMENT_DEFAULTS: dict[str, Any] = {
     "compile": True,
     "dataset": "openwebtext",
 }
-"""Keys that decide memory → the values that train.py has."""
+"""Configuration key that affects memory → default value in train.py."""
 
 GPT2_SIZES: dict[str, tuple[int, int, int]] = {
     "gpt2": (12, 12, 768),
@@ -49,13 +49,13 @@ GPT2_SIZES: dict[str, tuple[int, int, int]] = {
     "gpt2-large": (36, 20, 1280),
     "gpt2-xl": (48, 25, 1600),
 }
-"""`init_from` → layers, heads and width of OpenAI's checkpoints."""
+"""Value of `init_from` → number of layers, number of heads and hidden size of OpenAI's checkpoint."""
 
 VOCABULARY_BY_DATASET = {"shakespeare_char": 65}
-"""Data sets that prepare a vocabulary of their own → its size. Others have GPT-2's, padded to 50,304."""
+"""Data set with a vocabulary of its own → vocabulary size. All other data sets have GPT-2's, padded to 50,304."""
 
 PADDED_VOCABULARY, EXACT_VOCABULARY = 50_304, 50_257
-"""The vocabulary of a model from scratch, and that of OpenAI's checkpoints."""
+"""Vocabulary sizes of a model trained from scratch, and of OpenAI's checkpoints."""
 
 IDENTIFYING_ASSIGNMENTS = (
     r"^(wandb_log|wandb_run_name|init_from|block_size|out_dir|always_save_checkpoint|eval_interval|n_layer)\s*="
@@ -123,6 +123,7 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
 
 
 def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch:
+    """Returns the training run of a configuration's values, completed by train.py's defaults."""
     known_values = {
         key_name: known_value for key_name, known_value in file_values.items() if key_name in ARGUMENT_DEFAULTS
     }

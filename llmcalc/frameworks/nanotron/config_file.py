@@ -27,7 +27,7 @@ from ..launch.launch_types import (
 from ..megatron.named_model import MegatronRun, megatron_run
 
 MODEL_TYPES = ("is_llama_config", "is_qwen2_config")
-"""Keys that name the classes of models that are read."""
+"""Keys that name a model class, for the classes that are read."""
 
 MODEL_KEYS = field_names("""
     is_llama_config is_qwen2_config hidden_size intermediate_size num_hidden_layers num_attention_heads
@@ -37,7 +37,7 @@ MODEL_KEYS = field_names("""
     no_rope_layer flex_attention_mask sliding_window_size _attn_implementation _fused_rms_norm _fused_rotary_emb
     _use_qkv_packed _use_doc_masking ring_attn_heads_k_stride
     """)
-"""Keys of `model.model_config` that are read, or change no memory of a step."""
+"""Keys of `model.model_config` that are read or do not change the memory of a step."""
 
 PARALLELISM_KEYS = field_names("""
     dp pp tp pp_engine tp_mode tp_linear_async_communication recompute_layer tp_recompute_allgather
@@ -45,12 +45,12 @@ PARALLELISM_KEYS = field_names("""
     """)
 
 PARALLEL_SIZE_KEYS = ("tp", "pp", "context_parallel_size")
-"""Keys of `parallelism` with the sizes of groups, beside `dp`."""
+"""Keys of `parallelism` that state the sizes of parallel groups, except `dp`."""
 
 TABLES_READ = field_names("general model optimizer parallelism tokens data_stages")
 
 TABLES_IGNORED = field_names("tokenizer checkpoints logging metrics_logging profiler lighteval s3_upload")
-"""Tables that change no memory of a step."""
+"""Tables of a config that do not change the memory of a step."""
 
 TABLE_KEYS = {
     "parallelism": PARALLELISM_KEYS,
@@ -64,10 +64,10 @@ TABLE_KEYS = {
         """),
     "model": field_names("model_config init_method dtype make_vocab_size_divisible_by ddp_bucket_cap_mb"),
 }
-"""Table → its keys that are read, or change no memory."""
+"""Name of a table → keys that are read or do not change memory."""
 
 FLASH_KERNELS = ("flash_attention_2", "flex_attention", "ring", "ring_flash_triton", "llama3_ring_attention")
-"""Values of `_attn_implementation` whose kernels keep no scores (src/nanotron/nn/attention.py)."""
+"""Values of `_attn_implementation` whose kernels do not save attention scores (src/nanotron/nn/attention.py)."""
 
 BUFFERS_NOTE = "nanotron's buffers are counted as Megatron-Core's, an estimate"
 

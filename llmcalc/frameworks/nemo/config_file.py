@@ -45,7 +45,7 @@ FLAG_BY_SIZE_KEY = {
     "hybrid_override_pattern": "hybrid-override-pattern",
     "mamba_ssm_ngroups": "mamba-num-groups",
 }
-"""Key of `model` → the argument of Megatron-LM that takes its value."""
+"""Key of `model` that states a size → Megatron-LM's argument for this size."""
 
 FLAG_BY_SWITCH_KEY = {
     "sequence_parallel": ("sequence-parallel", True),
@@ -58,7 +58,7 @@ FLAG_BY_SWITCH_KEY = {
     "apply_rope_fusion": ("no-rope-fusion", False),
     "gated_linear_unit": ("swiglu", True),
 }
-"""Key of `model` → an argument of Megatron-LM without a value, and the value of the key with which it is passed."""
+"""Switch in `model` → Megatron-LM's argument without a value, and the switch's value that sets the argument."""
 
 ACTIVATIONS: Mapping[str, str] = {
     "gelu": "",
@@ -66,23 +66,23 @@ ACTIVATIONS: Mapping[str, str] = {
     "fast-swiglu": "swiglu",
     "squared-relu": "squared-relu",
 }
-"""Activation → the argument of Megatron-LM; empty for its default."""
+"""Name of an activation → Megatron-LM's argument; empty for Megatron-LM's default."""
 
 NORMS: Mapping[str, tuple[Any, ...]] = {
     "layernorm": (),
     "rmsnorm": ("--normalization", "RMSNorm"),
     "layernorm1p": ("--apply-layernorm-1p", True),
 }
-"""Normalization → an argument of Megatron-LM and its value."""
+"""Name of a normalization → Megatron-LM's argument and its value."""
 
 WORDS_BY_TOKENIZER = {"GPT2BPETokenizer": 50_257, "BertWordPieceCase": 28_996, "BertWordPieceLowerCase": 30_522}
-"""Tokenizer of the library `megatron` → its words."""
+"""Tokenizer of the library `megatron` → vocabulary size."""
 
 ASSUMED_WORDS = 32_000
-"""The words of a sentencepiece model whose file is not read: those of Llama's."""
+"""Assumed vocabulary size of a sentencepiece model whose file is not read: Llama's."""
 
 MODEL_TYPES = ("t5", "ul2", "bart", "retro", "griffin", "hyena")
-"""Words in a config's name of models with other layers."""
+"""Words in a config's name that mark models whose layers are not read."""
 
 MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "use_flash_attention": (True, False, None),
@@ -179,7 +179,7 @@ def _model_values(reader: LaunchReader, config: Table, overrides_by_key: Mapping
 
 
 ENCODER_DECODER_SECTIONS = ("encoder", "decoder")
-"""Tables in `model` that show an encoder-decoder."""
+"""Tables in `model` that mark an encoder-decoder."""
 
 
 def _resolved_value(

@@ -115,4 +115,4 @@ BASE_CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "cluster": ONE_NODE_CLUSTER,
     },
 }
-"""Name of a base config → its values that change memory; `defaults` as in the files."""
+"""Name of a base config → its values that change memory, with `defaults` as in NeMo-RL's files."""

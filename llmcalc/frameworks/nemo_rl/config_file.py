@@ -32,20 +32,20 @@ from ..megatron.named_model import (
 from .base_configs import BASE_CONFIGS
 
 ALGORITHMS = ("grpo", "dpo", "sft", "distillation")
-"""Tables of the trainings that are modelled."""
+"""Names of the tables of modelled training algorithms."""
 
 CONFIG_TABLES = {*ALGORITHMS, "policy", "loss_fn", "checkpointing", "cluster", "data", "data_plane", "env", "logger"}
-"""Tables of which a config that builds on another one has some."""
+"""Tables by which a config that builds on a base config is recognized; such a config has at least one of them."""
 
 REFUSED_ALGORITHMS = {
     "ppo": "the value model of PPO",
     "rm": "the head of rewards",
     "reward_model_cfg": "the head of rewards",
 }
-"""Table of another training → what it has that is not modelled."""
+"""Name of an algorithm's table → the part of this algorithm that is not modelled."""
 
 KEYS_READ = argument_names(__file__, "read")
-"""Keys of `policy` that are read, beside those of the engine."""
+"""Keys of `policy` that are read, besides the keys of the rollout engine."""
 
 MEGATRON_CORE_KEYS = {
     *(f"megatron_cfg.{name}" for name in END_STAGE_ARGUMENTS),
@@ -73,10 +73,10 @@ MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "generation.vllm_cfg.pipeline_parallel_size": (1,),
     "generation.sglang_cfg.dp_size": (1,),
 }
-"""Key of `policy` → the values that are modelled, beside none at all."""
+"""Key of `policy` → the values that are modelled; an absent key is modelled too."""
 
 KEYS_IGNORED = argument_names(__file__, "ignored")
-"""Other keys of `policy`, which change no memory of the update, or only little (formats of a router)."""
+"""Keys of `policy` that change the memory of the policy's update not at all, or only a little (formats of a router)."""
 
 IGNORED_TABLES = (
     "tokenizer.", "generation.", "scheduler.", "optimizer.kwargs.", "draft.", "reward_model_cfg.", "dynamic_batching.",
@@ -85,7 +85,7 @@ IGNORED_TABLES = (
     "megatron_cfg.distributed_data_parallel_config.", "megatron_cfg.peft.", "megatron_cfg.fp8_cfg.",
     "megatron_cfg.env_vars.", "megatron_cfg.model_overrides.", "hf_config_overrides.rope_scaling.",
 )  # fmt: skip
-"""Tables of `policy` whose other keys change no memory of the update that is counted."""
+"""Tables of `policy` whose keys do not change the memory of the policy's update, except the keys that are read."""
 
 OPTIMIZERS = {"torch.optim.AdamW": "adamw", "torch.optim.adamw.AdamW": "adamw", "torch.optim.Adam": "adamw"}
 
@@ -104,19 +104,19 @@ ENGINE_FLAGS_BY_BACKEND: Mapping[str, tuple[str, Mapping[str, str]]] = {
         {"tp_size": "tp_size", "mem_fraction_static": "mem_fraction_static", "context_length": "context_length"},
     ),
 }
-"""Engine of the rollouts → its table, and key of the table → flag of the engine."""
+"""Engine of the rollouts → the engine's table in the config, and key of this table → flag of the engine."""
 
 FP32_SHARDS = FrozenModel("nemo_rl/models/automodel/setup.py", "bfloat16", name="fp32 shards beyond 16 bits")
-"""The other two bytes of frozen weights, whose shards are in fp32."""
+"""Memory of frozen weights beyond 16 bits: their shards are in fp32, which takes two more bytes per weight."""
 
 TEACHER_NOTE = (
     "distillation: the update's loss is counted as that of SFT; the teacher, whose weights are on the host during the "
     "update, and its own pass are not counted"
 )
-"""Source: nemo_rl/algorithms/distillation.py, `teacher_policy.offload_after_refit`."""
+"""Note on distillation (nemo_rl/algorithms/distillation.py, `teacher_policy.offload_after_refit`)."""
 
 MOST_BASES = 8
-"""Largest number of configs that build on one another."""
+"""Largest number of base configs that build on one another."""
 
 
 def is_nemo_rl(config: Table) -> bool:
@@ -414,7 +414,7 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
 
 
 def _eight_bit_flags(reader: LaunchReader, policy_table: Table) -> dict[str, Any]:
-    """Returns vLLM's flags of weights and caches in 8 bits (models/generation/vllm/quantization/fp8.py)."""
+    """Returns vLLM's flags for 8-bit weights and caches (models/generation/vllm/quantization/fp8.py)."""
     flags: dict[str, Any] = {}
     if policy_table.get("generation.vllm_cfg.precision") == "fp8":
         reader.notes.append("policy.generation.vllm_cfg.precision fp8: scales of blocks of 128 × 128 are not counted")
@@ -425,7 +425,7 @@ def _eight_bit_flags(reader: LaunchReader, policy_table: Table) -> dict[str, Any
 
 
 def _add_expert_parallel_flag(reader: LaunchReader, policy_table: Table, flags: dict[str, Any]) -> None:
-    """Adds vLLM's flag of expert parallelism, which is modelled over the tensor-parallel ranks."""
+    """Adds vLLM's flag for expert parallelism, which is modelled over the tensor-parallel ranks."""
     size_key = "generation.vllm_cfg.expert_parallel_size"
     rank_count = reader.integer(policy_table, size_key, 1)
     if "tensor_parallel_size" not in flags or rank_count == 1:

@@ -7,7 +7,7 @@ from ..framework import LazyFunction
 from ..ggml.engine import ggml_engine
 
 LIBRARY_HEADING = "weights in q4_k_m, as most tags without a format have (see `ollama show`; for fp16: --quantize none)"
-"""The remark on a model for which nothing states the format of the weights."""
+"""Note on a model whose weight format is not stated anywhere."""
 
 ENGINE = ggml_engine(
     __package__,

@@ -33,17 +33,18 @@ from ..ggml.versions import GgmlEngineRecord
 from .record import LIBRARY_HEADING
 
 BATCH_RULES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
-"""More tokens of context than that → the batch, what it needs more, and the per cent of the memory that the rest may
-have (server/sched.go, `automaticGenerationBatch`)."""
+"""Rules for the batch size in the order of use: (context tokens to exceed, batch size in tokens, additional bytes for
+the batch, largest percentage of memory in use without it) (server/sched.go, `automaticGenerationBatch`).
+"""
 
 DEFAULT_BATCH = 512
 
 
 UNQUANTIZED_FORMAT = "bf16"
-"""The format of weights for which nothing states a scheme."""
+"""Number format of weights for which nothing states a quantization scheme."""
 
 TAG_ENCODER = "projector"
-"""The encoder of images that comes with a tag; Ollama passes it to llama-server (llm/llama_server.go, --mmproj)."""
+"""Name of the image encoder in a tag, which Ollama passes to llama-server (llm/llama_server.go, --mmproj)."""
 
 NOTE_TEXTS = NoteTexts(
     unquantized_note="",
@@ -204,6 +205,7 @@ class OllamaServer:
         return "f16" if self.flash_attn == "off" else chosen_type
 
     def _server_before_fit(self, **flags: Any) -> GgmlServer:
+        """Returns the llama.cpp server that Ollama starts, before layers are placed. flags: flags of llama-server."""
         llama_cpp_build = EngineVersion(self.rules.build, self.rules.build)
         is_estimated = self.rules.runner == "estimate"
         margin_bytes = read_record().margin.mib * MIB if is_estimated else 0

@@ -22,7 +22,7 @@ MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "block_group_size": (1, None),
     "scale_logits": (False, None),
 }
-"""Keys of `model` of which only these values are read."""
+"""Key of `model` → the only values that are modelled."""
 
 RECOMPUTE_BY_CHECKPOINTING = {
     "whole_layer": "full",
@@ -30,10 +30,10 @@ RECOMPUTE_BY_CHECKPOINTING = {
     "one_in_three": "every:3",
     "one_in_four": "every:4",
 }
-"""`activation_checkpointing` → the value of `--recompute`."""
+"""Value of `activation_checkpointing` → value of `--recompute`."""
 
 STEP_KEYS = ("optimizer", "precision", "fsdp", "ddp", "compile", "activation_checkpointing", "fused_loss")
-"""Keys of the step that are read."""
+"""Keys of a config about the training step that are read."""
 
 
 def is_olmo(config: Table) -> bool:

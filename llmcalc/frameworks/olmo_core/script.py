@@ -31,24 +31,24 @@ PRESET_BY_MODEL_NAME = {
     "llama3_8B": "llama3-8b",
     "llama3_70B": "llama3-70b",
 }
-"""Method of `TransformerConfig` → preset."""
+"""Method of `TransformerConfig` that creates a model → llmcalc's preset."""
 
 IGNORED_MODEL_ARGUMENTS = ("vocab_size", "init_seed", "attn_backend", "use_flash", "dtype", "fused_ops")
-"""Arguments of these methods that change no size that is counted."""
+"""Arguments of `TransformerConfig`'s methods that do not change counted sizes."""
 
 VOCABULARY_SIZE = 100_352
-"""Rows of the embedding: `TokenizerConfig.dolma2`'s 100,278 tokens, padded to a multiple of 128."""
+"""Number of rows in the embedding: the 100,278 tokens of `TokenizerConfig.dolma2`, padded to a multiple of 128."""
 
 OTHER_TOKENIZERS = re.compile(r"TokenizerConfig\.(?!dolma2)\w+")
 
 OPTIMIZERS = {"AdamWConfig": "foreach", "SkipStepAdamWConfig": "foreach"}
-"""Class of an optimizer's configuration → the implementation of AdamW."""
+"""Class that configures an optimizer → implementation of AdamW."""
 
 PARALLEL_CONFIGS = ("pp_config", "tp_config", "ep_config")
-"""Arguments of parallelism other than FSDP and of parts of sequences."""
+"""Arguments for pipeline, tensor and expert parallelism."""
 
 COOKBOOK_FUNCTION = "cookbook.configure_train_module"
-"""A function of OLMo-core that configures a training step (olmo_core/internal/cookbook.py)."""
+"""Name of OLMo-core's function that configures a training step (olmo_core/internal/cookbook.py)."""
 
 COOKBOOK_STEP_DEFAULTS = {
     "optim": "SkipStepAdamWConfig",
@@ -56,13 +56,13 @@ COOKBOOK_STEP_DEFAULTS = {
     "dp_config": "TransformerDataParallelConfig",
     "z_loss_multiplier": 1e-5,
 }
-"""Arguments of `TransformerTrainModuleConfig` that this function states."""
+"""Arguments of `TransformerTrainModuleConfig` that `COOKBOOK_FUNCTION` sets."""
 
 FUSED_LOSS = "lm_head.loss_implementation"
-"""The attribute of a model's configuration that selects its loss."""
+"""Attribute of a model's configuration that selects the implementation of the loss."""
 
 LENGTH_VARIABLES = ("common.max_sequence_length", "opts.sequence_length", "sequence_length")
-"""Names of the tokens per sequence in the functions of a script, whose constants state the number."""
+"""Variables in a script's functions for the tokens per sequence; constants of the script state the number."""
 
 LENGTH_CONSTANTS = ("SEQUENCE_LENGTH", "DEFAULT_SEQUENCE_LENGTH", "CONTEXT_LENGTH")
 
@@ -74,7 +74,7 @@ def is_python(file_text: str) -> bool:
 
 
 TRAIN_MODULE_CLASS = "TransformerTrainModuleConfig"
-"""The class whose arguments configure a training step."""
+"""Name of the class whose arguments configure a training step."""
 
 
 def read_python(script_text: str, source_file: LaunchSource) -> Launch:
@@ -183,7 +183,7 @@ def _model_of(
 
 
 MODEL_METHOD_PREFIX = "TransformerConfig."
-"""What precedes the name of a model's method."""
+"""Prefix of the methods that create a model."""
 
 
 def _train_module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -280,7 +280,7 @@ def _launch_of_calls(
 
 
 DEVICES_PER_NODE = 8
-"""Devices of a node, of which each is a replica of the shards under `hsdp` without sizes."""
+"""Number of devices per node; under `hsdp` without sizes, each node is a replica of the shards."""
 
 
 def _replica_count(

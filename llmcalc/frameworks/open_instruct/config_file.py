@@ -32,7 +32,7 @@ IDENTIFYING_ARGUMENTS = (
     "use_flash_attn",
     "use_lora",
 )
-"""Arguments that open-instruct has and TRL has not."""
+"""Arguments that open-instruct has and TRL lacks."""
 
 
 def is_open_instruct(config: Table) -> bool:

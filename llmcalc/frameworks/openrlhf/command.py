@@ -65,14 +65,14 @@ ARGUMENT_BY_OLDER_NAME = {
     "overlap_comm": "ds.overlap_comm",
     "use_liger_kernel": "ds.use_liger_kernel",
 }
-"""Argument before 0.10 → its name since."""
+"""Name of an argument before version 0.10 → its current name."""
 
 ARGUMENT_BY_SFT_NAME = {
     "model.model_name_or_path": "actor.model_name_or_path",
     "model.gradient_checkpointing_enable": "actor.gradient_checkpointing_enable",
     "ds.gradient_checkpointing_enable": "actor.gradient_checkpointing_enable",
 }
-"""Argument of `train_sft` → the same one of `train_ppo_ray`."""
+"""Argument of `train_sft` → the equivalent argument of `train_ppo_ray`."""
 
 REFUSED_ARGUMENTS = {
     "ds.tensor_parallel_size": (1, "DeepSpeed's own tensor parallelism is not modelled"),
@@ -81,7 +81,7 @@ REFUSED_ARGUMENTS = {
     "train.enable_ema": (False, "a moving average of the weights is not counted"),
     "actor.optim": ("adam", "another optimizer than Adam is not modelled"),
 }
-"""Argument → the only value that is modelled, and why."""
+"""Argument → its only modelled value, and the reason."""
 
 LOSS_BY_TRAINER = {
     "train_ppo_ray": "",
@@ -90,7 +90,7 @@ LOSS_BY_TRAINER = {
     "train_rm": "reward",
     "train_kto": "kto",
 }
-"""Module that trains → its loss on preferences; empty for none. Versions before 0.9 have `train_kto`."""
+"""Module that trains → loss on preferences; empty for none. `train_kto` existed before version 0.9."""
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -140,10 +140,10 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 READ_SECTIONS = ("ds.", "train.", "ref.", "vllm.", "algo.advantage.estimator", "algo.kl.init_coef", "rollout.micro")
-"""Beginnings of arguments whose values have to be known."""
+"""Prefixes of arguments whose values must be known."""
 
 IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm")
-"""Sections of arguments that change no memory of the actor's training step."""
+"""Prefixes of arguments that do not change the memory of the actor's training step."""
 
 
 def _current_name(flag_name: str) -> str:
@@ -253,7 +253,7 @@ def _sequence_length(reader: LaunchReader, config: Table) -> int:
 
 
 SOURCE_FILES = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
-"""Where the files of OpenRLHF say what is on a device in each phase."""
+"""OpenRLHF's source files that state what is on a device in each phase."""
 
 
 def _rollout_of(reader: LaunchReader, config: Table, rank_count: int) -> Rollout | None:

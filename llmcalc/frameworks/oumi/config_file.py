@@ -24,7 +24,7 @@ SETTINGS_BY_TRAINER = {
     "TRL_KTO": {"loss_type": "kto"},
     "HF": {},
 }
-"""`trainer_type` → the arguments by which TRL's reader knows the trainer.
+"""Value of `trainer_type` → the arguments by which TRL's reader recognizes the trainer.
 
 The loss of SFT has all logits, as in the versions of TRL that Oumi requires (pyproject.toml: `trl>=0.24,<1.5`).
 """
@@ -40,7 +40,7 @@ MODEL_IGNORED = field_names("""
     """)
 
 MODEL_ARGUMENTS_IGNORED = ("rope_scaling", "max_position_embeddings", "disable_dropout")
-"""Entries of `model_kwargs` that change no memory, or less than is counted."""
+"""Keys of `model_kwargs` that do not change memory, or whose memory is less than counted."""
 
 TRAINING_READ = field_names("""
     trainer_type use_peft per_device_train_batch_size gradient_accumulation_steps optimizer mixed_precision_dtype
@@ -91,10 +91,10 @@ ZERO_OPTIONS = field_names("""
     round_robin_gradients stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_max_live_parameters
     stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save sub_group_size
     """)
-"""Keys of `deepspeed` that are keys of DeepSpeed's `zero_optimization`."""
+"""Keys of `deepspeed` that are also keys of DeepSpeed's `zero_optimization`."""
 
 ZERO_DEFAULTS = {"overlap_comm": False, "reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000}
-"""Their defaults that are not DeepSpeed's own."""
+"""Key in `ZERO_OPTIONS` → Oumi's default, if it differs from DeepSpeed's."""
 
 
 def is_oumi(config: Table) -> bool:

@@ -21,7 +21,7 @@ ARGUMENTS_IGNORED = field_names("""
     spatial-merge-size temporal-patch-size disable-vision-class-token ds_config enable-parallel-output
     rotary-scale-factor
     """)
-"""Arguments of the patch that change no memory of the language model's step."""
+"""Arguments of Pai-Megatron-Patch that do not change the memory of the language model's training step."""
 
 WORDS_BY_TOKENIZER = {
     "Qwen2Tokenizer": 151_643,
@@ -32,11 +32,11 @@ WORDS_BY_TOKENIZER = {
     "LLama3Tokenizer": 128_000,
     "MixtralTokenizer": 32_000,
 }
-"""Tokenizer of the patch → the words of the models' vocabularies."""
+"""Tokenizer of Pai-Megatron-Patch → vocabulary size of the models."""
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command has the patch's tokenizer argument."""
+    """Whether a command has the tokenizer argument of Pai-Megatron-Patch."""
     return any(command_word.partition("=")[0] == "--patch-tokenizer-type" for command_word in command_line.words)
 
 

@@ -22,13 +22,13 @@ ACCELERATOR_LABELS = (
     "amd.com/gpu.product-name",
     "accelerator_type",
 )
-"""Labels of nodes whose value names an accelerator."""
+"""Node labels whose value names an accelerator."""
 
 MACHINE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type", "instance_type")
-"""Labels of nodes whose value is the type of a machine."""
+"""Node labels whose value is a machine type."""
 
 LABEL_OF_SMALL_A100 = "nvidia-tesla-a100"
-"""Google's label of the accelerators of machines a2-highgpu, which have 40 GB."""
+"""Google's label for the 40 GB A100 of a2-highgpu machines."""
 
 _MEMORY = re.compile(r"[0-9]{1,3}gb")
 _IGNORED_WORDS = field_names("""
@@ -87,7 +87,7 @@ def _accelerator_name(chip_name: str, memory_word: str) -> str:
 
 
 TOLERANCE_GB = 3
-"""Difference of a label's memory from the accelerator's, in GB, up to which they are the same."""
+"""Largest difference between a label's memory size and an accelerator's, in GB, at which they match."""
 
 
 def accelerator_count(count_value: Any, field_name: str) -> int | None:

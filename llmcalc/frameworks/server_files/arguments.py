@@ -117,19 +117,19 @@ def _field_of(flags_by_name: Mapping[str, Flag], flag_name: str) -> str:
 
 
 HF_FILE_FIELD = "hf_file"
-"""The field of the file of a repository that llama-server loads, whose name states how it is quantized."""
+"""Field of llama-server's flag for a file of a repository, whose name states the quantization."""
 
 TEMPLATE_WORD = re.compile(r"\{\{|-[^=]*(?:\{\{|\}\})")
-"""A word that a template has not filled in; what stands behind `=` may be JSON."""
+"""Pattern of a word with an unfilled template placeholder; text after `=` may also be JSON."""
 
 MOST_NOTES = 10
-"""Largest number of unset variables that are noted."""
+"""Largest number of unset variables in notes."""
 
 FEWEST_TYPED_FLAGS = 2
-"""Number of flags from which words say their engine."""
+"""Smallest number of flags by which the engine of a command is recognized."""
 
 MOST_TYPED_FLAGS = 300
-"""Number of flags up to which words say their engine."""
+"""Largest number of flags for which the engine of a command is searched."""
 
 
 def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> tuple[Flag, ...]:
@@ -145,7 +145,7 @@ def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> t
 
 
 def engine_of_flags(command_words: Sequence[str]) -> str:
-    """Returns the first engine that has all flags of a command, provided that one of them changes memory."""
+    """Returns the first engine that has all flags of a command; empty unless one of the flags changes memory."""
     typed_names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
     if not FEWEST_TYPED_FLAGS <= len(typed_names) <= MOST_TYPED_FLAGS:
         return ""
@@ -190,11 +190,11 @@ def _parse_marked_yaml(yaml_text: str, file_name: str) -> Any:
 
 
 YAML_MARK = "\ue000"
-"""Stands for the mark of an unresolved name."""
+"""Replacement for the mark of an unresolved name while YAML is parsed."""
 
 
 MOST_KEYS = 1_000
-"""Largest number of keys of a table of a configuration."""
+"""Largest number of keys in a table of a config file."""
 
 
 def words_of_tables(

@@ -86,7 +86,7 @@ def parse_mount(volume_entry: Any) -> dict[str, str]:
 def number_of_gpus(gpus_text: str, place_in_file: str) -> int | None:
     """Returns the number of accelerators in `--gpus` (a number or a list of devices); None for all.
 
-    place_in_file: where the command stands, in messages. Raises `InputError` for a number that is no count.
+    place_in_file: the command's location, for messages. Raises `InputError` for a number that is no count.
     """
     device_match = re.search(r"device=([\w:,-]+)", gpus_text)
     if device_match is not None and device_match[1] != "all":

@@ -18,13 +18,13 @@ from typing import Any
 from .server import Container
 
 WITHOUT_FLAG = ("extraArgs", "v0", "v1", "port", "env", "prometheusMultiprocDir")
-"""Keys of `vllmConfig` that are no flags of their own."""
+"""Keys of `vllmConfig` that do not correspond to a flag."""
 
 SWITCH_KEYS = ("enableLoRA",)
-"""Keys beside `vllmConfig` that are switches of the engine."""
+"""Keys beside `vllmConfig` that correspond to switches of the engine."""
 
 MODEL_FLAGS = ("maxModelLen", "maxNumSeqs", "dtype")
-"""Keys of the operator's `model` that are flags of the engine."""
+"""Keys of the operator's table `model` that correspond to flags of the engine."""
 
 
 def server_of_table(manifest_table: Mapping[str, Any]) -> Container | None:
@@ -60,7 +60,7 @@ def servers_of_table(manifest_table: Mapping[str, Any]) -> Iterator[Container]:
 
 
 WORKER_COMMANDS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve", "trtllm_config": "trtllm-serve"}
-"""Keys of srt-slurm's `backend` → the command with these flags."""
+"""Key of srt-slurm's table `backend` → the server command for the flags under this key."""
 
 
 def _recipe_servers(recipe_table: Mapping[str, Any], model_table: Mapping[str, Any]) -> Iterator[Container]:
@@ -118,6 +118,7 @@ def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ray_server(ray_config: Mapping[str, Any]) -> Container:
+    """Returns the server of a Ray Serve `LLMConfig`, as the equivalent command in a container."""
     loading_config = ray_config["model_loading_config"]
     model_source = loading_config.get("model_source", loading_config.get("model_id", ""))
     model_name = model_source.get("bucket_uri", "") if isinstance(model_source, Mapping) else model_source

@@ -18,10 +18,10 @@ from ..launch.unresolved import mark_unresolved
 from .server import Container
 
 DEEPEST_MACRO = 10
-"""Largest number of macros inside each other."""
+"""Largest nesting depth of macros."""
 
 FREE_PORT = "8080"
-"""A free port, which changes no memory."""
+"""A free port number, which has no effect on memory."""
 
 
 def is_llama_swap(config: Any) -> bool:

@@ -28,19 +28,19 @@ from .server import Container, StartedServer
 COMMAND_KEYS = ("entrypoint", "command", "args", "modelCommand", "start_command")
 
 NAMED_COMMANDS = {"vllmServe": ("vllm", "serve"), "imageDefault": (), "custom": ()}
-"""Words that stand for a command (`modelCommand` of llm-d's chart) → the command."""
+"""Word for a command (`modelCommand` of llm-d's chart) → the command."""
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
-"""Names of the resource that counts accelerators."""
+"""Kubernetes resource names that count accelerators."""
 
 PROFILE_KEY = "resourceProfile"
-"""Key of KubeAI whose value is an accelerator and their number, such as `nvidia-gpu-l4:2`."""
+"""KubeAI's key for an accelerator and the number of accelerators, such as `nvidia-gpu-l4:2`."""
 
 MODEL_KEYS = ("storageUri", "uri", "modelURI", "model_id", "repo_id", "url")
-"""Keys of the address of a model."""
+"""Keys whose value is the address of a model."""
 
 MODEL_ADDRESS = re.compile(r"(?:hf|pvc\+hf|hf\+pvc)://(?:[\w.-]+/)??([\w.-]+/[\w.-]+)")
-"""The address of a model of the hub."""
+"""Pattern of the address of a model on the Hugging Face hub."""
 
 PARALLEL_SIZE_KEYS = {
     "tensor": "tensor_parallel_size",
@@ -49,19 +49,19 @@ PARALLEL_SIZE_KEYS = {
     "tensorParallelSize": "tensor_parallel_size",
     "pipelineParallelSize": "pipeline_parallel_size",
 }
-"""Keys of `parallelism` → the fields of the layout."""
+"""Key of the table `parallelism` → field of the layout."""
 
 RUNTIME_KINDS = ("ServingRuntime", "ClusterServingRuntime")
-"""Kinds of manifests whose container serves the models of others."""
+"""Kinds of manifests whose container serves models that other manifests name."""
 
 SKIPPED_KEYS = ("initContainers", "init_containers", "healthcheck", "livenessProbe", "readinessProbe", "startupProbe")
-"""Keys of tables without servers."""
+"""Keys whose tables contain no servers."""
 
 YAML_TEXT_KEYS = ("serveConfigV2",)
-"""Keys whose value is the text of another YAML document."""
+"""Keys whose value is another YAML document as text."""
 
 DEEPEST_NESTING = 30
-"""Largest depth of tables."""
+"""Largest nesting depth of tables."""
 
 
 def servers_in_tables(
@@ -157,10 +157,12 @@ def _compose_servers(
 
 
 DOLLAR_MARK = "\ue024"
-"""Stands for `$$` of a compose file, which is `$` in the container."""
+"""Replacement for `$$` of a compose file, which becomes `$` in the container."""
 
 _LITERAL_DOLLAR = re.compile(r"\$(?![A-Za-z_{])")
-"""A `$` that begins no variable of a compose file, as in `"$@"`; it stays for the container's shell (compose-go)."""
+"""Pattern of a `$` in a compose file that begins no variable, as in `"$@"`; the container's shell reads it
+(compose-go).
+"""
 
 
 def _expand_variables(manifest_value: Any, expand_variables: Callable[[str], str]) -> Any:

@@ -52,7 +52,7 @@ class ServerProgram(NamedTuple):
 
 
 REPOSITORY_FLAGS = ("-hf", "-hfr", "--hf-repo")
-"""Flags that name a repository, of which llama-server also loads the encoder of images (--mmproj-auto)."""
+"""llama-server's flags that name a repository, from which the image encoder is also loaded (--mmproj-auto)."""
 
 PROGRAMS = (
     ServerProgram(
@@ -194,19 +194,19 @@ PROGRAMS = (
         engine="KoboldCpp", commands=("koboldcpp",), python_modules=("koboldcpp",), image_names=("koboldcpp",)
     ),
 )  # fmt: skip
-"""The programs that start servers, in the end those of engines that are not modelled.
+"""The programs that start servers; programs of unmodelled engines are last.
 
 An image is that of the first program that has a part of its name.
 """
 
 WORKER_LAUNCHER = re.compile(r"--[a-z]+\.([a-z]+)\.cli=(.*)", re.DOTALL)
-"""A word that hands a flag on to a server, such as `--dynamo.vllm.cli=--max-num-seqs=64`."""
+"""Pattern of an argument that passes a flag on to a server, such as `--dynamo.vllm.cli=--max-num-seqs=64`."""
 
 OTHER_VERSIONS = re.compile(r"dynamo|kserve|production-stack|lmcache", re.IGNORECASE)
-"""Names of images whose tags are versions of a program around the engine."""
+"""Pattern of the names of images whose tags are not the engine's versions but those of a program around it."""
 
 LONGEST_PREFIX = 60
-"""Largest number of words before a program: of launchers such as nohup, numactl and mpirun."""
+"""Largest number of words before a program's name, such as launchers (nohup, numactl, mpirun)."""
 
 
 class ServerStart(NamedTuple):

@@ -21,26 +21,25 @@ from .scripts import ServerFinder, engine_versions_in, starts_server
 from .server import Container, StartedServer
 
 MOST_NODES = 200_000
-"""Largest number of nodes of a syntax tree."""
+"""Largest number of nodes in a syntax tree."""
 
 MOST_WORDS = 2_000
-"""Largest number of words of a command."""
+"""Largest number of words in a command."""
 
 LONGEST_TEXT = 100_000
-"""Largest number of letters of a text that is added up."""
+"""Largest number of characters in a concatenated text."""
 
 MOST_COMBINED_VALUES = 1_000_000
-"""Largest number of letters and values that all expressions of a file put together: variables that stand twice in the
-next one double at each line."""
+"""Most characters and items that a file's expressions combine; a variable used twice per line doubles each time."""
 
 CONFIGURATION_CALLS = ("LLMConfig",)
-"""Calls that configure a server of Ray Serve."""
+"""Names of the calls that configure a Ray Serve server."""
 
 ENGINE_CLASSES = {"LLM": "vllm", "AsyncEngineArgs": "vllm", "EngineArgs": "vllm"}
-"""Calls that start an engine inside a program → the module of their names."""
+"""Call that starts an engine within a program → the module that the call is imported from."""
 
 GPU_ARGUMENT = "gpu"
-"""The argument of Modal's decorators that names accelerators: `H100`, `H100:2`."""
+"""Argument of Modal's decorators that states accelerators, such as `H100` or `H100:2`."""
 
 
 def servers_in_python(

@@ -36,13 +36,13 @@ from .scripts import ServerFinder, starts_server
 from .server import Container, LaunchedServer, ReadNamedFile, StartedServer
 
 MOST_SERVERS = 200
-"""Largest number of servers of a file."""
+"""Largest number of servers in a file."""
 
 NO_FLAGS: Mapping[str, Any] = {}
-"""No flags beside a file."""
+"""No flags typed beside a launch file."""
 
 SERVER_KEYS = re.compile(r"^(services|apiVersion|kind|modelArtifacts|decode|model)[ \t]*:", re.MULTILINE)
-"""Keys of YAML files that start servers."""
+"""Pattern of top-level keys in YAML files that start servers."""
 
 
 def servers_of_file(
@@ -97,7 +97,7 @@ def starts_any_server(typed_path: str | Path) -> bool:
 
 
 TRAINER_CALL = re.compile(r"^[ \t]*\w+[ \t]*=[ \t]*\w*Trainer\(", re.MULTILINE)
-"""A line of Python that makes a trainer."""
+"""Pattern of a Python line that creates a trainer."""
 
 
 def _servers_in_file(launch_path: str | Path) -> Iterator[StartedServer]:
@@ -213,7 +213,7 @@ def _find_servers(
 
 
 def _read_env_file(launch_folder: Path | None) -> dict[str, str]:
-    """Returns the variables in the file `.env` beside a compose file; none without the file `.env`."""
+    """Returns the variables in the file `.env` in a compose file's folder; none if there is no such file."""
     env_path = None if launch_folder is None else launch_folder / ".env"
     if env_path is None or not env_path.is_file():
         return {}
@@ -339,7 +339,7 @@ def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Itera
 
 
 ON_VALUES, OFF_VALUES = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
-"""Values of variables that stand for switches."""
+"""Values of environment variables that turn a switch on, and values that turn it off."""
 
 FLAG_OF_VARIABLE = {
     "n-parallel": "parallel",
@@ -357,19 +357,19 @@ FLAG_OF_VARIABLE = {
     "spec-draft-cache-type-k": "spec-draft-type-k",
     "spec-draft-cache-type-v": "spec-draft-type-v",
 }
-"""Name of a variable of llama-server behind its beginning → its flag, where the two differ (common/arg.cpp)."""
+"""llama-server's variable without its prefix → the flag, if their names differ (common/arg.cpp)."""
 
 PYTHON_ENGINES = ("vllm", "sglang")
-"""Engines whose images for CPUs keep the cache in the memory of the host."""
+"""Engines whose CPU images keep the KV cache in host memory."""
 
 SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-"""Names of variables that are not shown."""
+"""Pattern of the names of variables whose values are not shown."""
 
 
 def _reader_of_named_files(
     name_in_errors: str, launch_folder: Path | None, written_files: Mapping[str, str]
 ) -> ReadNamedFile:
-    """Returns a function that reads a command's files, written by the script or beside the launch file."""
+    """Returns a function that reads a command's files, from the script's output or the launch file's folder."""
 
     def read(file_name: str) -> str:
         base_name = file_name.rpartition("/")[2]

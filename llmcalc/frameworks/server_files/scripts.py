@@ -21,10 +21,10 @@ from .server import Container, StartedServer
 SHELLS = ("bash", "sh", "zsh", "dash", "ash")
 
 DEEPEST_SCRIPT = 3
-"""Largest number of scripts in quotes inside each other."""
+"""Largest nesting depth of quoted scripts."""
 
 MOST_SCRIPTS = 60
-"""Largest number of scripts of a file: itself, those in quotes, and those of its containers."""
+"""Largest number of scripts in a file: the file itself, quoted scripts, and scripts of containers."""
 
 
 def starts_server(file_text: str) -> bool:

@@ -10,14 +10,14 @@ from ..launch.launch_types import OptionOverride, json_value_of
 from .programs import ServerStart
 
 ReadNamedFile: TypeAlias = Callable[[str], str]
-"""Reads the text of a file that another file names."""
+"""A function that reads the text of a file named in another file."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """A container or shell in a launch file, in which a command runs.
+    """The container or shell in which a command of a launch file runs.
 
-    place_in_file: its place in the file for messages, such as `line 3` or `services.chat`.
+    place_in_file: location in the file for messages, such as `line 3` or `services.chat`.
     command_words: the words of its command.
     image: the name of its image; empty for a shell.
     env: its environment variables.

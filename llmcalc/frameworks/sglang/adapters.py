@@ -15,7 +15,7 @@ from ...ops import ExpertLinear, Linear
 from ..engines.rank import EngineRank
 
 DEFAULT_SLOTS = 8
-"""Default of --max-loras-per-batch."""
+"""Default value of --max-loras-per-batch."""
 
 QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
@@ -23,11 +23,11 @@ MATRICES_BY_TARGET = {
     **dict.fromkeys((*QKV, "qkv_proj"), QKV), "o_proj": ("o_proj",),
     **dict.fromkeys((*GATE_UP, "gate_up_proj"), GATE_UP), "down_proj": ("down_proj",),
 }  # fmt: skip
-"""Value of --lora-target-modules → the matrices that get slots (srt/lora/utils.py, `get_normalized_target_modules`)."""
+"""Value of --lora-target-modules → matrices with slots (srt/lora/utils.py, `get_normalized_target_modules`)."""
 
 
 SEPARATORS = str.maketrans(",[]'\"", "     ")
-"""Signs between names of --lora-target-modules, as lists of YAML and Python have them."""
+"""Translation of the characters between names in --lora-target-modules (YAML or Python lists) to spaces."""
 
 
 def adapted_matrices(flags: Mapping[str, Any]) -> frozenset[str]:

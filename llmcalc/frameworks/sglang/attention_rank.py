@@ -13,7 +13,7 @@ from ...parallel.layout import ONE_DEVICE, ImpossibleLayout, Layout
 from ..engines.rank import EngineRank
 
 COMPONENTS_ON_ALL_RANKS = frozenset({"feed_forward", "experts", "shared_expert", "router"})
-"""Components that all ranks divide."""
+"""Components that are divided over all ranks."""
 
 
 @frozen(eq=False)

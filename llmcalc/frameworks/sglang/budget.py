@@ -20,7 +20,7 @@ from ...parallel.layout import Layout
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, MemoryTerm
-from ..engines.rank import EngineRank, ReserveExceedsMemory, architectures, compressed_layers, mixers
+from ..engines.rank import EngineRank, ReserveExceedsMemory, architectures, compressed_layers, decoder_mixers
 from ..engines.redundant_experts import redundant_expert_bytes
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredCudaContext
@@ -45,44 +45,46 @@ from .weights import copied_projection_bytes, loaded_scale_bytes, unused_segment
 GIB, MIB = 2**30, 2**20
 
 REFERENCE_ENCODER_SIZES = (24, 1024)
-"""Layers and width of the encoder of images by which others are measured, and of configs without these keys."""
+"""Layers and width of SGLang's reference image encoder, assumed for configs without these keys."""
 
 ENCODER_WITH_DEPTH = "visual"
-"""The encoder's name in classes whose configs have `depth`, not `num_hidden_layers` (configs/qwen3_vl.py)."""
+"""Name of image encoders whose config has the key `depth` instead of `num_hidden_layers` (configs/qwen3_vl.py)."""
 
 IMAGE_ENCODER_START = "vis"
-"""The start of the names of image encoders (`vision_tower`, `visual`), which audio encoders do not share."""
+"""Prefix of the names of image encoders (`vision_tower`, `visual`), which audio encoders do not share."""
 
 NESTED_ENCODERS = frozenset(("visual", "audio_tower"))
-"""Encoders of models that have both in `thinker_config`, where SGLang reads no `vision_config` (transformers,
-configuration_qwen3_omni_moe.py)."""
+"""Names of the encoders of models that have both in `thinker_config`, where SGLang reads no `vision_config`
+(transformers, configuration_qwen3_omni_moe.py).
+"""
 
 LARGE_GRAPH_SEQUENCES = 300
-"""Sequences of the largest CUDA graph above which replicas of attention reserve 4.5 MiB for each, not 3."""
+"""With more sequences in the largest CUDA graph, attention replicas reserve 4.5 MiB for each instead of 3."""
 
 FEATURE_POOL_MIB = 1024
-"""MiB of the device's pool of images' features, with `--mm-feature-transport cuda_ipc` (SGLANG_MM_FEATURE_CACHE_MB)."""
+"""MiB of the device's pool of image features with `--mm-feature-transport cuda_ipc` (SGLANG_MM_FEATURE_CACHE_MB)."""
 
 SHORT_REQUEST_TOKENS = 8192
-"""Tokens of a request up to which AMD's attention kernels need no memory of their own."""
+"""Largest number of tokens per request for which AMD's attention kernels need no additional memory."""
 
 MAX_PREFILL_TOKENS = 16384
-"""Tokens of a prompt's pass where prompts are not divided (`--chunked-prefill-size -1`)."""
+"""Number of tokens in a prefill pass whose prompts are not split into chunks (`--chunked-prefill-size -1`)."""
 
 ROPE_BYTES = 4
-"""Bytes of an element of the tables of cosines and sines, which stay in float32 (layers/rotary_embedding.py)."""
+"""Bytes per element of RoPE's cosine and sine tables, which stay in float32 (layers/rotary_embedding.py)."""
 
 
 BLACKWELL_CAPABILITY = 10
-"""Compute capability from which SGLang stores latents that an indexer selects in 8 bits."""
+"""Compute capability from which on SGLang stores the latents of sparse attention in 8 bits."""
 
 
 QKV_PROJECTIONS = frozenset(("q_proj", "k_proj", "v_proj"))
-"""Projections that ranks may divide inside a block with one scale where values are narrower than keys
-(models/mimo_v2.py, `skip_block_quant_check`)."""
+"""Projections that ranks may divide inside a quantization block if values are narrower than keys (models/mimo_v2.py,
+`skip_block_quant_check`).
+"""
 
 MARLIN_CAPABILITY = 12
-"""Compute capability from which DeepSeek-V4's experts run on Marlin by default (server_args.py)."""
+"""Compute capability from which on Marlin computes DeepSeek-V4's experts by default (server_args.py)."""
 
 
 class SGLangServer(EngineServer):
@@ -326,7 +328,9 @@ class SGLangServer(EngineServer):
         if not self.is_amd or self.longest_request <= SHORT_REQUEST_TOKENS:
             return 1
         head_counts = {
-            mixer.num_attention_heads // self.tp for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
+            mixer.num_attention_heads // self.tp
+            for mixer, _ in decoder_mixers(self.preset.model)
+            if isinstance(mixer, MLA)
         }
         chosen_backend = self.flags.get("attention_backend")
         if chosen_backend:
@@ -368,7 +372,7 @@ class SGLangServer(EngineServer):
 
     @property
     def reserve_gib(self) -> float:
-        """The GiB that the default fraction leaves beside weights and KV cache."""
+        """The GiB that SGLang's default memory fraction reserves besides weights and KV cache."""
         memory_gib, version_rules = self.nvidia_smi_gib, self.rules
         rank_count = self.tp * self.pp
         device_defaults = self.engine_record.defaults(self.version_numbers, memory_gib)
@@ -473,7 +477,7 @@ class SGLangServer(EngineServer):
         return self.hardware.capacity_bytes - self.bytes_outside_torch
 
     def loaded_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
+        """Returns the bytes in use after loading: weights, draft weights, RoPE tables and adapter slots."""
         has_expert_ranks = "ep_size" in self.flags or self.flags.get("enable_ep_moe") or self.sends_tokens
         engine_rank.check_block_division(
             self.whole_layout if has_expert_ranks else None,
@@ -580,7 +584,7 @@ class SGLangServer(EngineServer):
 
     @property
     def profile_run_origin(self) -> str:
-        """A description of the bytes that a forward pass takes from the KV cache's memory."""
+        """A description of the bytes that a forward pass uses of the KV cache's memory."""
         if self.multimodal_bytes:
             return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
         return "none; activations take what the fraction leaves"
@@ -663,7 +667,7 @@ def _has_unequal_value_width(preset: Preset) -> bool:
     """Whether an attention layer other than latent attention has values and keys of different widths."""
     return any(
         isinstance(mixer, Attention) and mixer.v_head_dim not in (None, mixer.head_dim)
-        for mixer, _ in mixers(preset.model)
+        for mixer, _ in decoder_mixers(preset.model)
     )
 
 

@@ -11,11 +11,11 @@ from ..engines.rank import compressed_layers
 from .budget import SGLangServer, memory
 
 HIGHEST_FRACTION = 0.93
-"""The highest fraction that is tried: above it little is left for activations."""
+"""Largest suggested `--mem-fraction-static`; a larger fraction leaves little memory for activations."""
 
 
 FEWER_REQUESTS = 64
-"""Requests at once that are tried where each has states of compressed attention; SGLang's default is 2,048 or more."""
+"""Suggested limit of requests with states of compressed attention; SGLang's default is 2,048 or more."""
 
 
 def flag_changes(server: SGLangServer) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -17,27 +17,27 @@ from .recurrent_states import RankLoad
 from .versions import SGLangRules
 
 PAGE_TOKENS = 256
-"""Tokens of a page."""
+"""Number of tokens per page of the cache."""
 
 STATE_PAGE_TOKENS = 128
-"""Tokens of the window for which a page of states is kept, to 0.5.20."""
+"""Number of window tokens for which a page of states is kept, up to version 0.5.20."""
 
 PAGE_ALIGNMENT = 576
-"""Bytes of which a page is a multiple, from 0.5.21 on."""
+"""The size of a page is a multiple of this number of bytes, from version 0.5.21 on."""
 
 WINDOW_SHARE = 0.1
-"""Default of `--swa-full-tokens-ratio` for these models."""
+"""Default of `--swa-full-tokens-ratio` for models with compressed attention."""
 
 SHORT_ENTRY_TOKENS, LONG_ENTRY_TOKENS = 4, 128
-"""Tokens of an entry: of the entries with an indexer, and of the others."""
+"""Numbers of tokens per cache entry: of entries selected by an indexer, and of all other entries."""
 
 FLOAT32_BYTES = 4
 
 DRAFTING_LAYERS = 1
-"""Layers that draft, which `compress_ratios` of a config lists behind the model's."""
+"""Number of drafting layers, which a config's `compress_ratios` lists after the model's layers."""
 
 EVICTION_INTERVAL = 128
-"""Tokens after which a request's window gives slots back (SGLANG_SWA_EVICTION_INTERVAL)."""
+"""Number of tokens after which a request's window gives slots back (SGLANG_SWA_EVICTION_INTERVAL)."""
 
 
 class CacheSizes(NamedTuple):

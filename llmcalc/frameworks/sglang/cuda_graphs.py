@@ -11,22 +11,22 @@ from typing import Any
 
 from ...accelerator import Hardware
 from ...components.mixers.kda import KimiDeltaAttention
-from ..engines.rank import EngineRank, mixers
+from ..engines.rank import EngineRank, decoder_mixers
 from .versions import SGLangRules
 
 PROMPT_LENGTH_RANGES = (
     (4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, 10**12, 512),
 )  # fmt: skip
-"""Lengths of prompts that are captured as CUDA graphs: the first, the last and their distance."""
+"""Prompt lengths in tokens that are captured as CUDA graphs, as ranges: (first, last, step)."""
 
 LATENT_PROMPTS_MIB = 1536
-"""Reserve for graphs of prompts with latent attention, in MiB."""
+"""MiB reserved for CUDA graphs of prompts in models with latent attention."""
 
 FLAGS_WITHOUT_PROMPT_GRAPHS = (
     "speculative_algorithm", "enable_dp_attention", "enable_lora", "lora_paths", "enable_torch_compile",
     "enable_hierarchical_cache", "enable_deterministic_inference", "enable_symm_mem",
 )  # fmt: skip
-"""Flags with which prompts are not compiled into pieces, so have no graphs."""
+"""Flags with which prompts are not compiled piecewise, and so have no CUDA graphs."""
 
 
 def decode_graphs_mib(version_rules: SGLangRules, flags: Mapping[str, Any], sequence_count: int) -> int:
@@ -128,7 +128,7 @@ def _has_prompt_graphs(
     ):
         return False
     if (
-        any(isinstance(mixer, KimiDeltaAttention) for mixer, _ in mixers(engine_rank.preset.model))
+        any(isinstance(mixer, KimiDeltaAttention) for mixer, _ in decoder_mixers(engine_rank.preset.model))
         and not version_rules.kda_prompt_graphs
     ):
         return False

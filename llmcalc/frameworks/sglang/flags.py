@@ -14,7 +14,7 @@ from ..engines.flags import Flag, memory_neutral_flags, memory_neutral_flags_of,
 from .newer_flags import NEWER_FLAGS
 
 SCHEME_BY_QUANTIZATION = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
-"""Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
+"""Value of `--quantization` → weight scheme, for a checkpoint that states no scheme."""
 
 QUANTIZATION_WORDS = (
     *SCHEME_BY_QUANTIZATION, "awq_marlin", "gptq_marlin", "marlin", "bitsandbytes", "gguf", "modelopt", "modelopt_fp8",
@@ -24,23 +24,23 @@ QUANTIZATION_WORDS = (
 )  # fmt: skip
 
 GRAPH_CONFIG = "--cuda-graph-config"
-"""The flag whose JSON has the settings of graphs, `{"decode": {"max_bs": 8}, "prefill": {"backend": "disabled"}}`."""
+"""Flag whose JSON value configures CUDA graphs, `{"decode": {"max_bs": 8}, "prefill": {"backend": "disabled"}}`."""
 
 GRAPH_SETTINGS = {
     ("decode", "backend"): "--cuda-graph-backend-decode", ("decode", "max_bs"): "--cuda-graph-max-bs",
     ("decode", "bs"): "--cuda-graph-bs", ("prefill", "backend"): "--cuda-graph-backend-prefill",
     ("prefill", "max_bs"): "--piecewise-cuda-graph-max-tokens", ("prefill", "bs"): "--piecewise-cuda-graph-tokens",
 }  # fmt: skip
-"""Phase and key of that JSON → the flag of the same setting."""
+"""Phase and key in the value of `GRAPH_CONFIG` → the flag for the same setting."""
 
 NEUTRAL_GRAPH_SETTINGS = (("prefill", "tc_compiler"),)
-"""Phases and keys of that JSON that change no memory: the compiler of prompts' graphs in pieces."""
+"""Phases and keys in the value of `GRAPH_CONFIG` that do not change memory: the compiler of piecewise prompt graphs."""
 
 GRAPH_BACKENDS = ("full", "breakable", "tc_piecewise", "disabled")
-"""How graphs are captured."""
+"""Methods by which CUDA graphs are captured."""
 
 EXPERT_EXCHANGES = ("deepep", "mooncake", "nixl", "mori")
-"""Libraries that send tokens to experts of which all ranks of tensor parallelism divide the number."""
+"""Libraries that send tokens to experts and divide the experts over all tensor-parallel ranks."""
 
 FLAGS = (
     Flag(("--tp-size", "--tp", "--tensor-parallel-size"), "number", maximum=1024),

@@ -21,7 +21,9 @@ WEIGHT_PATH_FLAG = "kt_weight_path"
 GPU_EXPERTS_FLAG = "kt_num_gpu_experts"
 GPU_EXPERT_SHARE_FLAG = "kt_gpu_experts_ratio"
 GPU_PREFILL_FLAG = "kt_gpu_prefill_token_threshold"
-"""The fields of the flags: weights of the host, experts of a layer on the device, their share, and longest prompt."""
+"""Field of the flag for a prompt length in tokens; the fields above are of host weights, experts per layer on the
+device, and their fraction.
+"""
 
 
 def host_expert_share(engine_rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:

@@ -38,13 +38,13 @@ PATTERNS = (
 )
 
 NO_CACHE_AFTER_WEIGHTS = "Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static"
-"""The refusal of a server without room for its cache in mid-2026 builds (mem_cache/kv_cache_configurator.py)."""
+"""Error of a server without memory for its cache, in builds of mid-2026 (mem_cache/kv_cache_configurator.py)."""
 
 RUNNER_BYTES = 2**30
-"""Most bytes of a draft's runner before it loads: 0.20 GiB in a log (index:70986240392). A cache is larger."""
+"""Most bytes of a draft's runner before loading: a log has 0.20 GiB (index:70986240392). A cache is larger."""
 
 RANK_HINTS = ("Load weight ", "KV Cache is allocated.", "max_total_num_tokens=")
-"""Parts of the lines by which the first rank of a log is found."""
+"""Parts of the log lines by which a log's first rank is found."""
 
 _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
@@ -114,7 +114,7 @@ def _flags_and_ranks_note(log_text: LogText) -> tuple[dict[str, Any], str]:
 
 
 def _is_of_another_rank(log_line: str, first_rank: int) -> bool:
-    """Whether a line is from another rank than the first in the log; all ranks log the same lines."""
+    """Whether a line is from a rank other than the log's first one; all ranks log the same lines."""
     rank_match = _RANK.search(log_line[:120])
     return rank_match is not None and int(rank_match[1]) != first_rank
 
@@ -122,7 +122,7 @@ def _is_of_another_rank(log_line: str, first_rank: int) -> bool:
 class ModelLoad(NamedTuple):
     """The loading of a model, and of the drafts that are loaded before the KV cache is sized.
 
-    free_bytes: what was free before. weight_bytes: what loading took. remaining_bytes: what was free after the last.
+    free_bytes: free bytes before loading. weight_bytes: bytes that loading took. remaining_bytes: free bytes after it.
     """
 
     free_bytes: int

@@ -12,7 +12,7 @@ REFUSED_FLAGS = """
     --max-ep-size --elastic-ep-initial-size --ep-join-mode --ep-join-rank-offset --elastic-ep-scale-timeout
     --decoupled-spec-role --disaggregation-decode-extra-slots
     """
-"""Flags with a value that change memory and are not modelled."""
+"""Flags, each with a value, that change memory and are not modelled."""
 
 REFUSED_SWITCHES = """
     --dcp-replicate-q-proj --enable-kv-cache-sharding --enable-dsa-cache-layer-split --enable-unified-memory
@@ -24,7 +24,7 @@ REFUSED_SWITCHES = """
     --speculative-enable-w4a4-mxfp4-megamoe --enable-unified-cache-external-linker --enable-pd-role-switch
     --speculative-adaptive
     """
-"""Flags without a value that change memory and are not modelled."""
+"""Switches (flags without a value) that change memory and are not modelled."""
 
 NEWER_FLAGS = (
     Flag(("--language-model-only",), "switch"),

@@ -16,17 +16,17 @@ from ...components.mixers.mamba import Mamba
 from ...components.mixers.mamba2 import Mamba2
 from ...components.mixers.selective_mamba2 import SelectiveMamba2
 from ...units import DTYPE_BITS
-from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, mixers
+from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, decoder_mixers
 from .versions import SGLangRules
 
 SLOTS_OF_A_REQUEST = 3
-"""Slots of a running request where prefixes are cached (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`)."""
+"""Number of state slots per running request with prefix caching (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`)."""
 
 SLOTS_OF_OVERLAP = 2
-"""Further slots of a request where scheduling overlaps with a pass (`--mamba-radix-cache-strategy extra_buffer`)."""
+"""Additional state slots per request with overlapped scheduling (`--mamba-radix-cache-strategy extra_buffer`)."""
 
 DEFAULT_SLOTS = 512
-"""Slots of versions without a share of the memory, and of those where no prefixes are cached."""
+"""Number of state slots in versions without a memory fraction for states, and without prefix caching."""
 
 
 class RankLoad(NamedTuple):
@@ -106,7 +106,7 @@ def slot_bytes_of(engine_rank: EngineRank, flags: Mapping[str, Any]) -> int:
     """
     has_chosen_format = any(
         isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet | KimiDeltaAttention)
-        for mixer, _ in mixers(engine_rank.preset.model)
+        for mixer, _ in decoder_mixers(engine_rank.preset.model)
     )
     format_name = str(flags.get("mamba_ssm_dtype") or engine_rank.preset.state_dtype or "float32")
     format_ratios = (
@@ -116,10 +116,11 @@ def slot_bytes_of(engine_rank: EngineRank, flags: Mapping[str, Any]) -> int:
 
 
 def _slots_of_request(engine_rank: EngineRank, version_rules: SGLangRules, flags: Mapping[str, Any]) -> int:
-    """Returns the number of state slots that a running request takes with prefix caching."""
+    """Returns the number of state slots that a running request needs with prefix caching."""
     scheduler_strategy = flags.get("mamba_scheduler_strategy", "auto")
     schedules_ahead = version_rules.overlaps_states and any(
-        isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2) for mixer, _ in mixers(engine_rank.preset.model)
+        isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2)
+        for mixer, _ in decoder_mixers(engine_rank.preset.model)
     )
     if scheduler_strategy == "no_buffer" or (scheduler_strategy == "auto" and not schedules_ahead):
         return SLOTS_OF_A_REQUEST

@@ -18,23 +18,23 @@ from ..argument_names import keyword_of
 from ..engines.draft_models import read_draft
 
 ALGORITHMS_WITHOUT_WEIGHTS = ("ngram",)
-"""Algorithms that draft without a model."""
+"""Drafting algorithms without a draft model."""
 
 BLOCK_ALGORITHMS = {"dflash": 16, "dspark": 8}
-"""Algorithms whose draft proposes a block of tokens in one pass → the tokens that a request verifies by default.
+"""Algorithm that drafts a block of tokens in one pass → number of tokens that a request verifies by default.
 
 They are those of a config without a block size (arg_groups/speculative_hook.py, `_handle_dflash`), and of DSpark those
 of blocks of 7 (`DEFAULT_DSPARK_GAMMA`), which verifies a token more than a block has.
 """
 
 BONUS_TOKENS = {"dflash": 0, "dspark": 1}
-"""Algorithm → the tokens that a request verifies beyond a block."""
+"""Algorithm that drafts blocks → number of tokens that a request verifies in addition to a block."""
 
 MOST_BLOCK_TOKENS = 10_000
-"""Largest block of a draft's config that is read."""
+"""Largest block size that is accepted in a draft's config."""
 
 DEFAULT_REQUESTS_WITH_DRAFTS = 48
-"""Most requests that run at once where tokens are drafted, unless `--max-running-requests` says another number."""
+"""Default limit of concurrent requests with speculative decoding, unless `--max-running-requests` states another."""
 
 DRAFT_MODEL_FLAG = "--speculative-draft-model-path"
 

@@ -25,7 +25,7 @@ class SGLangRules(VersionRules):
     """The memory rules of a range of SGLang versions.
 
     divided_pools: whether recurrent states have pools of their own.
-    draft_reserve_gib: what is reserved for a head that drafts tokens, and its CUDA graphs.
+    draft_reserve_gib: GiB reserved for a head that drafts tokens, and the head's CUDA graphs.
     counts_drafts: whether a draft's weights and cache are taken from the cache's memory.
     sizes_block_drafts: whether a draft that proposes a block has a cache of its own width, and not of the target's.
     exchange_mib, exchange_prompt_mib: MiB that are reserved for DeepEP's buffers beside graphs of decoding steps, and
@@ -101,7 +101,7 @@ class PoolRatios(Record):
 
 
 class WindowPools(VersionRange):
-    """Classes whose windowed layers have a pool of their own from a version on, by `--swa-full-tokens-ratio`."""
+    """Classes whose windowed layers have a separate pool since a version, sized by `--swa-full-tokens-ratio`."""
 
     architectures: tuple[str, ...]
 
@@ -124,7 +124,7 @@ class SGLangRecord(EngineRecord[SGLangRules]):
     window_pools: tuple[WindowPools, ...]
 
     def classes_with_window_pools(self, version_numbers: VersionNumbers) -> frozenset[str]:
-        """Returns the classes whose windowed layers have a pool of their own in a version."""
+        """Returns the classes whose windowed layers have a separate pool in a version."""
         return frozenset(
             class_name
             for window_pools in ranges_at(self.window_pools, version_numbers)

@@ -8,11 +8,11 @@ from ..engines.rank import EngineRank
 from ..engines.weight_matrices import segment_remainders
 
 MXFP4_GROUP, LOADED_SCALE_BYTES = 32, 4
-"""Elements of a group of MXFP4 with one scale, and bytes of a scale as it is loaded (float32)."""
+"""Number of MXFP4 elements with a shared scale, and bytes of a scale when it is loaded (float32)."""
 
 
 def loaded_scale_bytes(engine_rank: EngineRank) -> int:
-    """Returns the bytes of MXFP4 experts' float32 scales that stay allocated beside Marlin's repacked scales.
+    """Returns the bytes of MXFP4 experts' float32 scales that stay allocated after Marlin has repacked the scales.
 
     0 for a checkpoint of another format than DeepSeek-V4's, of fp8 with experts in MXFP4.
     """

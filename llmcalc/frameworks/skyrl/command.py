@@ -54,14 +54,14 @@ TRANSFORMER_PREFIX, OPTIMIZER_PREFIX = (
 RL_TRAINER, SFT_TRAINER = "skyrl.train.entrypoints.main_base", "skyrl.train.main_sft"
 
 SERVING_PROGRAM = re.compile(r"(?:[\w.]+\.)?(?:serve|main_\w*generate|main_\w*eval)(?:\.py)?|skyrl\.tinker\.\w+")
-"""SkyRL's programs that train nothing by their overrides: those that generate or evaluate, and Tinker's servers."""
+"""Pattern of SkyRL's programs that do not train: generation, evaluation, and Tinker's servers."""
 
 DEVICE_COUNT_KEYS = f"{PLACEMENT_PREFIX}.policy_num_gpus_per_node", f"{PLACEMENT_PREFIX}.policy_num_nodes"
 MODEL_KEY = f"{POLICY_PREFIX}.model.path"
 DEFAULT_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 
 SFT_TOKENS_KEY = "trainer.max_length"
-"""The longest sequence of supervised fine-tuning."""
+"""Key of the longest sequence in supervised fine-tuning, in tokens."""
 
 MOST_TOKENS_KEY = "trainer.max_tokens_per_microbatch"
 
@@ -70,10 +70,10 @@ RL_TOKENS_KEYS = (
     "generator.max_input_length",
     "generator.sampling_params.max_generate_length",
 )
-"""Lengths of a prompt, of the input of a turn, and of an answer."""
+"""Keys of the tokens of a prompt, of a turn's input, and of an answer."""
 
 LONGEST_RL_TOKENS_KEYS = (f"{ENGINE_PREFIX}.engine_init_kwargs.max_model_len", "trainer.algorithm.max_seq_len")
-"""Lengths of a whole sequence, which recipes of agents state in place of those."""
+"""Keys of the tokens of a whole sequence, which agent recipes state instead of `RL_TOKENS_KEYS`."""
 
 OFFLOAD_OPTIMIZER_KEY = f"{POLICY_PREFIX}.optimizer_config.offload_after_step"
 REDUCE_IN_FP32_KEY = f"{MEGATRON_PREFIX}.ddp_config.grad_reduce_in_fp32"
@@ -83,7 +83,7 @@ KNOWN_KEYS = KEYS_READ.union(
     (f"{TRANSFORMER_PREFIX}{name}" for name in END_STAGE_ARGUMENTS),
     (f"{OPTIMIZER_PREFIX}{name}" for name in HOST_OPTIMIZER_ARGUMENTS),
 )
-"""Keys that are read, with those that Megatron-Core's readers of named models read."""
+"""Keys that are read, including those that readers of Megatron-Core's named models read."""
 
 KEYS_WITHOUT_MEMORY = re.compile(
     r"trainer\.policy\.(optimizer_config\.\w+|torch_profiler_config\.\w+|record_memory|fsdp_config\.wrap_policy\..*|language_model_only"
@@ -93,7 +93,7 @@ KEYS_WITHOUT_MEMORY = re.compile(
     r"|optimizer_config_kwargs\.overlap_cpu_optimizer_d2h_h2d"
     r"|transformer_config_kwargs\.(gradient_accumulation_fusion|moe_router_\w+|moe_aux_loss_coeff)))"
 )
-"""Keys of the policy that change no memory of a step, or that of one layer."""
+"""Pattern of keys of the policy that do not change the memory of a step, or only that of one layer."""
 
 MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "trainer.mtp.enabled": (False,),
@@ -104,7 +104,7 @@ MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     f"{ENGINE_PREFIX}.data_parallel_size": (1,),
     f"{ENGINE_PREFIX}.expert_parallel_size": (1,),
 }
-"""Keys of which only these values are modelled."""
+"""Key → the only values that are modelled."""
 
 
 SFT_DEFAULTS = {
@@ -119,7 +119,7 @@ SFT_DEFAULTS = {
     "trainer.policy_mini_batch_size": "4",
     "generator.n_samples_per_prompt": "1",
 }
-"""Defaults of supervised fine-tuning (skyrl/train/config/sft_config.py) under the keys of reinforcement learning."""
+"""Defaults of supervised fine-tuning (skyrl/train/config/sft_config.py) under reinforcement learning's keys."""
 
 SFT_KEYS = {
     "strategy": "trainer.strategy",
@@ -134,12 +134,12 @@ SFT_KEYS = {
     "use_torch_compile": f"{POLICY_PREFIX}.use_torch_compile",
     "record_memory": f"{POLICY_PREFIX}.record_memory",
 }
-"""Key of supervised fine-tuning → the key of reinforcement learning (`build_skyrl_config_for_sft`)."""
+"""Key of supervised fine-tuning → the equivalent key of reinforcement learning (`build_skyrl_config_for_sft`)."""
 
 SFT_TABLES = (
     "model.", "model_config_kwargs.", "optimizer_config.", "megatron_config.", "fsdp_config.", "torch_profiler_config."
 )  # fmt: skip
-"""Tables of supervised fine-tuning that are those of the policy."""
+"""Tables of supervised fine-tuning that are equal to tables of the policy."""
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -267,7 +267,7 @@ def _batch_settings(reader: LaunchReader, config: Table, replica_count: int, *, 
 
 
 def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
-    """Returns the policy's FSDP2 run: fp32 shards and reductions, bf16 products, and a loss in place of the logits.
+    """Returns the policy's FSDP2 run: fp32 shards and reductions, bf16 products, and a loss that overwrites the logits.
 
     The gradients of flash-attn's log-probabilities are written over the logits (workers/model_wrapper.py).
     """

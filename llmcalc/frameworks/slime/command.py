@@ -35,7 +35,7 @@ from ..megatron.named_model import (
 
 ARGUMENTS_READ = argument_names(__file__, "read")
 KNOWN_ARGUMENTS = ARGUMENTS_READ.union(HOST_OPTIMIZER_ARGUMENTS, PRECISION_AWARE_ARGUMENTS)
-"""The arguments that are read, with those that Megatron-Core's reader of optimizers reads."""
+"""Arguments that are read, including those that Megatron-Core's reader of optimizers reads."""
 ARGUMENTS_IGNORED = argument_names(__file__, "ignored") | {name.replace("-", "_") for name in IGNORED_ARGUMENTS}
 IGNORED_PREFIXES = tuple(argument_names(__file__, "ignored_beginnings"))
 
@@ -58,24 +58,24 @@ MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "only_train_params_name_list": (None,),
     "num_layers_per_virtual_pipeline_stage": (None,),
 }
-"""Arguments of which only these values are modelled."""
+"""Argument → the only values that are modelled."""
 
 UPPER_BOUND_NOTES = {
     "log_probs_chunk_size": "logarithms of probabilities in chunks",
     "recompute_loss_function": "a loss that is recomputed",
 }
-"""Arguments that need less memory → what they turn on, which is counted without."""
+"""Argument that reduces memory → the feature that it turns on and whose saving is not counted."""
 
 SGLANG_PREFIX = "sglang_"
-"""How arguments of SGLang's server begin (slime/backends/sglang_utils/arguments.py)."""
+"""Prefix of slime's arguments for SGLang's server (slime/backends/sglang_utils/arguments.py)."""
 
 GRAPH_BATCHES = "--sglang-cuda-graph-bs"
-"""The argument of the batches of which SGLang's server captures graphs."""
+"""Argument for the batch sizes that SGLang's server captures as CUDA graphs."""
 
 TRAINING_SCRIPTS = ("train.py", "train_async.py")
 
 ACTOR_ARGUMENTS = ("--actor-num-gpus-per-node", "--rollout-num-gpus-per-engine", "--rollout-num-gpus")
-"""Arguments of slime's commands alone."""
+"""Arguments that only slime's commands have."""
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -223,7 +223,7 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
     """Returns the rollouts of SGLang. With `--colocate` the actor's states are on the host during them.
 
     The weights of the reference model and of the last update are on the host (actor.py, `TensorBackuper`).
-    tokens: those of a rank's micro-batch.
+    tokens: tokens of a rank's micro-batch.
     """
     is_colocated = reader.flag(config, "colocate")
     flags: dict[str, Any] = {}

@@ -20,17 +20,18 @@ from .speculation import Speculation, speculation_of
 from .versions import TensorRTLLMRecord, TensorRTLLMRules, tensorrt_llm_record
 
 ROPE_BYTES = 4
-"""Bytes of an element of the tables of cosines and sines, which are in float32 (attention_backend/interface.py)."""
+"""Bytes per element of RoPE's cosine and sine tables, which are in float32 (attention_backend/interface.py)."""
 
 FLASH_MLA_BLOCK = 64
-"""Tokens of a block where FlashMLA runs: MLA on Hopper (_torch/pyexecutor/py_executor_creator.py)."""
+"""Tokens per cache block with FlashMLA, which runs MLA on Hopper (_torch/pyexecutor/py_executor_creator.py)."""
 
 INTEGRATED_CAPABILITIES = ("8.7", "11.0", "12.1")
-"""Compute capabilities of NVIDIA's GPUs that share their memory with the processor: Orin, Thor, GB10
-(https://developer.nvidia.com/cuda-gpus)."""
+"""Compute capabilities of NVIDIA GPUs that share memory with the processor: Orin, Thor, GB10
+(https://developer.nvidia.com/cuda-gpus).
+"""
 
 HIDDEN_VECTORS = 10
-"""Vectors of the hidden size that are alive per token in a layer; compared with published capacities."""
+"""Number of vectors of the hidden size that a layer keeps per token, compared with published capacities."""
 
 
 class TensorRTLLMServer(EngineServer):

@@ -10,10 +10,10 @@ from ..engines.layouts import layouts_of
 from .budget import TensorRTLLMServer, memory
 
 FEWER_TOKENS = 2048
-"""The value of `--max_num_tokens` that is tried."""
+"""Suggested value of `--max_num_tokens`."""
 
 HIGHEST_FRACTION = 0.95
-"""The highest fraction of the free memory that is tried."""
+"""Largest suggested fraction of the free memory."""
 
 
 def flag_changes(server: TensorRTLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -47,7 +47,7 @@ ARGUMENT_FIELDS = {
     "pipeline_parallel_size": "pp_size",
     "moe_expert_parallel_size": "ep_size",
 }
-"""Fields of the printed arguments → names of flags."""
+"""Field of the printed arguments → name of the flag."""
 
 
 def read_log(log_text: LogText) -> ParsedLog | None:

@@ -21,10 +21,10 @@ EAGLE_TYPES = ("eagle", "eagle3")
 """Values of `decoding_type` whose draft reads the target's hidden states."""
 
 MODEL_KEYS = ("speculative_model", "speculative_model_dir")
-"""Keys that name the draft model: of 1.2 and later, and of earlier versions."""
+"""Keys that name the draft model, in 1.2 and later and in earlier versions."""
 
 UNMODELLED_KEYS = {"mtp_eagle_one_model": False, "use_mtp_vanilla": True, "eagle3_model_arch": "mistral_large3"}
-"""Keys whose value here runs another way of drafting, whose memory is not modelled."""
+"""Key → value that selects a drafting method whose memory is not modelled."""
 
 
 class Speculation(NamedTuple):

@@ -8,7 +8,7 @@ from ...parallel.layout import Layout
 DTENSOR_WITNESS = Witness(
     "exact", "torch's DTensor on a fake process group", "tests/frameworks/test_serving_records.py"
 )
-"""The witness of passes without gradients on ranks of tensor parallelism and of a pipeline."""
+"""Witness of passes without gradients on tensor-parallel and pipeline ranks."""
 
 SERVING_EVIDENCE = FrameworkEvidence(
     name="torch",
@@ -18,7 +18,7 @@ SERVING_EVIDENCE = FrameworkEvidence(
         "torch/distributed/tensor/parallel/style.py", "tests/frameworks/test_serving_records.py"
     ),
 )
-"""Passes without gradients."""
+"""Evidence for passes without gradients."""
 
 SOURCE_CODE_WITNESS = source_code_witness(
     "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed",
@@ -26,7 +26,7 @@ SOURCE_CODE_WITNESS = source_code_witness(
 )
 
 TRAINING_EVIDENCE = FrameworkEvidence(name="torch", witness=SOURCE_CODE_WITNESS, other_witness=SOURCE_CODE_WITNESS)
-"""Training: no part is known better than by the source."""
+"""Evidence for training: each part is known from source code only."""
 
 
 def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
@@ -37,4 +37,4 @@ def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
 
 
 REPLICA_EVIDENCE = FrameworkEvidence(name="torch", witness=DTENSOR_WITNESS, other_witness=DTENSOR_WITNESS)
-"""Replicas, each of which runs the whole model as one device does."""
+"""Evidence for replicas, each of which runs the whole model like a single device."""

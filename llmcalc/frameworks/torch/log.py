@@ -20,7 +20,7 @@ from ..logs.log_text import LogText
 OUT_OF_MEMORY = "out of memory. Tried to allocate"
 
 ALLOCATION_FAILURE = "memory allocation failed with OOM on device"
-"""The warning of torch 2.14 before its message, in bytes: what was requested, and what the device has."""
+"""Warning that torch 2.14 prints before its message, with the requested bytes and the device's bytes."""
 
 PATTERNS = (
     line_pattern(ALLOCATION_FAILURE, r"trying to allocate (?P<requested_number>[0-9]{1,18}) bytes"),
@@ -106,10 +106,10 @@ PEAK_TERMS = {
     "nanochat": ("nanochat", 0, "--device-batch-size"),
     "xtuner": ("XTuner", 0, "pack_max_length"),
 }
-"""Start of the groups' names → program, bytes of the printed unit (0 if it is printed), and what sets the batch."""
+"""Prefix of regex group names → program, bytes per printed unit (0 if printed), and argument for the batch size."""
 
 EXPANDABLE_SEGMENTS_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-"""The setting with which torch's segments grow in place of leaving gaps."""
+"""Setting with which torch's segments grow instead of leaving gaps."""
 
 
 def read_log(log_text: LogText) -> ParsedLog | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 
 BUCKET_BYTES = 2**20, 25 * 2**20
-"""Bytes of gradients in the first bucket of DistributedDataParallel, and in the others."""
+"""Bytes of gradients in DistributedDataParallel's first bucket, and in each further bucket."""
 
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:

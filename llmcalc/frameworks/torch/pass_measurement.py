@@ -91,7 +91,7 @@ class StageRun:
         self.has_whole_layer_gradients: bool = any("layers" in parameter_path for parameter_path, _ in whole_gradients)
         self._constant_bytes = remaining_bytes + sum(excess_bytes for _, excess_bytes in whole_gradients)
         self._has_whole_gradients = bool(whole_gradients)
-        self._extra_elements = sum(gradient.count - weight.count for _, gradient, weight in gradients)
+        self._extra_elements = sum(gradient.numel - weight.numel for _, gradient, weight in gradients)
         self._latest_passes: tuple[int, PassVisits, PassVisits] | None = None
 
     def _run_micro_batch(self) -> tuple[int, PassVisits, PassVisits]:
@@ -143,7 +143,7 @@ class StageRun:
 
 
 WORKSPACE_THREADS = 2
-"""The forward thread and that of the backward pass: each has a cuBLAS workspace."""
+"""Number of threads with a cuBLAS workspace each: the forward thread and the thread of the backward pass."""
 
 
 def estimate_with_torch_kernels(

@@ -239,10 +239,10 @@ class ModelChunk(TrainingRun):
 
 
 MOST_MICROBATCHES = 1024
-"""The most micro-batches of a step that are replayed: a rank has buffers or at least the loss of each of them."""
+"""Most micro-batches of a step that are replayed: a rank has buffers, or at least a loss, for each of them."""
 
 MOST_FORWARD_PASSES = 1536
-"""The most forward passes of a rank that are replayed: of each micro-batch one per chunk of its layers (`--vpp`)."""
+"""Most forward passes of a rank that are replayed: each micro-batch has one per chunk of layers (`--vpp`)."""
 
 
 class RankRun:
@@ -299,7 +299,7 @@ class RankRun:
         ordered_weights = (weight for chunk in reversed(self.chunks) for weight in reversed(chunk.parameters))
         self.buckets = [
             Storage(self.meter, bucket_bytes)
-            for bucket_bytes in bucket_sizes(weight.count * element_bytes for weight in ordered_weights)
+            for bucket_bytes in bucket_sizes(weight.numel * element_bytes for weight in ordered_weights)
         ]
 
     def step(self) -> None:

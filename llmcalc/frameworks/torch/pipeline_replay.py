@@ -22,17 +22,17 @@ from .messages import bucket_sizes
 from .pipeline import MicroBatchInFlight, ModelChunk, RankRun, RankSetup, record_two_steps, shorten_layers
 
 RECORDED_MICROBATCHES = 3, 3
-"""Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
+"""Number of micro-batches in each recorded step, which contains every case but the first ones twice."""
 
 SMALL_GROUP = 2
-"""Micro-batches of a group in the second rehearsal of a rank with several chunks, as two stages run them."""
+"""Micro-batches per group in the second recording of a rank with several chunks, as with two stages."""
 
 MICROBATCHES_RUN_IN_FULL = 6
-"""Micro-batches of a step up to which all passes are run: a rehearsal is no shorter."""
+"""Largest number of micro-batches per step for which all passes run, because a recording is not shorter."""
 
 
 MOST_PASSES = 2560
-"""Layers times micro-batches of a step, of up to three ranks, up to which all are replayed on the allocator."""
+"""Most layers times micro-batches, of up to three ranks, for which all passes are replayed on the allocator."""
 
 
 @frozen
@@ -59,7 +59,7 @@ class RecordedRank:
 
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
-"""`passes_key` of a rank → its recorded passes."""
+"""Result of `passes_key` for a rank → the rank's recorded passes."""
 
 
 def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk], micro_batches: int) -> int:
@@ -160,7 +160,7 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
     recorded_events = record_two_steps(rank_run, recorder)
     element_bytes = DTYPES[rank_setup.training_config.dtype].bytes
     gradient_bytes_by_storage = {
-        weight.storage.block.handle: weight.count * element_bytes
+        weight.storage.block.handle: weight.numel * element_bytes
         for model_chunk in rank_run.chunks
         for weight in model_chunk.parameters
     }

@@ -46,10 +46,10 @@ REFUSED_KEYS = {
 """Key → why a value other than false or null is not modelled."""
 
 QAT_QUANTIZERS = ("Int8DynActInt4WeightQATQuantizer", "Int8DynActInt4WeightQATQuantizerModuleSwap")
-"""Quantizers of quantization-aware training that are modelled: inputs rounded to 8 bits, weights to 4."""
+"""Quantizers for quantization-aware training that are modelled: they round inputs to 8 bits and weights to 4 bits."""
 
 PARALLEL_SIZES = ("tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim")
-"""Sizes of parallel groups of which only 1 is modelled."""
+"""Keys for sizes of parallel groups, of which only the value 1 is modelled."""
 
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "torch.optim.AdamW": {"optimizer": "adamw", "optimizer_impl": "foreach"},
@@ -66,7 +66,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 """Class of an optimizer → options of `llmcalc memory`."""
 
 WHOLE_LOGITS = {"logits_dtype": "fp32"}
-"""Settings of a loss of all logits, which are copied to fp32 (modules/transformer.py, `TransformerDecoder.unembed`)."""
+"""Settings of a loss of all logits, copied to fp32 (modules/transformer.py, `TransformerDecoder.unembed`)."""
 
 SETTINGS_BY_LOSS: Mapping[str, Mapping[str, Any]] = {
     "LinearCrossEntropyLoss": {"cross_entropy": "split"},
@@ -77,13 +77,13 @@ SETTINGS_BY_LOSS: Mapping[str, Mapping[str, Any]] = {
 """Class of a loss → options of `llmcalc memory`."""
 
 PROJECTION_BY_TORCHTUNE_NAME = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
-"""torchtune's name of a projection of attention → the name in `llmcalc`."""
+"""torchtune's name of an attention projection → llmcalc's name."""
 
 NETWORK_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 PPO_MODEL = "policy_model"
-"""The key of the trained model in recipes of PPO."""
+"""Key of the trained model in PPO recipes."""
 
 
 def is_torchtune(config: Table) -> bool:
@@ -182,7 +182,7 @@ def _outer_groups(reader: LaunchReader, config: Table) -> OuterGroups:
 
 
 CHUNKS_BY_DISTILLATION_LOSS = {"ForwardKLLoss": 1, "ForwardKLWithChunkedOutputLoss": 8}
-"""Class of a loss between a teacher's and the trained model's logits → the default number of its chunks."""
+"""Class of a loss that compares the logits of teacher and trained model → default number of its chunks."""
 
 
 def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dtype: str) -> Launch:
@@ -225,10 +225,10 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
 
 
 DEFAULT_LENGTH = 2048
-"""Tokens of a sequence where the file leaves them open."""
+"""Default number of tokens per sequence, for a config that states none."""
 
 TORCH_DTYPE_BY_NAME = {"bf16": "bfloat16", "fp32": "float32"}
-"""`dtype` → torch's name of it."""
+"""Value of `dtype` → torch's name of the number format."""
 
 
 def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

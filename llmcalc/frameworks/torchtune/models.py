@@ -57,4 +57,4 @@ PRESET_BY_BUILDER: Mapping[str, str] = {
     "qwen3_14b_instruct": "qwen3-14b",
     "qwen3_32b": "qwen3-32b",
 }
-"""Builder, without `lora_` or `qlora_` → preset."""
+"""Name of a torchtune builder, without `lora_` or `qlora_` → preset."""

@@ -1,4 +1,4 @@
-"""The commands of TRL that train, and the launcher of accelerate that each of them starts.
+"""The commands of TRL that train, and the accelerate launcher that each command starts.
 
 Source: TRL 1.10 (f2cd57710), trl/cli/commands/training.py, trl/cli/accelerate_{config,launcher}.py and
 trl/accelerate_configs.
@@ -18,7 +18,7 @@ COMMANDS: Mapping[str, Table] = {
     "trl grpo": {"num_generations": 8},
     "trl reward": {"center_rewards_coefficient": None},
 }
-"""Command → an argument of its trainer alone with its default, by which the reader of recipes knows the trainer."""
+"""Command → an argument that only its trainer has, and the default, by which the trainer is recognized."""
 
 ACCELERATE_CONFIGS: Mapping[str, tuple[str, ...]] = {
     "single_gpu": ("--num_processes", "1"),
@@ -26,10 +26,10 @@ ACCELERATE_CONFIGS: Mapping[str, tuple[str, ...]] = {
     **{f"zero{stage}": ("--num_processes", "8", "--use_deepspeed", "--zero_stage", str(stage)) for stage in (1, 2, 3)},
     **{f"fsdp{version}": ("--num_processes", "8", "--use_fsdp", "--fsdp_version", str(version)) for version in (1, 2)},
 }
-"""Name of a config of accelerate that comes with TRL → the same as arguments of `accelerate launch`."""
+"""Name of an accelerate config that comes with TRL → the equivalent arguments of `accelerate launch`."""
 
 LAUNCHER_OPTION = re.compile(r"--(accelerate[_-]config|num[_-](?:processes|machines))")
-"""An argument of the command `trl` that it hands to `accelerate launch`."""
+"""Pattern of the arguments of the command `trl` that are passed on to `accelerate launch`."""
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:

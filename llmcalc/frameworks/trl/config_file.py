@@ -39,13 +39,13 @@ IDENTIFYING_ARGUMENTS = field_names("""
     teacher_model_name_or_path completion_only_loss assistant_only_loss use_bnb_nested_quant bnb_4bit_quant_type
     dataset_text_field
     """)
-"""Arguments that TRL has and the Trainer has not."""
+"""Arguments that TRL has and the Trainer lacks."""
 
 GRPO_ARGUMENTS = ("num_generations", "max_completion_length", "reward_funcs", "reward_weights")
-"""Arguments of GRPO."""
+"""Arguments that only GRPO has."""
 
 REWARD_ARGUMENT = "center_rewards_coefficient"
-"""An argument of `RewardConfig` alone."""
+"""An argument that only `RewardConfig` has."""
 
 PREFERENCE_ARGUMENTS = (
     "precompute_ref_log_probs",
@@ -73,10 +73,10 @@ ARGUMENTS_READ = frozenset(
 )
 
 MODEL_ARGUMENTS = ("attn_implementation", "dtype", "torch_dtype")
-"""Arguments of a model's `from_pretrained` in `model_init_kwargs` that are arguments of TRL's scripts too."""
+"""Keys of `model_init_kwargs`, passed to `from_pretrained`, that are also arguments of TRL's scripts."""
 
 MODEL_ARGUMENTS_IGNORED = ("trust_remote_code", "revision", "use_cache", "device_map", "low_cpu_mem_usage")
-"""Its other arguments that change no memory."""
+"""Keys of `model_init_kwargs` that do not change memory."""
 
 ARGUMENTS_IGNORED = field_names("""
     completion_only_loss assistant_only_loss padding_free packing_strategy eval_packing shuffle_dataset
@@ -98,13 +98,15 @@ ARGUMENTS_IGNORED = field_names("""
     vllm_importance_sampling_mode vllm_model_impl vllm_structured_outputs_regex
     sync_ref_model ref_model_sync_steps label_smoothing dataset_kwargs chat_template
     """)
-"""Arguments that do not change the memory of a training step, or by less than one block."""
+"""Arguments that do not change the memory of a training step, or change it by less than one allocator block."""
 
 KTO_LOSSES = ("kto", "apo_zero_unpaired")
-"""Values of `loss_type` on single answers."""
+"""Values of `loss_type` for losses on single answers."""
 
 LIGER_PREFERENCE_SOURCE = "liger_kernel/chunked_loss/fused_linear_preference.py"
-"""Liger-Kernel's loss of one pair at a time, under torch.compile (trainer/dpo_trainer.py, `_compute_loss_liger`)."""
+"""Source file of Liger-Kernel's loss, which handles one pair at a time under torch.compile (trainer/dpo_trainer.py,
+`_compute_loss_liger`).
+"""
 
 ARGUMENT_DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 1024, "bf16": True}
 

@@ -1,4 +1,4 @@
-"""The teacher in TRL's GKD: a larger model on the same devices, and the loss between both models' logits.
+"""The teacher in TRL's GKD: a larger model on the same devices, and a loss that compares both models' logits.
 
 Source: TRL 1.10 (f2cd57710), trl/experimental/gkd/gkd_trainer.py and gkd_config.py, examples/scripts/gkd.py;
 `Accelerator.prepare_model` of accelerate, which wraps a model for evaluation neither in DDP nor in FSDP.
@@ -13,10 +13,10 @@ from ..launch.teacher import GENERATION_NOTE, format_of_logits, with_teacher_mod
 SOURCE_FILE = "trl/experimental/gkd/gkd_trainer.py"
 
 TEACHER_ARGUMENT = "teacher_model_name_or_path"
-"""The argument that names a teacher."""
+"""Argument that names the teacher model."""
 
 ARGUMENTS_IGNORED = frozenset(("lmbda", "seq_kd", "max_new_tokens", "beta", "temperature", "teacher_model_init_kwargs"))
-"""Further arguments of GKD. `beta` is read here."""
+"""Arguments of GKD that do not change memory. `beta` is read by `with_teacher`."""
 
 BYTES_PER_LOGIT = {  # beyond those of the eager cross-entropy: (β strictly between 0 and 1, β of 0 or 1)
     "bfloat16": (20, 4),

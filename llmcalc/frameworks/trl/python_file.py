@@ -45,7 +45,7 @@ SETTINGS_BY_CONFIG_CLASS: Mapping[str, Mapping[str, Any]] = {
     "Seq2SeqTrainingArguments": {},
     ARGUMENTS_CLASS: {},
 }
-"""Configuration of a trainer → an argument by which the reader of recipes knows the trainer, with its default."""
+"""Configuration class of a trainer → an argument by which the trainer is recognized, with its default."""
 
 CONFIG_CLASS_BY_TRAINER: Mapping[str, str] = {
     "SFTTrainer": "SFTConfig",
@@ -54,7 +54,7 @@ CONFIG_CLASS_BY_TRAINER: Mapping[str, str] = {
     "GRPOTrainer": "GRPOConfig",
     "RewardTrainer": "RewardConfig",
 }
-"""Trainer of TRL → its configuration, whose defaults it fills in (trainer/sft_trainer.py)."""
+"""Trainer class of TRL → its configuration class, whose defaults the trainer uses (trainer/sft_trainer.py)."""
 
 ADAPTER_ARGUMENTS: Mapping[str, str] = {
     "r": "lora_r",
@@ -64,7 +64,7 @@ ADAPTER_ARGUMENTS: Mapping[str, str] = {
     "lora_dropout": "lora_dropout",
     "use_dora": "use_dora",
 }
-"""Argument of PEFT's `LoraConfig` → TRL's."""
+"""Argument of PEFT's `LoraConfig` → TRL's name of the argument."""
 
 QUANTIZATION_ARGUMENTS: Mapping[str, str] = {
     "load_in_4bit": "load_in_4bit",
@@ -72,20 +72,22 @@ QUANTIZATION_ARGUMENTS: Mapping[str, str] = {
     "bnb_4bit_quant_type": "bnb_4bit_quant_type",
     "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
 }
-"""Argument of `BitsAndBytesConfig` → TRL's."""
+"""Argument of `BitsAndBytesConfig` → TRL's name of the argument."""
 
 TRAINER_LENGTHS = ("max_seq_length", "max_length", "max_prompt_length")
-"""Arguments of a trainer itself, before TRL 0.13."""
+"""Arguments for lengths that trainers themselves took before TRL 0.13."""
 
 EARLIER_TRAINER_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "SFTTrainer": ("max_seq_length", "tokenizer", "dataset_text_field", "packing", "num_of_sequences"),
     **dict.fromkeys(("DPOTrainer", "KTOTrainer"), ("tokenizer", "max_length", "max_prompt_length", "beta")),
     **dict.fromkeys(("RewardTrainer", "Trainer", "Seq2SeqTrainer"), ("tokenizer",)),
 }
-"""Trainer → arguments of its own that end with TRL 0.16, which knows transformers 4 alone, or with transformers 5."""
+"""Trainer class → arguments that the trainer itself took until TRL 0.16 (which supports transformers 4 only), or until
+transformers 5.
+"""
 
 LOADING_CALLS = ("from_pretrained", "SentenceTransformer")
-"""Calls that load a model."""
+"""Names of calls that load a model."""
 
 MODEL_ARGUMENTS = ("torch_dtype", "dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
 
@@ -94,7 +96,7 @@ REQUIRED_ARGUMENTS = field_names("""
     max_prompt_length max_completion_length num_generations lora_r lora_target_modules lora_modules_to_save load_in_4bit
     load_in_8bit use_liger_kernel loss_type bf16 fp16 deepspeed fsdp torch_dtype dtype use_vllm
     """)
-"""Arguments that decide the memory, and so have no default where the file computes them."""
+"""Arguments that affect memory, so that defaults do not replace values which the file computes."""
 
 
 class NamedCall(NamedTuple):
@@ -113,7 +115,7 @@ class NamedCall(NamedTuple):
 OTHER_TRAINERS = re.compile(
     r"\b(PPO|PPOv2|ORPO|CPO|RLOO|OnlineDPO|NashMD|XPO|GKD|PRM|BCO|AlignProp|DDPO|MiniLLM)(Trainer|Config)\("
 )
-"""A call of a trainer of TRL that is not modelled, or of its configuration."""
+"""Pattern of calls that create one of TRL's unmodelled trainers, or its configuration."""
 
 
 def is_python(file_text: str) -> bool:
@@ -233,13 +235,13 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _loads_causal_class(named_calls: list[NamedCall]) -> bool:
-    """Whether the file loads its model by `AutoModelForCausalLM`. A trainer loads one that it is named by its class."""
+    """Whether the file loads its model by `AutoModelForCausalLM`, unlike a trainer that gets the model's name."""
     loading_nodes = [call.node for call in named_calls if call.name in LOADING_CALLS and call.node is not None]
     return bool(loading_nodes) and "AutoModelForCausalLM" in dotted_name_of(loading_nodes[0].func).split(".")
 
 
 QUANTIZED_MODEL_TRAINERS = {"SFTTrainer": True, "DPOTrainer": True, "KTOTrainer": True, "RewardTrainer": False}
-"""Trainer of TRL before 0.20 that copies weights to float32 beside quantized ones → whether to bf16 after that."""
+"""Trainer before TRL 0.20 that casts a quantized model's other weights to float32 → whether to bf16 then."""
 
 
 def _dtype_for_adapters_of_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,7 +280,7 @@ def _earlier_trainer_argument(named_calls: list[NamedCall]) -> str:
 
 
 def _sample_length_arguments(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
-    """Returns the length at which the file's tokenizer cuts samples; empty where no call cuts them."""
+    """Returns the length to which the file's tokenizer truncates samples; empty if no call truncates samples."""
     sample_lengths = [
         call.arguments.get("max_length") for call in named_calls if call.arguments.get("truncation") is True
     ]
@@ -309,7 +311,7 @@ def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) 
 
 
 def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
-    """Returns why an argument of a call is unknown: the file computes it, or takes it from the command line."""
+    """Returns the reason why an argument of a call is unknown: the file computes or parses its value."""
     object_name, _, attribute_name = unknown_value.text.partition(".")
     if object_name and script_arguments.defaults.get(attribute_name, "") is None:
         return (
@@ -429,7 +431,7 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
 
 
 BranchCondition: TypeAlias = tuple[ast.expr, bool]
-"""A condition, and whether a call runs if it is true."""
+"""A condition of a branch, and whether a call in the branch runs if the condition is true."""
 
 
 def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[BranchCondition, ...]]:

@@ -32,7 +32,7 @@ TRAINING_IGNORED = field_names("""
 """Keys of `training` that do not change memory."""
 
 BASE_IN_4_BITS: Mapping[str, Any] = {"base": "nf4-dq", "quantized_experts": True}
-"""Settings of weights loaded in 4 bits, routed experts too, beside transformers 5 since May 2026.
+"""Settings for weights loaded in 4 bits, including routed experts, with transformers 5 since May 2026.
 
 Source: unsloth_zoo ce232d6c, temporary_patches/moe_utils_bnb4bit.py; of gpt-oss they are linear layers (gpt_oss.py).
 """
@@ -92,7 +92,7 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
 
 
 SOFTWARE_STACK = "unsloth"
-"""The name of the software stack of Unsloth's kernels (presets/timing/stacks.toml)."""
+"""Name of the software stack of Unsloth's kernels (presets/timing/stacks.toml)."""
 
 UPPER_BOUND_NOTE = (
     "the memory of Unsloth's kernels of layers is not modelled: that of PEFT's and the Trainer's is counted, an upper "
@@ -100,7 +100,7 @@ UPPER_BOUND_NOTE = (
 )
 
 LOGITS_PER_CHUNK = 2**30
-"""The most logits that Unsloth's loss computes at once: 4 GiB in float32 (`_get_chunk_multiplier`)."""
+"""Largest number of logits that Unsloth's loss computes at once: 4 GiB in float32 (`_get_chunk_multiplier`)."""
 
 
 def fused_loss(reader: LaunchReader) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def fused_loss(reader: LaunchReader) -> dict[str, Any]:
 
 
 OFFLOADED_CHECKPOINTS = "unsloth"
-"""The default value of Unsloth's checkpointing, which moves the inputs of layers to the host."""
+"""Default value of Unsloth's gradient checkpointing, which moves the inputs of layers to the host."""
 
 
 def recompute_settings(checkpointing_value: Any) -> dict[str, Any]:

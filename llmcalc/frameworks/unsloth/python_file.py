@@ -48,7 +48,7 @@ from .config_file import (
 )
 
 MODEL_CLASSES = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastSentenceTransformer")
-"""Classes that load a model."""
+"""Names of classes that load a model."""
 
 TRAINING_BY_CONFIG_CLASS = {
     "SFTConfig": "sft",
@@ -59,16 +59,16 @@ TRAINING_BY_CONFIG_CLASS = {
     "GRPOConfig": "grpo",
     ARGUMENTS_CLASS: "embedding",
 }
-"""Configuration of a trainer → its loss."""
+"""Configuration class of a trainer → the trainer's loss."""
 
 EMBEDDING_MODEL = {"load_in_4bit": False, "use_gradient_checkpointing": False}
-"""Defaults of `FastSentenceTransformer.from_pretrained` (models/sentence_transformer.py)."""
+"""Default arguments of `FastSentenceTransformer.from_pretrained` (models/sentence_transformer.py)."""
 
 EMBEDDING_ADAPTERS = {"target_modules": ["query", "key", "value", "dense"], "use_gradient_checkpointing": False}
-"""Defaults of `FastSentenceTransformer.get_peft_model`."""
+"""Default arguments of `FastSentenceTransformer.get_peft_model`."""
 
 DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The default of `target_modules` (models/llama.py, `get_peft_model`)."""
+"""Default value of `target_modules` (models/llama.py, `get_peft_model`)."""
 
 ADAPTER_ARGUMENTS = field_names("""
     model r target_modules modules_to_save lora_dropout use_dora use_gradient_checkpointing random_state max_seq_length
@@ -78,13 +78,13 @@ ADAPTER_ARGUMENTS = field_names("""
 """Arguments of `get_peft_model` that are read or that change no size."""
 
 ADAPTER_SWITCHES = ("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules")
-"""Arguments of `get_peft_model` of which each takes adapters away if it is false."""
+"""Arguments of `get_peft_model` that remove adapters if they are false."""
 
 TRAINED_IN_FULL = ("embed_tokens", "lm_head")
-"""Modules among `target_modules` that are trained themselves, without adapters (models/llama.py, `get_peft_model`)."""
+"""Values of `target_modules` for modules trained without adapters (models/llama.py, `get_peft_model`)."""
 
 FOUR_BIT_SUFFIX = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
-"""The ending of a hub id whose weights are stored in 4 bits; without it is the model's own."""
+"""Pattern of the suffix of a hub id with 4-bit weights; the hub id without the suffix names the original model."""
 
 
 def is_python(file_text: str) -> bool:
@@ -235,12 +235,12 @@ def _shared_engine_settings(
 
 
 STANDBY_SHARES = ((40, 0.925 * 0.95), (25, 0.9 * 0.95), (20, 0.825 * 0.95), (14, 0.8 * 0.95), (10, 0.775 * 0.95))
-"""GiB of a device → the share of it that vLLM 0.11 and later has in standby, whatever the file says (`load_vllm`)."""
+"""GiB of a device, at least → fraction that vLLM 0.11 and later uses in standby in any case (`load_vllm`)."""
 
 STANDBY_LINE = re.compile(
     r"""^(?![ \t]*#(?! get_ipython)).*UNSLOTH_VLLM_STANDBY["'\\]{1,3}\]\s*=\s*\\?["']1""", re.MULTILINE
 )
-"""A line that turns standby on; exported notebooks have it in the text of a cell."""
+"""Pattern of a line that turns standby on; exported notebooks contain this line in the text of a cell."""
 
 
 def _batch_of_whole_groups(
@@ -327,7 +327,7 @@ REQUIRED_ARGUMENTS = field_names("""
     target_modules modules_to_save lora_dropout load_in_4bit load_in_8bit load_in_16bit load_in_fp8 full_finetuning
     use_gradient_checkpointing fast_inference gpu_memory_utilization
     """)
-"""Arguments that decide the memory, and so are no defaults where the file computes them."""
+"""Arguments that affect memory, so that defaults do not replace values which the file computes."""
 
 GRPO_LENGTHS = ("max_prompt_length", "max_completion_length")
 

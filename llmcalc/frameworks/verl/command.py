@@ -59,13 +59,13 @@ from .sft import (
 TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "verl.trainer.main_ppo_sync")
 
 VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer")
-"""verl's own configs of reinforcement learning (verl/trainer/config)."""
+"""Names of verl's own configs of reinforcement learning (verl/trainer/config)."""
 
 KEYS_BESIDE_ACTOR = argument_names(__file__, "read_beside_the_actor")
-"""Last parts of the keys of rollout, reference, critic and algorithm that are read."""
+"""Last parts of the keys of rollout, reference model, critic and algorithm that are read."""
 
 DEVICE_COUNT_KEYS = ("trainer.n_gpus_per_node", "trainer.nnodes")
-"""Keys of the number of devices."""
+"""Keys whose product is the number of devices."""
 
 READ_SECTIONS = (
     *DEVICE_COUNT_KEYS,
@@ -87,7 +87,7 @@ MOVED_KEYS = {
     f"{ACTOR_PREFIX}.fsdp_config.{key}": f"{ACTOR_PREFIX}.{key}"
     for key in ("ulysses_sequence_parallel_size", "entropy_checkpointing", "entropy_from_logits_with_chunking")
 }
-"""Key of the engine, where verl has it since 2026 (trainer/config/engine/fsdp.yaml) → the actor's key of old."""
+"""Key of the engine since 2026 (trainer/config/engine/fsdp.yaml) → the equivalent earlier key of the actor."""
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -273,7 +273,7 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Table) -> dict[s
 
 
 def _is_known_key(config_key: str, rollout: Rollout) -> bool:
-    """Whether this reader handles a key, or refuses some of the key's values."""
+    """Whether verl's reader handles a key, or refuses some of the key's values."""
     read_prefixes = (MODEL_PREFIX, ACTOR_PREFIX, "model_engine", "data.max_", "trainer.n")
     if config_key.startswith(read_prefixes) or config_key.rpartition(".")[2] in KEYS_BESIDE_ACTOR:
         return True
@@ -318,7 +318,8 @@ def _micro_batch_count(reader: LaunchReader, config: Table, batch: int, replica_
     return max(1, mini_batch * responses_per_prompt // (batch * max(1, replica_count)))
 
 
-def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _fsdp_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns an actor's settings under FSDP: optimizer, activation offloading, norms, loss and adapters."""
     settings: dict[str, Any] = {
         "phase": "training",
         "attn_implementation": "flash",
@@ -371,10 +372,10 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 MEGATRON_OPTIMIZER_PREFIX = f"{ACTOR_PREFIX}.optim.override_optimizer_config."
-"""The beginning of the keys of Megatron-Core's optimizer."""
+"""Prefix of the keys of Megatron-Core's optimizer."""
 
 FP32_NAMES, BF16_NAMES = ("fp32", "float32"), ("bf16", "bfloat16")
-"""Names of number formats."""
+"""Names of the number formats fp32 and bf16."""
 
 
 def _fsdp_run(
@@ -396,7 +397,7 @@ def _fsdp_run(
     for offload_key in ("optimizer_cpu_offload", "use_precision_aware_optimizer"):
         if reader.flag(config, f"{MEGATRON_OPTIMIZER_PREFIX}{offload_key}"):
             reader.refuse(f"{MEGATRON_OPTIMIZER_PREFIX}{offload_key}", "it is of Megatron-Core")
-    settings = _common_settings(reader, config)
+    settings = _fsdp_settings(reader, config)
     if reader.flag(config, f"{MODEL_PREFIX}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
     cp = reader.sequence_ranks(config, f"{ACTOR_PREFIX}.ulysses_sequence_parallel_size", world_size)

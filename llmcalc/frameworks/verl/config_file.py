@@ -1,4 +1,4 @@
-"""Reads configs of verl and EasyR1 in YAML, as recipes have them or as a run has written them.
+"""Reads YAML configs of verl and EasyR1, from recipes or as written by a run.
 
 Source: verl at b178a3cd (2026-01-29), verl/trainer/config/{ppo_trainer,ppo_megatron_trainer,sft_trainer}.yaml.
 """

@@ -1,4 +1,4 @@
-"""Reads configs and commands of EasyR1, a fork of verl with keys of its own and FSDP alone, as verl's.
+"""Reads configs and commands of EasyR1, a fork of verl with other keys and only FSDP, by converting them to verl's.
 
 Source: hiyouga/EasyR1 at b44b311b (2026-07-30): trainer/{main,config}.py and workers/{actor,rollout}/config.py in its
 folder verl for defaults; workers/fsdp_workers.py and workers/actor/dp_actor.py for number formats and micro-batches.
@@ -46,21 +46,21 @@ VERL_KEYS: Mapping[str, str] = {
     "worker.rollout.max_num_batched_tokens": f"{ROLLOUT_PREFIX}.max_num_batched_tokens",
     "worker.rollout.enforce_eager": f"{ROLLOUT_PREFIX}.enforce_eager",
 }
-"""Key of EasyR1 → the key of verl that means the same."""
+"""Key of EasyR1 → the equivalent key of verl."""
 
 DEFAULTS: Mapping[str, Any] = {
     "worker.actor.dynamic_batching": True,
     "worker.ref.fsdp.torch_dtype": "bf16",
     "worker.rollout.gpu_memory_utilization": 0.6,
 }
-"""Defaults of EasyR1 that are not those of verl's key."""
+"""Key of EasyR1 → its default, if it differs from verl's."""
 
 WORDS_OF_MESSAGES: Mapping[str, str] = {
     "dynamic_batching": "use_dynamic_bsz",
     "micro_batch_size_per_device_for_update samples at their longest": "ppo_max_token_len_per_gpu tokens",
     "verl.trainer.main": "verl.trainer.main_ppo",
 }
-"""Words of EasyR1 → those of messages on verl."""
+"""EasyR1's term → verl's term in messages."""
 
 UPDATE_SIZE_KEY = "worker.actor.micro_batch_size_per_device_for_update"
 EXPERIENCE_SIZE_KEY = "worker.actor.micro_batch_size_per_device_for_experience"
@@ -75,7 +75,7 @@ KEYS_WITHOUT_MEMORY = re.compile(
     r"|rollout\.(name|temperature|top_[pk]|seed|limit_images|dtype|ignore_eos|enable_chunked_prefill|disable_\w+"
     r"|val_override_config.*)|critic\..*|ref\.fsdp\.enable_full_shard|(reward|hybrid_engine).*)"
 )
-"""Keys of EasyR1's workers that change no memory of the device, or that of a reference model between its passes."""
+"""Keys of EasyR1's workers that change no device memory, or only that of a reference model between its passes."""
 
 
 def is_easy_r1(config: Table) -> bool:
@@ -85,7 +85,7 @@ def is_easy_r1(config: Table) -> bool:
 
 
 def with_keys_of_verl(reader: LaunchReader, written_values: Table) -> dict[str, Any]:
-    """Returns the keys of verl for EasyR1's.
+    """Returns verl's keys and values that are equivalent to EasyR1's.
 
     written_values: dotted key → value. Keys of workers that are not known are refused.
     """
@@ -110,7 +110,7 @@ def with_keys_of_verl(reader: LaunchReader, written_values: Table) -> dict[str, 
 
 
 def _micro_batches(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns verl's keys of micro-batches: as many tokens as the longest samples have, or as many samples."""
+    """Returns verl's keys for micro-batches: the tokens of the longest samples, or the number of samples."""
     update_size, experience_size = (
         reader.integer(config, size_key, default_size)
         for size_key, default_size in ((UPDATE_SIZE_KEY, 4), (EXPERIENCE_SIZE_KEY, 16))
@@ -129,7 +129,7 @@ def _micro_batches(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def with_keys_of_easy_r1(text: str) -> str:
-    """Returns a message with the keys that a user of EasyR1 writes, for those of verl in it."""
+    """Returns a message in which verl's keys are replaced by the keys that a user of EasyR1 writes."""
     for key, verl_key in [*VERL_KEYS.items(), *WORDS_OF_MESSAGES.items()]:
         text = re.sub(rf"{re.escape(verl_key)}(?![\w.])", key, text)
     return text

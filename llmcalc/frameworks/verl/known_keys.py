@@ -41,20 +41,20 @@ KEYS_WITHOUT_MEMORY = re.compile(
     r"|custom_chat_template|fused_kernel_options\..*|torch_dtype|tokenizer_path|hf_config_path"
     r"|mtp\.(?!enable)\w+|lora\.(alpha|merge|lora_[AB]_init_method|dropout_position|adapter_path)|override_config\.(model_config\.)?(max_position_embeddings|\w+_token_id))"
 )
-"""Keys that change no memory of a step, or that of one block."""
+"""Keys that do not change the memory of a step, or only that of one block."""
 
 NOTES_BY_KEY = {
     "actor.megatron.override_transformer_config.moe_shared_expert_overlap": "shared experts run without overlap",
     "actor.megatron.override_transformer_config.moe_token_dispatcher_type": "experts' tokens are counted as alltoall's",
     "actor.megatron.override_transformer_config.moe_enable_deepep": "experts' tokens are counted as alltoall's",
 }
-"""Keys that are counted otherwise, an estimate → the note."""
+"""Key whose value is not modelled but estimated → the note."""
 
 KEY_DEFAULTS = {
     "actor.megatron.dtype": "bfloat16",
     "actor.fsdp_config.dtype": "bfloat16",
 }
-"""Keys that are modelled with their default alone."""
+"""Key of which only the default is modelled → the default."""
 
 
 def check_keys(reader: LaunchReader, config: Table) -> None:

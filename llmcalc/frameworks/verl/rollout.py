@@ -20,20 +20,20 @@ ENGINE_FLAGS = {
     "vllm": ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len"),
     "sglang": ("tp_size", "mem_fraction_static", "context_length"),
 }
-"""Engine of the rollouts → its flags of tensor parallelism, of its share of memory, and of the longest request."""
+"""Engine of the rollouts → its flags for tensor parallelism, fraction of memory, and longest request."""
 
 UNMODELLED_SIZES = ("data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
-"""Sizes of the engine's layout that are not modelled."""
+"""Keys for parallel sizes of the rollout engine that are not modelled."""
 
 STATES_BY_OFFLOAD_KEY: dict[str, ModelState] = {
     "param_offload": "weights",
     "optimizer_offload": "optimizer",
     "grad_offload": "gradients",
 }
-"""Key of a model's engine → the states that it puts on the host between passes."""
+"""Key that offloads a part of a model's state to the host between passes → the part."""
 
 SOURCE_FILES = "verl/workers/fsdp_workers.py, megatron_workers.py"
-"""Where the files of verl say what is on a device in each phase."""
+"""verl's source files that state what is on a device in each phase."""
 
 
 def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings, is_megatron: bool) -> Rollout:

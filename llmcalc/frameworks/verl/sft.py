@@ -21,10 +21,10 @@ from ..launch.trainer import lora_settings
 SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
 
 ENGINE_SFT_TRAINER = "verl.trainer.sft_trainer"
-"""The trainer whose engine is configured apart from the model."""
+"""Name of the trainer whose engine is configured separately from the model."""
 
 MODEL_KEY_BY_TRAINER = {SFT_TRAINER: "model.partial_pretrain", ENGINE_SFT_TRAINER: "model.path"}
-"""Trainer of supervised fine-tuning → the key of its model."""
+"""Trainer of supervised fine-tuning → the key of the model's name."""
 
 ENGINE_KEYS = {
     "model.path": "model.partial_pretrain",
@@ -33,25 +33,25 @@ ENGINE_KEYS = {
     "engine.strategy": "model.strategy",
     "engine.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
 }
-"""Key of that trainer → the key of `fsdp_sft_trainer` with the same meaning."""
+"""Key of `sft_trainer` → the equivalent key of `fsdp_sft_trainer`."""
 
 ENGINE_IGNORED = (
     "checkpoint.", "engine.wrap_policy", "engine.reshard_after_forward", "engine.forward_prefetch",
     "engine.use_orig_params", "engine.seed", "engine.full_determinism", "engine.use_torch_compile",
     "engine.param_offload", "engine.optimizer_offload", "engine.entropy_",
 )  # fmt: skip
-"""Beginnings of its keys that change no memory of a step: states that are offloaded come back for it."""
+"""Prefixes of `sft_trainer`'s keys that do not change the memory of a step: offloaded states come back for the step."""
 
 OUTER_GROUPS: Mapping[str, OuterGroups] = {"fsdp": "together", "fsdp2": "embedding"}
-"""Strategy → groups of the parameters outside the layers (verl/utils/fsdp_utils.py, `apply_fsdp2`)."""
+"""FSDP strategy → groups of the parameters outside the layers (verl/utils/fsdp_utils.py, `apply_fsdp2`)."""
 
 FP32_SHARDS = FrozenModel(
     "verl/trainer/fsdp_sft_trainer.py, verl/workers/fsdp_workers.py", "bfloat16", name="fp32 shards beyond 16 bits"
 )
-"""The other two bytes of frozen weights whose shards are in fp32."""
+"""Memory of frozen weights beyond 16 bits: their shards are in fp32, which takes two more bytes per weight."""
 
 IGNORED_PREFIXES = ("trainer.", "optim.", "data.", "model.", "use_remove_padding")
-"""Sections whose other keys change no memory of a step, and a key that changes none."""
+"""Prefixes of keys that do not change the memory of a step."""
 
 KEYS_READ = argument_names(__file__, "read_by_fine_tuning")
 

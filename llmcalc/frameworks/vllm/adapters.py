@@ -21,10 +21,10 @@ DEFAULT_LORA_RANK = 16
 """Default of --max-lora-rank."""
 
 LARGEST_VOCABULARY = 258_048
-"""Largest vocabulary whose head has adapters (layers/logits_processor.py); of larger ones the matrices have none."""
+"""Largest vocabulary size for which the output head has adapters (layers/logits_processor.py)."""
 
 ADAPTS_EXPERTS_FROM = (0, 19)
-"""First version that was read in which experts have adapters."""
+"""First checked version in which experts have adapters."""
 
 
 def adapter_slots(flags: Mapping[str, Any]) -> tuple[int, int]:

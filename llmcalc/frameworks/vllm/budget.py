@@ -59,8 +59,8 @@ from .expert_exchange import (
     uses_pplx,
 )
 from .flashinfer_sampler import SAMPLER_VARIABLE
-from .fused_projections import layer_embedding_bytes
 from .kv_blocks import BlockPool, block_pool
+from .layer_embeddings import layer_embedding_bytes
 from .model_runner import penalty_bytes
 from .profile_run import ProfileRun
 from .recurrent_states import state_blocks
@@ -70,33 +70,35 @@ from .sparse_workspace import sparse_workspace
 GIB, MIB = 2**30, 2**20
 
 VIDEO_FACTOR = 4
-"""Factor of the positions in tables of cosines and sines for videos (rotary_embedding/mrope.py)."""
+"""Factor on the number of positions in RoPE tables for models with videos (rotary_embedding/mrope.py)."""
 
 DEFAULT_COMPUTE_UNITS = 108
-"""Compute units of an accelerator that does not state them."""
+"""Number of compute units of an accelerator whose record states none."""
 
 FULL_GRAPHS_FROM = (0, 11)
-"""First version that captures whole passes of decoding by default (config/compilation.py, `FULL_AND_PIECEWISE`)."""
+"""First version that captures whole decoding passes by default (config/compilation.py, `FULL_AND_PIECEWISE`)."""
 
 CHECKS_OVERRIDE_FROM = (0, 20, 1)
-"""First version after V0 whose start check reads `--num-gpu-blocks-override`, not the free memory (vllm#41069; read in
-0.20.0 and 0.20.1)."""
+"""First V1 version whose start check reads `--num-gpu-blocks-override` instead of the free memory (vllm#41069; read in
+0.20.0 and 0.20.1).
+"""
 
 RESERVES_NULL_BLOCK_FROM = (0, 29)
-"""First version whose start check leaves out the block that the pool never lends (vllm#47272)."""
+"""First version whose start check excludes the block that the pool never lends (vllm#47272)."""
 
 DIVIDED_BLOCKS_FROM = (0, 14)
-"""First version in which ranks may divide merged projections inside a block of fp8 with one scale
-(layers/linear.py, `_maybe_allow_fp8_block_shape_mismatch`, with MiMo-V2-Flash: vllm#30836)."""
+"""First version in which ranks may divide merged projections inside an fp8 quantization block (layers/linear.py,
+`_maybe_allow_fp8_block_shape_mismatch`, with MiMo-V2-Flash: vllm#30836).
+"""
 
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
-"""The environment variable with the options of torch's allocator, such as `expandable_segments:True`."""
+"""Environment variable for the options of torch's allocator, such as `expandable_segments:True`."""
 
 CONVERTING_WORDS = ("fp8", "bitsandbytes")
-"""Values of `--quantization` with which vLLM converts weights of 16 bits, whose freed segments the new ones share."""
+"""Values of `--quantization` that convert 16-bit weights; converted weights reuse the freed segments."""
 
 MERGED_PROJECTIONS = frozenset(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
-"""Projections that are parts of one matrix, outside experts."""
+"""Names of projections outside experts that vLLM merges into larger matrices."""
 
 FLASH_ATTENTION_BACKEND = "FLASH_ATTN"
 """The name of vLLM's attention by FlashAttention."""
@@ -444,6 +446,7 @@ class VLLMServer(VLLMSettings):
         return origin + (", buffers of --all2all-backend" if self.exchange_bytes else "")
 
     def _weights_origin(self, engine_rank: EngineRank) -> str:
+        """Returns the format of the weights as text, with the draft model and the adapter slots."""
         weight_scheme = engine_rank.weights_origin + (", converted at load" if self.converts_weights else "")
         if self.falls_back_to_float32:
             weight_scheme += f", as {self.hardware.title} has no bfloat16"
@@ -479,7 +482,7 @@ class StageMemory(NamedTuple):
         return self.checked_bytes // (self.pool.checked_block_bytes or self.pool.block_bytes)
 
     def fitting_blocks(self, total_memory: int) -> int:
-        """Returns the blocks that fit beside the weights and the memory outside torch, without regard to the budget."""
+        """Returns the number of blocks that fit beside weights and memory outside torch, ignoring the budget."""
         occupied_bytes = sum(term.bytes for term in self.terms if term.name in ("weights", "non_torch"))
         return self.pool.blocks(total_memory - occupied_bytes)
 
@@ -553,6 +556,7 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
 
 
 def _server_notes(server: VLLMServer) -> list[str]:
+    """Returns notes on a server's model class, flags and defaults."""
     class_notes = server.engine_record.class_notes(architectures(server.preset), server.version)
     server_notes = [*filter(None, [*class_notes, server.long_request_note])]
     if server.hardware.vendor.upper().startswith("AMD") and compressed_layers(server.rank_of_stage(0)):

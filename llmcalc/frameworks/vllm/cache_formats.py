@@ -13,32 +13,32 @@ from fractions import Fraction
 from ...accelerator import Hardware
 from ...components.mixers.attention import Attention
 from ...errors import InputError
-from ..engines.rank import EngineRank, mixers
+from ..engines.rank import EngineRank, decoder_mixers
 
 TURBOQUANT = {
     "turboquant_k8v4": (8, 4), "turboquant_4bit_nc": (4, 4), "turboquant_k3v4_nc": (3, 4), "turboquant_3bit_nc": (3, 3)
 }  # fmt: skip
-"""TurboQuant's formats → bits of an element of keys and of values."""
+"""Format of TurboQuant → bits per element of keys, and of values."""
 
 PACKED_FORMATS = ("fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "nvfp4", *TURBOQUANT)
-"""Words of --kv-cache-dtype whose elements have scales beside them."""
+"""Values of --kv-cache-dtype for formats with scales stored beside the elements."""
 
 FP8_WORDS = ("fp8", "fp8_e4m3", "fp8_e5m2")
-"""Words of --kv-cache-dtype whose elements have 8 bits."""
+"""Values of --kv-cache-dtype for formats with 8-bit elements."""
 
 SCALED_LATENTS = "fp8_ds_mla"
-"""The word of --kv-cache-dtype for latents of 8 bits with scales, of models with sparse attention alone."""
+"""Value of --kv-cache-dtype for 8-bit latents with scales, which only models with sparse attention have."""
 
 PACKED_FORMATS_FROM = (0, 20)
-"""First version that may have them: 0.19 has none, 0.33 has all."""
+"""First version that may have the formats in `PACKED_FORMATS`: 0.19 has none of them, 0.33 has all."""
 
 TURBOQUANT_FROM = (0, 21)
-"""First version that has TurboQuant beside recurrent states."""
+"""First version that has TurboQuant in models with recurrent states."""
 
 SCALE_BYTES = 4
 
 PLAIN_LATENTS_FROM = (0, 19)
-"""First version that was read in which FlashInfer's kernel reads latents of 8 bits without scales."""
+"""First checked version in which FlashInfer's kernel reads 8-bit latents without scales."""
 
 FLOAT8_LATENTS_FROM = (0, 24)
 """First version in which accelerators of compute capability 12 store latents in 8 bits by default."""
@@ -76,7 +76,7 @@ def packed_bytes(cache_format: str, engine_rank: EngineRank, version_numbers: tu
         raise InputError(f"--kv-cache-dtype {cache_format}: of latent attention is not modelled; expected fp8")
     if cache_format == "nvfp4":
         return Fraction(1, 2) + Fraction(1, 16)
-    attention_layers = [mixer for mixer, _ in mixers(engine_rank.preset.model) if isinstance(mixer, Attention)]
+    attention_layers = [mixer for mixer, _ in decoder_mixers(engine_rank.preset.model) if isinstance(mixer, Attention)]
     head_dims = {mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads for mixer in attention_layers}
     if len(head_dims) != 1:
         raise InputError(f"--kv-cache-dtype {cache_format}: heads of several sizes are not modelled; expected fp8")

@@ -15,13 +15,13 @@ from .expert_exchange import backend_flags
 from .flashinfer_sampler import SAMPLER_VARIABLE
 
 FEWER_SEQUENCES = 64
-"""The value of `--max-num-seqs` that is tried."""
+"""Suggested value of `--max-num-seqs`."""
 
 HIGHEST_UTILIZATION = 0.95
-"""The highest share of the memory that is tried."""
+"""Largest suggested fraction of the memory (`--gpu-memory-utilization`)."""
 
 TAKES_KEYS_FROM = (0, 9)
-"""First version in which a key of a table is a flag's name with a dot (vLLM pull request 18208)."""
+"""First version in which flags accept a dotted key of a table, such as `--flag.key` (vLLM pull request 18208)."""
 
 
 def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -14,10 +14,10 @@ from ..engines.rank import EngineRank
 from ..engines.versions import VersionNumbers
 
 CACHE_VARIABLE = "VLLM_DISABLE_COMPILE_CACHE"
-"""The variable with whose value 1 every start compiles, as a first start does (vllm/envs.py)."""
+"""Environment variable that, set to 1, makes every start compile like a first start (vllm/envs.py)."""
 
 TIMES_KERNELS_FROM = (0, 11, 1)
-"""First version that has torch combine kernels."""
+"""First version that lets torch benchmark combined kernels."""
 
 
 def has_kernel_autotuning(

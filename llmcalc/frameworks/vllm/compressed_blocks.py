@@ -18,16 +18,16 @@ from .kv_blocks import BlockPool, LayerGroup
 from .versions import PageLayout
 
 ENTRY_BLOCK = 256
-"""Tokens of a block of entries: the only size of FlashMLA's and the indexer's kernels."""
+"""Number of tokens per block of compressed entries, the only size that FlashMLA's and the indexer's kernels have."""
 
 WINDOW_BLOCK_TOKENS = 64
-"""Tokens of a block of the window's keys (v1/attention/backends/mla/sparse_swa.py)."""
+"""Number of tokens per block of the sliding window's keys (v1/attention/backends/mla/sparse_swa.py)."""
 
 STATE_BLOCKS = {4: 4, 128: 8}
-"""Tokens of an entry → tokens of a block of states (models/deepseek_v4/compressor.py, `CompressorStateCache`)."""
+"""Tokens per entry → tokens per block of states (models/deepseek_v4/compressor.py, `CompressorStateCache`)."""
 
 PAGE_ALIGNMENT = 576
-"""Bytes of which a page is a multiple in the cache format `fp8_ds_mla`."""
+"""The size of a page in the cache format `fp8_ds_mla` is a multiple of this number of bytes."""
 
 FLOAT32_BYTES = 4
 
@@ -50,7 +50,7 @@ def compressed_pool(
 ) -> BlockPool:
     """Returns the block pool of a model with compressed attention, whose keys are stored as `fp8_ds_mla`.
 
-    page_layout: where a block has the pages of its groups. has_fp4_indexer: whether the indexer's entries have 4 bits.
+    page_layout: order of the groups' pages in a block. has_fp4_indexer: whether the indexer's entries have 4 bits.
     checks_tuples: whether the start check counts blocks of whole page tuples, whatever the layout.
     Raises `InputError` for a pipeline, and for entries of other sizes than those of DeepSeek-V4.
     """

@@ -10,10 +10,10 @@ from ..engines.context_length import stated_length
 from ..engines.rank import architectures
 
 UNSCALED_TYPES = ("su", "longrope", "llama3")
-"""Kinds of scaled positions whose config states the context length with the scaling."""
+"""Types of RoPE scaling whose config states a context length that already includes the scaling."""
 
 SCALED_ALREADY = "Gemma3"
-"""Beginning of the names of classes whose config states the context length with the scaling."""
+"""Prefix of the names of classes whose config states a context length that already includes RoPE scaling."""
 
 
 def scaled_length(preset: Preset) -> int | None:

@@ -10,31 +10,31 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...components.mixers.attention import Attention
-from ..engines.rank import EngineRank, mixers
+from ..engines.rank import EngineRank, decoder_mixers
 from .versions import GraphEstimate
 
 MIB = 2**20
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 1025, 16))
-"""Batch sizes of which vLLM captures CUDA graphs (vllm/config/vllm.py, `_set_cudagraph_sizes`)."""
+"""Batch sizes for which vLLM captures CUDA graphs (vllm/config/vllm.py, `_set_cudagraph_sizes`)."""
 
 INTERACTIVE_SIZES = (*range(1, 33), *GRAPH_SIZES[7:])
-"""The batch sizes with `--performance-mode interactivity`."""
+"""Batch sizes for which vLLM captures CUDA graphs with `--performance-mode interactivity`."""
 
 LARGEST_DEFAULT_BATCH = 512
-"""The largest batch that is captured by default."""
+"""Largest batch size that is captured by default."""
 
 FLASH_ATTENTION_SPLITS = 32
-"""Parts of a sequence that FlashAttention 3 sums in a graph (`flash_attn_max_num_splits_for_cuda_graph`)."""
+"""Parts of a sequence in a FlashAttention 3 graph (`flash_attn_max_num_splits_for_cuda_graph`)."""
 
 LARGEST_SPLIT_BATCH = 992
-"""The largest batch of a graph in which FlashAttention 3 splits sequences (v1/attention/backends/flash_attn.py)."""
+"""Largest batch size of a graph in which FlashAttention 3 splits sequences (v1/attention/backends/flash_attn.py)."""
 
 FLASH_ATTENTION_3_GENERATION = 9
 """NVIDIA's generation of GPUs on which vLLM runs FlashAttention 3 (vllm/v1/attention/backends/fa_utils.py)."""
 
 LARGEST_FLASH_HEAD = 256
-"""The largest head size of FlashAttention."""
+"""Largest head size that FlashAttention supports."""
 
 
 class CUDAGraphs(NamedTuple):
@@ -87,7 +87,7 @@ class CUDAGraphs(NamedTuple):
             return 0
         query_widths = [
             mixer.num_attention_heads * (mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads)
-            for mixer, _ in mixers(engine_rank.preset.model)
+            for mixer, _ in decoder_mixers(engine_rank.preset.model)
             if isinstance(mixer, Attention) and (mixer.head_dim or 0) <= LARGEST_FLASH_HEAD
         ]
         return (

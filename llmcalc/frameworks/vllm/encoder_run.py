@@ -19,27 +19,28 @@ from ...model import ModelSpec
 from .versions import VideoFrames, VideosAsImages
 
 DEFAULT_IMAGE_LIMIT = 999
-"""Images of a prompt where `--limit-mm-per-prompt` does not say (vllm/config/multimodal.py)."""
+"""Default number of images per prompt without `--limit-mm-per-prompt` (vllm/config/multimodal.py)."""
 
 ASPECT_RATIOS = ((1, 1), (4, 3), (3, 4), (2, 1), (1, 2), (3, 1), (1, 3))
-"""Ratios of height to width of which the image with the most tokens is taken."""
+"""Ratios of height to width that are tried to find the image with the most tokens."""
 
 LARGEST_SIDE = 12_000
-"""A side in pixels by which every processor shrinks an image."""
+"""Side of an image in pixels, so large that every processor shrinks the image."""
 
 ROTATED_VECTORS = 4
-"""Further vectors of queries and keys where they are rotated: a contiguous copy of both, and both rotated
-(models/qwen2_5_vl.py, `Qwen2_5_VisionAttention`)."""
+"""Additional vectors per patch for rotated queries and keys: a contiguous copy and the rotated result of each
+(models/qwen2_5_vl.py, `Qwen2_5_VisionAttention`).
+"""
 
 ATTENTION_VECTORS = 4
-"""Vectors of a patch that attention holds: query, key, value and output."""
+"""Vectors per patch that attention keeps: query, key, value and output."""
 
 POSITION_BYTES = 32
-"""Bytes of each patch and row of the table of positions by which vLLM sizes a chunk of images (`_encoder_chunk`)."""
+"""Bytes per patch and row of the position table, with which vLLM sizes a chunk of images (`_encoder_chunk`)."""
 
 
 SOFT_TOKENS = (70, 140, 280, 560, 1120)
-"""Tokens of an image that Gemma 4's processor can give (transformers: models/gemma4/image_processing_gemma4.py)."""
+"""Gemma 4's possible numbers of tokens per image (transformers: models/gemma4/image_processing_gemma4.py)."""
 
 
 class EncoderRequest(NamedTuple):
@@ -209,7 +210,7 @@ def encoder_run(
 def _processed_images(
     image_resizing: ImageRule, image_sizes: Iterable[tuple[int, int]], patch_size: int
 ) -> list[InputSizes]:
-    """Returns the images of these sizes after processing, without sizes that the processor refuses."""
+    """Returns images of the given sizes after processing, without sizes that the processor refuses."""
     processed_images = []
     for image_height, image_width in image_sizes:
         try:
@@ -280,4 +281,4 @@ def _apply_processor_limits(image_resizing: ImageRule, processor_settings: Mappi
 
 
 IDLE_PROCESSOR_KEYS = ("use_fast", "fps", "num_frames", "do_sample_frames", "video_max_pixels", "do_resize")
-"""Keys of `--mm-processor-kwargs` that change no image."""
+"""Keys of `--mm-processor-kwargs` that do not change image sizes."""

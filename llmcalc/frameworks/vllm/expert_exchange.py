@@ -18,10 +18,10 @@ from ..engines.rank import EngineRank
 from ..engines.redundant_experts import redundant_expert_bytes
 
 BACKENDS_WITHOUT_BUFFERS = ("naive", "allgather_reducescatter", "pplx")
-"""Backends without counted buffers: NCCL's collectives, and pplx, in whose place later versions run them."""
+"""Backends without counted buffers: NCCL's collectives, and pplx, which later versions replace by NCCL."""
 
 BACKEND_WITHOUT_GRAPHS = "deepep_high_throughput"
-"""Backend with which vLLM turns CUDA graphs off where attention has several data-parallel ranks."""
+"""Backend for which vLLM turns CUDA graphs off if attention has several data-parallel ranks."""
 
 DEEPEP_BACKENDS = (BACKEND_WITHOUT_GRAPHS, "deepep_low_latency")
 """Backends of DeepEP, whose buffers are counted."""
@@ -33,94 +33,100 @@ OTHER_BACKENDS = (
 """Backends whose buffers are not counted."""
 
 COUNTED_BACKENDS = (*BACKENDS_WITHOUT_BUFFERS[:2], *DEEPEP_BACKENDS)
-"""Backends whose buffers are counted, without the one that was removed."""
+"""Backends that are supported: all whose buffers are counted or that have none, without the removed pplx."""
 
 ALL2ALL_BACKENDS = (*BACKENDS_WITHOUT_BUFFERS, *DEEPEP_BACKENDS, *OTHER_BACKENDS)
 """Values of --all2all-backend."""
 
 BACKEND_FIELDS = ("all2all_backend", "VLLM_ALL2ALL_BACKEND")
-"""Fields of the flag, and of the variable that earlier versions read."""
+"""Fields of the flag for the backend, and of the environment variable that earlier versions read."""
 
 BACKEND_FLAG_FROM = (0, 11, 1)
 """First version with the flag `--all2all-backend` (vLLM pull request 26732)."""
 
 WITHOUT_BACKEND_VARIABLE_FROM = (0, 16)
-"""First version that does not read the variable (vLLM pull request 33535)."""
+"""First version that does not read the environment variable for the backend (vLLM pull request 33535)."""
 
 WITHOUT_PPLX_FROM = (0, 17)
-"""First version without pplx (config/parallel.py, read in 0.16.0 and 0.17.0), which takes allgather_reducescatter."""
+"""First version with allgather_reducescatter for pplx (config/parallel.py, read in 0.16.0 and 0.17.0)."""
 
 RANKS_OF_NODE = 8
-"""Ranks of a node; beyond it the high-throughput kernels have a second buffer (`internode`)."""
+"""Largest number of ranks per node; with more ranks, the high-throughput kernels have a second buffer (`internode`)."""
 
 DEFAULT_BUFFER_MIB = 1024
-"""Default of VLLM_DEEPEP_BUFFER_SIZE_MB."""
+"""Default value of VLLM_DEEPEP_BUFFER_SIZE_MB."""
 
 CHUNK_VARIABLE = "VLLM_MOE_DP_CHUNK_SIZE"
-"""Variable with the tokens of a rank that are sent at once, in versions that divide a step."""
+"""Environment variable for the number of tokens that a rank sends at once, in versions that divide a step."""
 
 DEFAULT_DISPATCHED_TOKENS = 256
-"""Default of that variable."""
+"""Default value of `CHUNK_VARIABLE`."""
 
 SENDS_WHOLE_STEPS_FROM = (0, 20)
-"""First version that was read in which all tokens of a step are sent at once (fused_moe/layer.py, 0.20.1)."""
+"""First checked version in which all tokens of a step are sent at once (fused_moe/layer.py, 0.20.1)."""
 
 EXPERT_CHUNK_VARIABLE = "VLLM_FUSED_MOE_CHUNK_SIZE"
-"""Variable with the most tokens that the experts read at once, in versions that divide a step."""
+"""Environment variable for the largest number of tokens that experts read at once, in versions that divide a step."""
 
 WHOLE_EXPERT_STEPS_FROM = (0, 18)
-"""First version without that variable, whose experts read all tokens of a step (vllm/envs.py, 0.17.1 and 0.18.0)."""
+"""First version whose experts read all tokens of a step at once (vllm/envs.py, 0.17.1 and 0.18.0)."""
 
 EXPERT_CHUNKS = (((0, 12), 16 * 1024), ((0, 0), 32 * 1024))
-"""First version → the variable's default (vllm/envs.py, read in 0.10.1, 0.11.0, 0.11.2, 0.12.0, 0.13.0 and 0.17.1)."""
+"""First version → default of `EXPERT_CHUNK_VARIABLE` (vllm/envs.py, read in 0.10.1, 0.11.0, 0.11.2, 0.12.0, 0.13.0 and
+0.17.1).
+"""
 
 CHUNKING_KERNELS = frozenset(("fp8",))
-"""Kernels of quantized weights that divide a step into chunks, as those of 16 bits do; Marlin's do not
-(fused_moe/fused_marlin_moe.py)."""
+"""Kernels of quantized weights that divide a step into chunks, as 16-bit kernels do and Marlin's do not
+(fused_moe/fused_marlin_moe.py).
+"""
 
 FP8_KERNELS_FROM = 8.9
-"""Compute capability from which fp8 has kernels of its own; GPUs below it run Marlin's (quantization/fp8.py)."""
+"""Compute capability from which on fp8 has native kernels; GPUs below it use Marlin's (quantization/fp8.py)."""
 
 MARLIN_CHUNKS_FP8_FROM = (0, 14)
-"""First version in which Marlin's kernels of fp8 divide a step too (`MarlinExperts.supports_chunking`, not in 0.13)."""
+"""First version in which Marlin's fp8 kernels also divide a step (`MarlinExperts.supports_chunking`, not in 0.13)."""
 
 FUSED_EXCHANGES = ("deep_gemm_mega_moe",)
-"""Values of --moe-backend whose kernels send tokens to experts themselves, so that no rank gathers them."""
+"""Values of --moe-backend whose kernels send tokens to experts themselves, so that no rank gathers tokens."""
 
 CUTLASS_BACKEND = "cutlass"
-"""Value of --moe-backend of vLLM's own CUTLASS kernels (fused_moe/oracle/nvfp4.py, `map_nvfp4_backend`)."""
+"""Value of --moe-backend for vLLM's own CUTLASS kernels (fused_moe/oracle/nvfp4.py, `map_nvfp4_backend`)."""
 
 CUTLASS_FP4_FROM = 10.0
-"""Compute capability from which those kernels compute in 4 bits (fused_moe/cutlass_moe.py, `CutlassExpertsFp4`)."""
+"""Compute capability from which on CUTLASS kernels have 4 bits (fused_moe/cutlass_moe.py, `CutlassExpertsFp4`)."""
 
 SHARES_WORKSPACES_FROM = (0, 14)
 """First version whose layers share one buffer with the experts' workspaces (v1/worker/workspace.py; in 0.13
 `UnquantizedFusedMoEMethod` and `Fp8MoEMethod` still run `fused_experts`, which has tensors of its own)."""
 
 FLASHINFER_FP8_FROM = (0, 18)
-"""First version that was read in which experts in fp8 run FlashInfer's kernels by default on compute capability 10, and
-beside expert parallelism on 9 (fused_moe/oracle/fp8.py)."""
+"""First checked version in which fp8 experts use FlashInfer's kernels by default on compute capability 10, and with
+expert parallelism on 9 (fused_moe/oracle/fp8.py).
+"""
 
 FLASHINFER_16_BITS_FROM = (0, 20)
-"""First version that was read in which experts in 16 bits run FlashInfer's kernels by default
-(fused_moe/oracle/unquantized.py, not in 0.19.1)."""
+"""First checked version in which 16-bit experts use FlashInfer's kernels by default (fused_moe/oracle/unquantized.py,
+not in 0.19.1).
+"""
 
 HOPPER_RUNS_TRITON_FROM = (0, 23)
-"""First version in which those on compute capability 9 run Triton's kernels again (not in 0.22.0)."""
+"""First version in which 16-bit experts on compute capability 9 use Triton's kernels again (not in 0.22.0)."""
 
 FREEING_BACKENDS = ("flashinfer", "aiter")
-"""Starts of the values of --moe-backend with kernels that free their workspaces (`workspace_shapes` of
-fused_moe/experts/flashinfer_cutlass_moe.py and rocm_aiter_moe.py)."""
+"""Prefixes of the values of --moe-backend whose kernels free their workspaces (`workspace_shapes` of
+fused_moe/experts/flashinfer_cutlass_moe.py and rocm_aiter_moe.py).
+"""
 
 LARGEST_HEAP = 16 * (2**31 - 1)
-"""Largest size of DeepEP's low-latency buffers (github.com/vllm-project/vllm/issues/57894)."""
+"""Largest size of DeepEP's low-latency buffers, in bytes (github.com/vllm-project/vllm/issues/57894)."""
 
 MIB = 2**20
 HEAP_STEP_BYTES = 512 * MIB
-"""Bytes by which NVSHMEM's heap grows (NVSHMEM_CUMEM_GRANULARITY)."""
+"""Number of bytes by which NVSHMEM's heap grows (NVSHMEM_CUMEM_GRANULARITY)."""
 
 SCALE_BLOCK_ELEMENTS = 128
-"""Elements of a row with a scale of their own."""
+"""Number of elements of a row that share a scale."""
 
 
 def all2all_backend(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) -> tuple[str, str]:
@@ -160,7 +166,8 @@ def expert_chunk_tokens(
 ) -> int | None:
     """Returns the most tokens that the experts read at once; None for all tokens of a step.
 
-    weight_kernels: kernels of quantized weights. compute_capability: that of the GPU; None for other accelerators.
+    weight_kernels: kernels of quantized weights.
+    compute_capability: the GPU's compute capability; None for other accelerators.
     """
     runs_marlin = compute_capability is not None and compute_capability < FP8_KERNELS_FROM
     has_whole_fp8_steps = runs_marlin and version_numbers < MARLIN_CHUNKS_FP8_FROM
@@ -181,7 +188,7 @@ def moe_backend(flags: Mapping[str, Any]) -> str:
 def keeps_routed_copies(
     flags: Mapping[str, Any], weight_kernels: frozenset[str], compute_capability: float | None
 ) -> bool:
-    """Whether the experts' kernels keep a token's shuffled copies beside their workspaces (`run_cutlass_moe_fp4`)."""
+    """Whether the experts' kernels keep shuffled copies of tokens in addition to workspaces (`run_cutlass_moe_fp4`)."""
     has_kernels = compute_capability is not None and compute_capability >= CUTLASS_FP4_FROM
     return has_kernels and "nvfp4" in weight_kernels and moe_backend(flags) == CUTLASS_BACKEND
 
@@ -199,7 +206,7 @@ def keeps_workspaces(
 ) -> bool:
     """Whether the shared workspaces stay allocated after the layers; FlashInfer's kernels free theirs.
 
-    compute_capability: that of the GPU; None for other accelerators.
+    compute_capability: the GPU's compute capability; None for other accelerators.
     """
     if not shares_workspaces(version_numbers, weight_kernels):
         return False
@@ -218,7 +225,7 @@ def keeps_workspaces(
 def backend_flags(
     spec: ModelSpec, flags: Mapping[str, Any], exchange_library: str, step_tokens: int, version_numbers: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Returns the flags with which expert ranks exchange tokens by a library; none if a flag already names one.
+    """Returns the flags that make expert ranks exchange tokens by a library; none if a flag already names a library.
 
     step_tokens: most tokens of a step without these flags. Where DeepEP's low-latency buffers do not hold a step of so
     many tokens, the flags have the largest one that they hold, unless the user sets `--max-num-batched-tokens`.
@@ -274,7 +281,7 @@ def exchange_buffer_bytes(
 
 
 DEFAULT_WINDOW_STEPS = 1000
-"""Default of `window_size`: steps whose loads of the experts are kept (vllm/config/parallel.py, `EPLBConfig`)."""
+"""Default of `window_size`: steps for which expert loads are kept (vllm/config/parallel.py, `EPLBConfig`)."""
 
 
 def redundant_experts(flags: Mapping[str, Any]) -> int:

@@ -12,7 +12,7 @@ from .expert_exchange import ALL2ALL_BACKENDS
 
 CACHE_WORDS = ("auto", "bfloat16", "float16", *FP8_WORDS, SCALED_LATENTS, *PACKED_FORMATS)
 POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
-"""Words of `--task` and `--convert` for a model that gives embeddings or scores."""
+"""Values of `--task` and `--convert` for a model whose output is embeddings or scores."""
 
 DTYPE_WORDS = ("auto", "bfloat16", "half", "float16", "float", "float32")
 QUANTIZATION_WORDS = (
@@ -23,13 +23,13 @@ QUANTIZATION_WORDS = (
 )  # fmt: skip
 
 STATE_FORMATS = ("auto", "float32", "float16", "bfloat16")
-"""Number formats of recurrent states."""
+"""Values of the flag for the number format of recurrent states."""
 
 CPU_CONNECTORS = (
     "NixlConnector", "LMCacheConnectorV1", "LMCacheMPConnector", "OffloadingConnector", "MooncakeConnector",
     "SharedStorageConnector", "ExampleConnector", "MultiConnector", "SimpleCPUOffloadConnector",
 )  # fmt: skip
-"""Connectors of `--kv-transfer-config` that send the cache's own blocks, or copies in the memory of the host."""
+"""Connectors of `--kv-transfer-config` that send the cache's own blocks, or copies in host memory."""
 
 FLAGS = (
     Flag(("--tensor-parallel-size", "-tp", "--tp"), "number", maximum=1024),

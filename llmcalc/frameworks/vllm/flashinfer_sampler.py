@@ -13,7 +13,7 @@ from ..engines.versions import VersionNumbers, ranges_at
 from .versions import VLLMRecord, VLLMRules
 
 SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
-"""The variable that chooses FlashInfer's sampler, or torch's."""
+"""Environment variable that selects FlashInfer's sampler or torch's."""
 
 
 def rules_with_sampler(

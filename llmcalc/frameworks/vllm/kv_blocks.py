@@ -16,12 +16,12 @@ from ...components.mixers.mla import MLA
 from ...components.mixers.pooled_indexer import PooledIndexer
 from ...errors import InputError
 from ...frozen import frozen
-from ..engines.rank import INDEXER_KIND, EngineRank, StateCache, TokenCache, float8_bytes, mixers
+from ..engines.rank import INDEXER_KIND, EngineRank, StateCache, TokenCache, decoder_mixers, float8_bytes
 from .recurrent_states import CURRENT_STATE, StateBlocks, stored_states
 from .versions import VLLMRules
 
 PADDING_RATIO = 1.5
-"""Kinds of layers are padded to the largest kind where it has less than this times the layers of the smallest."""
+"""Layer groups are padded to the largest if it has less than this many times the smallest group's layers."""
 
 
 @frozen
@@ -40,7 +40,7 @@ class LayerGroup:
     page_bytes: int = 0
 
     def blocks(self, request_tokens: int, block_tokens: int, tokens_in_flight: int) -> int:
-        """Returns the blocks of a request of this length. tokens_in_flight: tokens that are scheduled at once."""
+        """Returns the number of blocks of a request. tokens_in_flight: tokens that are scheduled at once."""
         block_tokens = self.block_tokens or block_tokens
         if self.state_blocks is not None:
             return self.group_count * self.state_blocks.blocks_of_request(request_tokens, block_tokens)
@@ -89,7 +89,7 @@ class BlockPool:
         return block_count / max(1, self.blocks_of_request(request_length, tokens_in_flight))
 
     def printed_concurrency(self, block_count: int, request_length: int, tokens_in_flight: int) -> float:
-        """Returns the number of requests of `request_length` tokens as this vLLM version logs it.
+        """Returns the number of requests of `request_length` tokens as the vLLM version logs it.
 
         Beside unequal pages it divides the bytes of a request's pages by those of the first group's, and so counts no
         padding of its blocks (`get_max_concurrency_for_kv_cache_config`): more requests than fit.
@@ -105,7 +105,7 @@ class BlockPool:
     def printed_tokens(
         self, block_count: int, request_length: int, tokens_in_flight: int, version_rules: VLLMRules
     ) -> int:
-        """Returns the number of tokens of the KV cache as this vLLM version logs it.
+        """Returns the number of tokens of the KV cache as the vLLM version logs it.
 
         A block of a request's current state counts as `request_length` tokens, those of the longest request.
         """
@@ -184,12 +184,12 @@ def block_pool(
 
 
 def _pooled_key_bytes(engine_rank: EngineRank) -> Fraction:
-    """Returns the bytes per token of an indexer's keys for pools of tokens; 0 without such an indexer.
+    """Returns the bytes per token of the keys of an indexer that selects pools of tokens; 0 without such an indexer.
 
     They are in 8 bits and stand in the blocks of the latents; the tokens of an incomplete pool have one block of a
     request (vllm/models/glm5next, `KpoolTailSpec` in v1/kv_cache_interface.py).
     """
-    indexers = [mixer.indexer for mixer, _ in mixers(engine_rank.preset.model) if isinstance(mixer, MLA)]
+    indexers = [mixer.indexer for mixer, _ in decoder_mixers(engine_rank.preset.model) if isinstance(mixer, MLA)]
     return next(
         (
             Fraction(float8_bytes(indexer.index_head_dim), indexer.index_kpool)

@@ -84,7 +84,7 @@ PATTERNS = (
 )
 
 TOO_LITTLE_FREE = "is less than desired GPU memory utilization"
-"""The message of vLLM where other programs, or the one that just ended, hold what the budget asks for."""
+"""Part of vLLM's error message if other programs, or the program that just ended, occupy memory of the budget."""
 
 ADVISED_FLAGS = {
     TOO_LITTLE_FREE: "--gpu-memory-utilization",
@@ -94,20 +94,20 @@ ADVISED_FLAGS = {
     "exceeds available Mamba cache blocks": "--max-num-seqs",
     "In Mamba cache align mode, block_size": "--max-num-batched-tokens",
 }
-"""Parts of the messages with which vLLM refuses to start, of all versions → the flag that it advises to change."""
+"""Part of an error message of a start of any vLLM version → the flag that the message advises to change."""
 
 REFUSAL_MESSAGES = (
     *ADVISED_FLAGS,
     "is less than the engine's budget after excluding",
     "exceed the desired GPU memory utilization",
 )
-"""Parts of all messages with which vLLM refuses to start, of all versions."""
+"""Parts of all error messages with which vLLM refuses to start, of all versions."""
 
 SAMPLER_MESSAGE = "CUDA out of memory occurred when warming up sampler with"
-"""The message of vLLM where the sampler finds no room after the cache and the graphs (`_dummy_sampler_run`)."""
+"""Part of vLLM's error message if the sampler finds no memory after cache and graphs (`_dummy_sampler_run`)."""
 
 ARGUMENT_LINES = ("non-default args: ", "args: Namespace(")
-"""Beginnings of the lines with what the user typed."""
+"""Prefixes of the log lines that repeat the user's arguments."""
 
 CONFIG_FIELDS = {
     "model": "model",
@@ -121,14 +121,14 @@ CONFIG_FIELDS = {
     "dtype": "dtype",
     "enable_prefix_caching": "enable_prefix_caching",
 }
-"""Fields of the printed configuration of the engine → names of flags."""
+"""Field of the engine's printed configuration → name of the flag."""
 
 
 COMPILATION_LINES = ("Compiling a graph for compile range", "Compiling a graph for dynamic shape")
-"""Lines of a start whose cache of compiled graphs was empty (compilation/backends.py)."""
+"""Parts of the log lines of a start without a cache of compiled graphs (compilation/backends.py)."""
 
 FIRST_START_NOTE = f"the log is of a first start, which compiled the model: computed with {CACHE_VARIABLE}=1"
-"""The remark on a start with an empty cache of compiled graphs (vLLM issues 54122, 54383)."""
+"""Note on a start without a cache of compiled graphs (vLLM issues 54122, 54383)."""
 
 
 def read_log(log_text: LogText) -> ParsedLog | None:
@@ -183,7 +183,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _advised_flag(refusal_line: str) -> str:
-    """Returns the flag that a refusal advises to change, with the share of memory that is free where it says so."""
+    """Returns the flag that an error advises to change, with the free fraction of memory if the error states it."""
     advised_flag = next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal_line), "")
     free_memory = _FREE_OF_TOTAL.search(refusal_line) if TOO_LITTLE_FREE in refusal_line else None
     if free_memory is None or not float(free_memory["total"]):
@@ -199,13 +199,13 @@ _WORKER = re.compile(
     r"\((?:(?:Worker|EngineCore(?!_DP0 ))(?P<ranks>(?:_[A-Z]{2,3}[0-9]{1,4}){1,6})"
     r"|VllmWorker rank=(?P<rank>[0-9]{1,4})) pid="
 )
-"""The name of a process: of a worker, of a further replica's engine, or before 0.10 of a tensor-parallel worker."""
+"""Pattern of the name of a process: a worker, another replica's engine, or before 0.10 a tensor-parallel worker."""
 
 RANK_FLAGS = {"TP": "tensor_parallel_size", "PP": "pipeline_parallel_size", "DP": "data_parallel_size"}
-"""Group of ranks in the name of a worker → the flag with the group's size."""
+"""Parallel group in the name of a worker → the flag for the group's size."""
 
 EXPERT_FLAG = "enable_expert_parallel"
-"""The flag with which ranks divide the experts of a layer (`_EP` in the name of a worker)."""
+"""Flag with which ranks divide the experts of a layer (`_EP` in the name of a worker)."""
 
 
 def _flags_of_workers(log_text: LogText) -> tuple[dict[str, Any], str]:

@@ -14,16 +14,16 @@ from ..engines.versions import VersionNumbers, ranges_at
 from .versions import SecondModelRunner, VLLMRecord, VLLMRules
 
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
-"""The variable that chooses the model runner."""
+"""Environment variable that selects the model runner."""
 
 RUNNER_DRAFTS = ("eagle", "eagle3", "mtp", "draft_model", "dflash")
-"""Methods of speculative decoding that the second model runner has."""
+"""Methods of speculative decoding that the second model runner supports."""
 
 DSPARK_FROM = (0, 25)
-"""First version that was read in which DSpark, which only the second model runner has, chooses it for any model."""
+"""First checked version in which DSpark, which needs the second model runner, selects it for any model."""
 
 ANY_DRAFT_FROM = (0, 30)
-"""First version in which methods without such a draft run on it too."""
+"""First version in which the second model runner also supports methods outside `RUNNER_DRAFTS`."""
 
 
 def second_runner(

@@ -11,27 +11,29 @@ from typing import NamedTuple
 
 from ..engines.rank import EngineRank
 from .encoder_run import EncoderRun
-from .fused_projections import layer_embedding_bytes
+from .layer_embeddings import layer_embedding_bytes
 from .versions import VLLMRules
 
 HIDDEN_VECTORS = 3.75
-"""Vectors of the hidden size that are alive per token in a compiled dense network."""
+"""Number of vectors of the hidden size that exist per token at the peak of a compiled dense network."""
 
 EAGER_HIDDEN_VECTORS = 3
-"""The same in V0, which does not compile: Llama 3.1 8B of 0.6.4 on one and two devices, in three logs to 10 MiB."""
+"""Number of vectors of the hidden size per token in V0, which does not compile: Llama 3.1 8B of 0.6.4 on one and two
+devices, in three logs to 10 MiB.
+"""
 
 EXPERT_VECTORS = 5
-"""Vectors of the hidden size that are alive per token around the experts."""
+"""Number of vectors of the hidden size that exist per token at the peak of a layer with experts."""
 
 ROUTED_COPIES = 2
-"""Further vectors of the hidden size per routed row in vLLM's CUTLASS kernels of 4 bits.
+"""Number of additional vectors of the hidden size per routed row in vLLM's 4-bit CUTLASS kernels.
 
 They are the shuffled result and its product with the router's weights; the sum is a further vector of each token
 (fused_moe/cutlass_moe.py, `run_cutlass_moe_fp4`).
 """
 
 COPIES_WITH_SORT = 9.5
-"""Copies of the logits where the sampler sorts them; they hold for float32 logits too."""
+"""Number of copies of the logits in a sampler that sorts them, including float32 logits."""
 
 
 class ProfileRun(NamedTuple):

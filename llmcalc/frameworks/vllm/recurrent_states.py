@@ -21,19 +21,20 @@ from ...components.mixers.selective_mamba2 import SelectiveMamba2
 from ...errors import InputError
 from ...units import DTYPE_BITS
 from ..engines.flags import AUTO_WORDS
-from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, StateCache, architectures, mixers
+from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, StateCache, architectures, decoder_mixers
 from .versions import StateRules
 
 BLOCK_TOKEN_MULTIPLE = 16
-"""Tokens of which attention's block is a multiple where it adopts the size of a state."""
+"""The size of attention's block is a multiple of this number of tokens if it is derived from the size of a state."""
 
 MAMBA_CHUNK_TOKENS = 2048
-"""Tokens of a chunk of Mamba, which has none (vllm/config/model.py, `get_mamba_chunk_size`)."""
+"""Number of tokens per chunk for Mamba, whose config states none (vllm/config/model.py, `get_mamba_chunk_size`)."""
 
 
 CHECKPOINT_ALIGNMENT = 64
-"""Tokens of which a block is a multiple where FlashInfer exports states of a Gated DeltaNet
-(vllm/v1/attention/backends/gdn_attn.py)."""
+"""The size of a block is a multiple of this number of tokens if FlashInfer exports states of a Gated DeltaNet
+(vllm/v1/attention/backends/gdn_attn.py).
+"""
 
 
 class StateBlocks(NamedTuple):
@@ -52,14 +53,14 @@ class StateBlocks(NamedTuple):
     byte_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
 
     def blocks_of_request(self, request_tokens: int, block_tokens: int) -> int:
-        """Returns the state blocks of a layer group for one request of this length. block_tokens: tokens per block."""
+        """Returns the state blocks of a layer group for one request. block_tokens: tokens per block."""
         if self.storage_mode == "all":
             return -(-request_tokens // block_tokens) + self.draft_tokens
         return (2 + self.checkpoint_count if self.storage_mode == "align" else 1) + self.draft_tokens
 
 
 CURRENT_STATE = StateBlocks()
-"""A request keeps its current state alone."""
+"""State blocks of a server whose requests each keep only the current state."""
 
 
 def state_blocks(
@@ -92,7 +93,7 @@ def _format_ratios(
     format, unless the config states another for the states; those of Kimi Delta Attention are float32
     (vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateDtypeCalculator`, and models/config.py).
     """
-    mixer_modules = [mixer for mixer, _ in mixers(engine_rank.preset.model)]
+    mixer_modules = [mixer for mixer, _ in decoder_mixers(engine_rank.preset.model)]
     conv_bytes = _element_bytes_of_flag(flags, "mamba_cache_dtype") or element_bytes
     byte_ratios = {"conv_state": Fraction(conv_bytes, 2)}
     chosen_element_bytes = _element_bytes_of_flag(flags, "mamba_ssm_cache_dtype")
@@ -133,7 +134,7 @@ def _state_blocks(
     block_size: int,
 ) -> StateBlocks:
     """Returns the number and location of the recurrent states, to which `state_blocks` adds the number format."""
-    modules = [mixer for mixer, _ in mixers(engine_rank.preset.model)]
+    modules = [mixer for mixer, _ in decoder_mixers(engine_rank.preset.model)]
     mamba_modules = [mixer for mixer in modules if isinstance(mixer, Mamba | Mamba2)]
     storage_mode = "current"
     if flags.get("enable_prefix_caching", state_rules.caches_prefixes):
@@ -179,6 +180,6 @@ def stored_states(engine_rank: EngineRank, state_layout: StateBlocks) -> list[St
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """
     has_no_draft_states = any(
-        isinstance(mixer, KimiDeltaAttention | Mamba) for mixer, _ in mixers(engine_rank.preset.model)
+        isinstance(mixer, KimiDeltaAttention | Mamba) for mixer, _ in decoder_mixers(engine_rank.preset.model)
     )
     return engine_rank.stored_states(0 if has_no_draft_states else state_layout.draft_tokens, state_layout.byte_ratios)

@@ -18,7 +18,7 @@ from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
-from ..engines.rank import EngineRank, MissingKernels, architectures, key_head_counts, mixers
+from ..engines.rank import EngineRank, MissingKernels, architectures, decoder_mixers, key_head_counts
 from ..engines.rope_override import has_score_class
 from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
@@ -32,13 +32,13 @@ from .speculation import Speculation, speculation_of
 from .versions import SecondModelRunner, StateRules, VideosAsImages, VLLMRecord, VLLMRules, vllm_record
 
 POOLING_WORDS = ("pooling", *POOLING_TASKS)
-"""Values of `--runner`, `--task` and `--convert` with which a server gives embeddings or scores."""
+"""Values of `--runner`, `--task` and `--convert` for a server whose output is embeddings or scores."""
 
 RAY_EXECUTOR_VARIABLE = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
-"""The variable that chooses Ray's executor: 0 for the first one."""
+"""Environment variable that selects Ray's executor: 0 selects the first one."""
 
 DEFAULT_BLOCK_TOKENS = 16
-"""Tokens of a block by default."""
+"""Default number of tokens per block."""
 
 SPARSE_LATENT_BLOCK = 64
 """Tokens of a block of latents beside an indexer, on NVIDIA: the only size of FlashMLA's sparse kernels.
@@ -55,22 +55,22 @@ SCHEME_BY_QUANTIZATION = {
 """Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
 
 SKIPS_ENCODERS_FROM = (0, 19)
-"""First version that was read in which encoders without inputs are not loaded (`_mark_tower_model`)."""
+"""First checked version in which encoders without inputs are not loaded (`_mark_tower_model`)."""
 
 LAST_V0_VERSION = (0, 7)
-"""The version whose rules the first engine follows from there on (vllm/worker/worker.py)."""
+"""Version whose memory rules the V0 engine also follows in all later versions (vllm/worker/worker.py)."""
 
 FIRST_VERSION_WITHOUT_V0 = (0, 11)
-"""First version without the first engine."""
+"""First version without the V0 engine."""
 
 CONTEXT_RANKS_FROM = ((0, 11), (0, 11, 1))
-"""First versions in which ranks divide the tokens of a cache of latents, and of one of several heads."""
+"""First versions in which ranks divide the tokens of a latent cache, and of a cache with several heads."""
 
 GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
-"""First version that estimates CUDA graphs (v1/worker/gpu_worker.py)."""
+"""First version that estimates the memory of CUDA graphs (v1/worker/gpu_worker.py)."""
 
 LONGROPE_STARTS_SHORT_FROM = (0, 11, 1)
-"""First version whose requests are by default as long as LongRoPE's short factors reach (vllm pull request 27431)."""
+"""First version in which LongRoPE's short factors limit requests by default (vllm pull request 27431)."""
 
 COMPILATION_KEYS = (
     "level", "mode", "debug_dump_path", "cache_dir", "backend", "custom_ops", "splitting_ops", "use_inductor",
@@ -80,7 +80,7 @@ COMPILATION_KEYS = (
     "cudagraph_specialize_lora", "fast_moe_cold_start", "dynamic_shapes_config", "compile_mm_encoder",
     "compile_ranges_split_points", "compile_ranges_endpoints",
 )  # fmt: skip
-"""Keys of `--compilation-config` that are read, or that change no memory."""
+"""Keys of `--compilation-config` that are read or do not change memory."""
 
 
 class VLLMSettings(EngineServer):
@@ -241,7 +241,7 @@ class VLLMSettings(EngineServer):
 
     @cached_property
     def has_embedding_output(self) -> bool:
-        """Whether the server gives embeddings or scores (`--runner pooling`), without logits and without a sampler.
+        """Whether the server's output is embeddings or scores (`--runner pooling`), without logits and sampler.
 
         v1/worker/gpu_model_runner.py, `profile_run`: such a model's profile run ends with its pooler. vLLM takes this
         runner by default for models without a language-model head.
@@ -396,6 +396,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def max_num_batched_tokens(self) -> int:
+        """The largest number of tokens of a batch, by the flag or the version's defaults."""
         flag_value = self.flags.get("max_num_batched_tokens")
         if flag_value:
             return int(flag_value)
@@ -473,7 +474,7 @@ class VLLMSettings(EngineServer):
         A server's log says "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)"
         (index:60171799662); its backend supports no other size (v1/attention/backends/minimax_m3_sparse.py).
         """
-        model_mixers = [mixer for mixer, _ in mixers(self.preset.model)]
+        model_mixers = [mixer for mixer, _ in decoder_mixers(self.preset.model)]
         indexers = [getattr(mixer, "block_indexer", None) for mixer in model_mixers]
         block_sizes = [indexer.index_block_size for indexer in indexers if indexer is not None]
         if self.hardware.vendor != "AMD" and any(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from ...components.mixers.compressed_attention import CompressedAttention
 from ...components.mixers.indexer import Indexer
-from ..engines.rank import EngineRank, float8_bytes, mixers
+from ..engines.rank import EngineRank, decoder_mixers, float8_bytes
 
 INDEXED_SEQUENCES = 40
-"""Longest sequences whose indexer keys the workspace holds."""
+"""Number of longest sequences whose indexer keys fit the workspace."""
 
 GATHERED_PROMPTS = 4
-"""Prompts whose keys compressed attention gathers at once (`PREFILL_CHUNK_SIZE`)."""
+"""Number of prompts whose keys compressed attention gathers at once (`PREFILL_CHUNK_SIZE`)."""
 
 INT32_BYTES, BFLOAT16_BYTES = 4, 2
 
@@ -26,7 +26,7 @@ def sparse_workspace(engine_rank: EngineRank, max_model_len: int, max_num_batche
     max_model_len: tokens of the longest sequence. max_num_batched_tokens: those of a batch.
     """
     reserved_bytes = [0]
-    for mixer, _ in mixers(engine_rank.preset.model):
+    for mixer, _ in decoder_mixers(engine_rank.preset.model):
         if isinstance(mixer, Indexer) and not mixer.shared:
             reserved_bytes.append(INDEXED_SEQUENCES * max_model_len * float8_bytes(mixer.index_head_dim))
         if isinstance(mixer, CompressedAttention):

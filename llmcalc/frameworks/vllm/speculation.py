@@ -18,17 +18,17 @@ from ...sources.preset import Preset
 from ..engines.draft_models import read_draft
 
 METHODS_WITHOUT_WEIGHTS = ("ngram", "suffix")
-"""Methods that draft without a model."""
+"""Drafting methods without a draft model."""
 
 MEDUSA_METHOD = "medusa"
 
 STATE_METHODS = ("eagle", "eagle3", "dflash", "dspark", MEDUSA_METHOD)
-"""Methods whose draft reads the target's hidden states; of Medusa it is heads without layers and without a cache."""
+"""Methods whose draft reads the target's hidden states; Medusa's is heads without layers and cache."""
 
 SPECULATION_FLAG = "--speculative-config"
 
 KEYS_OF_FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
-"""Field of a flag of its own → the key of the table."""
+"""Field of a separate flag → the equivalent key in the table of `--speculative-config`."""
 
 UNMODELLED_KEYS = ("draft_tensor_parallel_size", "max_model_len", "quantization")
 """Keys that change the draft model's memory and are not modelled."""

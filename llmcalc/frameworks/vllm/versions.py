@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from pydantic import Field
 
 from ...accelerator import Hardware
+from ...algebra import round_up
 from ...errors import InputError
 from ...record import Record
 from ..engines.engine import EngineVersion
@@ -89,7 +90,7 @@ class CompressedPages(VersionRange):
 
 
 class VideoFrames(VersionRange):
-    """Frames of the longest video in the profile run, by patch size; the TOML file explains the fields."""
+    """The number of frames in the profile run's longest video, by patch size; the TOML file explains the fields."""
 
     patch_size: int
     frames: int
@@ -97,7 +98,7 @@ class VideoFrames(VersionRange):
 
 
 class VideosAsImages(VersionRange):
-    """Encoders that read a video as images of fewer tokens, by vLLM version; the TOML file explains the fields."""
+    """Encoders that read a video as images with fewer tokens, by vLLM version; the TOML file explains the fields."""
 
     frames: int
     frame_tokens: int
@@ -133,20 +134,18 @@ class PaddedExperts(VersionRange):
 
     def expert_bytes(self, unpadded_hidden_size: int, unpadded_intermediate_size: int) -> int:
         """Returns the bytes of one padded expert: the projections' matrices, scales per 32 elements, and biases."""
-        hidden_size = _round_up(unpadded_hidden_size, self.hidden)
-        intermediate_size = _round_up(unpadded_intermediate_size, self.intermediate)
+        hidden_size: int = round_up(unpadded_hidden_size, self.hidden)
+        intermediate_size: int = round_up(unpadded_intermediate_size, self.intermediate)
         row_multiple, bias_element_bytes = (256, 4) if self.swizzle else (1, 2)
 
         def matrix_bytes(n_in: int, n_out: int) -> int:
-            return _round_up(n_in // 2, self.swizzle or 1) * n_out + n_in // 32 * _round_up(n_out, row_multiple)
+            packed_columns: int = round_up(n_in // 2, self.swizzle or 1)
+            scale_rows: int = round_up(n_out, row_multiple)
+            return packed_columns * n_out + n_in // 32 * scale_rows
 
         up_bytes = matrix_bytes(hidden_size, 2 * intermediate_size)  # gate and up projections
         down_bytes = matrix_bytes(intermediate_size, hidden_size)
         return up_bytes + down_bytes + (bias_element_bytes - 2) * (2 * intermediate_size + hidden_size)
-
-
-def _round_up(unpadded_size: int, divisor: int) -> int:
-    return -(-unpadded_size // divisor) * divisor
 
 
 class MemoryOutsideTorch(VersionRange, MeasuredOverhead):
@@ -231,7 +230,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         )
 
     def last_supported_version(self, class_names: tuple[str, ...], version_numbers: VersionNumbers) -> str | None:
-        """Returns the last version with a class for a model; None if the version `version_numbers` has such a class.
+        """Returns the last version that has a class for a model; None if the version `version_numbers` has the class.
 
         class_names: the classes in `architectures` of the model's config.
         """
@@ -306,7 +305,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
     def overhead_outside_torch(
         self, version_numbers: VersionNumbers, hardware: Hardware, device_count: int, stage_count: int
     ) -> MemoryOutsideTorch:
-        """Returns the newest measurement of memory outside torch on at most this many devices and stages.
+        """Returns the newest measurement of memory outside torch on at most these numbers of devices and stages.
 
         A row of this accelerator alone comes before rows of its link, and those before rows of all accelerators.
         """

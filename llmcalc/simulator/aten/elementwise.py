@@ -10,10 +10,10 @@ from ..tensor import BOOL, Dtype, NeedsInputGrad, OptionalGradient, Tensor
 from .views import ViewOperations, result_type
 
 SAVES_INPUT = frozenset({"silu", "gelu", "softplus", "logsigmoid", "abs", "log", "log1p", "cos", "sin", "asinh"})
-"""Elementwise functions whose gradient is computed from their input, by one kernel."""
+"""Names of elementwise functions whose gradient is computed from the input in one kernel."""
 
 SAVES_OUTPUT = frozenset({"relu", "sigmoid", "tanh"})
-"""Elementwise functions whose gradient is computed from their output, by one kernel."""
+"""Names of elementwise functions whose gradient is computed from the output in one kernel."""
 
 
 class ElementwiseOperations(ViewOperations):

@@ -7,12 +7,12 @@ from typing import TypeAlias
 
 from ...algebra import Number, are_equal
 from ..autograd import record
-from ..strides import Shape, Strides, broadcast_shape, count, is_size_one
+from ..strides import Shape, Strides, broadcast_shape, is_size_one, numel
 from ..tensor import FLOAT32, NeedsInputGrad, OptionalGradient, Tensor
 from .elementwise import ElementwiseOperations, saved_factors
 
 TensorLayout: TypeAlias = tuple[Shape, Strides | None]
-"""The shape and the strides of a tensor; None for contiguous strides."""
+"""Shape and strides of a tensor; strides are None if contiguous."""
 
 
 class ProductOperations(ElementwiseOperations):
@@ -118,11 +118,11 @@ class ProductOperations(ElementwiseOperations):
         """Computes x·Wᵀ + b without autocast."""
         leading_axes, transposed_weight = x.shape[:-1], self.transpose(weight, 0, 1)
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
-            flat_rows = self.reshape(x, (count(leading_axes), x.shape[-1]))
+            flat_rows = self.reshape(x, (numel(leading_axes), x.shape[-1]))
             return self.reshape(self.addmm(bias, flat_rows, transposed_weight), (*leading_axes, weight.shape[0]))
         if self._runs_as_one_product(x, weight):
             output = self.reshape(
-                self.mm(self.reshape(x, (count(leading_axes), x.shape[-1])), transposed_weight),
+                self.mm(self.reshape(x, (numel(leading_axes), x.shape[-1])), transposed_weight),
                 (*leading_axes, weight.shape[0]),
             )
         else:
@@ -178,7 +178,7 @@ class ProductOperations(ElementwiseOperations):
     def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies batched matrices."""
         batch_shape = broadcast_shape(a.shape[:-2], b.shape[:-2])
-        matrix_count = count(batch_shape)
+        matrix_count = numel(batch_shape)
         matrices_a = self.reshape(self.expand(a, (*batch_shape, *a.shape[-2:])), (matrix_count, *a.shape[-2:]))
         matrices_b = self.reshape(self.expand(b, (*batch_shape, *b.shape[-2:])), (matrix_count, *b.shape[-2:]))
         return self.reshape(self.bmm(matrices_a, matrices_b), (*batch_shape, a.shape[-2], b.shape[-1]))

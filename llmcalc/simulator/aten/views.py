@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...algebra import Number
 from .. import strides as layout
 from ..autograd import AutogradGraph, record, record_all
-from ..strides import Shape, broadcast_shape, contiguous_strides, count, is_dense, is_size_one
+from ..strides import Shape, broadcast_shape, contiguous_strides, is_dense, is_size_one, numel
 from ..tensor import AutogradNode, BackwardFunction, Dtype, NeedsInputGrad, OptionalGradient, Tensor, promoted_dtype
 
 
@@ -73,7 +73,7 @@ class ViewOperations:
         """Joins the axes `first_axis` to `last_axis`."""
         last_axis = last_axis % len(x.shape)
         return self.reshape(
-            x, (*x.shape[:first_axis], count(x.shape[first_axis : last_axis + 1]), *x.shape[last_axis + 1 :])
+            x, (*x.shape[:first_axis], numel(x.shape[first_axis : last_axis + 1]), *x.shape[last_axis + 1 :])
         )
 
     def unflatten(self, x: Tensor, axis: int, axis_sizes: Shape) -> Tensor:
@@ -188,7 +188,7 @@ class ViewOperations:
         return x if x.is_contiguous else self.clone(x)
 
     def to(self, x: Tensor, dtype: Dtype) -> Tensor:
-        """Casts to another number format, or returns the same tensor if the format is already the requested one."""
+        """Casts a tensor to another number format, or returns the same tensor if it already has this format."""
         if x.dtype is dtype:
             return x
         converted_x = self.graph.new_tensor(x.shape, dtype, self._preserved_strides(x))
@@ -196,7 +196,7 @@ class ViewOperations:
         return record(self.graph, "to", (x,), converted_x, lambda g, _: (self.to(g, input_dtype),))
 
     def _preserved_strides(self, x: Tensor) -> layout.Strides:
-        """The strides of a copy that keeps the order of axes."""
+        """Returns the strides of a copy that keeps the order of axes."""
         return (
             x.strides if is_dense(x.shape, x.strides) else layout.elementwise_strides(((x.shape, x.strides),), x.shape)
         )

@@ -26,23 +26,25 @@ from .eager import EagerKernels
 from .eager.attention import AttentionKernels
 
 MOST_RANKS = 256
-"""Most ranks of a ring whose rounds are replayed."""
+"""Largest number of ranks in a ring whose rounds are replayed."""
 
 CHUNKS_PER_RANK = 2
-"""Parts of each sequence that a rank has."""
+"""Number of parts of each sequence on a rank."""
 
 DISTINCT_ROUNDS = 3
-"""Rounds around the first, the last and a rank's own after which rounds of the ring do the same."""
+"""Rounds at most this far from the first, the last or the rank's own round are replayed; all other rounds allocate the
+same bytes.
+"""
 
 ROW_AXIS = 2
-"""The axis of rows in [batch, heads, rows, size]."""
+"""Index of the rows' axis in [batch, heads, rows, size]."""
 
 
 @frozen
 class ContextParallelRing:
     """The ranks of a context-parallel group, each with a part of the sequence.
 
-    ranks: how many they are. rank: which of them this one is. uses_all_gather: whether all keys and values come at once
+    ranks: number of ranks. rank: index of this rank. uses_all_gather: whether all keys and values come at once
     (`allgather`), else in a ring (`alltoall`).
     runs_only_peak_rounds: whether rounds are left out that allocate what the round before allocates, which changes no
         peak of allocated bytes; false by default.
@@ -180,7 +182,7 @@ class KeyValueRotater:
     def next_buffer(self, template: Tensor) -> Tensor:
         """Returns the received buffer or one rank's part. template: a tensor like the buffer's first half."""
         assert self.buffer is not None
-        return Tensor((2 * template.count,), self.buffer.dtype, self.buffer.storage)
+        return Tensor((2 * template.numel,), self.buffer.dtype, self.buffer.storage)
 
 
 class AttentionOutputMerger:
@@ -226,7 +228,7 @@ class AttentionOutputMerger:
 
 
 def first_half_of_rows(aten: Aten, x: Tensor) -> Tensor:
-    """Returns half of a tensor's rows on this rank."""
+    """Returns a view of the first half of a tensor's rows."""
     return aten.slice(x, x.shape[ROW_AXIS] // CHUNKS_PER_RANK, ROW_AXIS)
 
 

@@ -46,7 +46,7 @@ from .eager import EagerKernels
 from .eager.scans.module_steps import ModuleSteps, module_steps
 
 WRAPPED_INPUT_NODE = "from_local"
-"""The name of the node behind what products with a divided output read."""
+"""Name of the autograd node behind the input of matrix products whose output is sharded."""
 
 
 class SentMessage(NamedTuple):
@@ -74,8 +74,8 @@ class DTensorKernels(EagerKernels):
     module_inputs: per running module, the values that its products read, as they were before, and as they read them.
     ranks: of the tensor group. token_ranks: of them, those that divide the tokens between products, 1 without sequence
         parallelism.
-    messages: what this rank has sent to the group, and where.
-    placement_tracker: where each value lies, if tokens are divided.
+    messages: messages that the rank has sent to the group, with module and phase.
+    placement_tracker: the placement of each value, if tokens are sharded.
     recurrent_module: the published module that runs at once.
     divides_loss: whether the loss is computed on divided logits, true by default; else they are gathered.
     copies_gathered: whether gathered tokens of one sequence are copied too, which are side by side already; false by

@@ -35,7 +35,7 @@ class PublishedLibrary:
 class PublishedKernel:
     """A published kernel with library, source file and verifying test.
 
-    name: its name in the library. library: the name of the library. source_location: its file and class.
+    name: the kernel's name in the library. library: the library's name. source_location: file and class.
     memory_source: how its memory is known. note: what else a reader should know.
     """
 
@@ -145,11 +145,11 @@ _KERNELS_OF_LIBRARIES: Mapping[str, Sequence[tuple[str, str, MemorySource, str]]
     ],
     "transformers": [("RwkvLinearAttention", "models/rwkv/modeling_rwkv.py", RUN_ON_META, "")],
 }
-"""Library → (name, file and class, how its memory is known, what else a reader should know) of each kernel."""
+"""Library → (name, file and class, source of its memory, remark for readers) of each kernel."""
 
 KERNELS = [
     PublishedKernel(name, library, path, evidence, remark)
     for library, rows in _KERNELS_OF_LIBRARIES.items()
     for name, path, evidence, remark in rows
 ]
-"""Every published kernel that a profile runs."""
+"""All published kernels that a profile runs."""

@@ -40,7 +40,7 @@ def record_function(
     """Records an autograd.Function whose forward pass has already computed `output`.
 
     optional_inputs: the arguments that may be tensors, or None.
-    saved_tensors: what `ctx.save_for_backward` keeps, or None.
+    saved_tensors: arguments of `ctx.save_for_backward`, or None.
     backward: backward(gradient, *saves) → a gradient per argument. It returns one for each, wanted or not, as the
         libraries do, and may not capture a tensor.
     """

@@ -18,10 +18,10 @@ from ..tensor import FLOAT32, OptionalGradient, Tensor
 from .autograd_function import H100, Accelerator, OptionalTensor, next_power_of_two, record_function
 
 CHUNK_TOKENS = 64
-"""The tokens that a kernel computes at once."""
+"""Number of tokens that a kernel computes at once."""
 
 HOPPER_SHARED_MEMORY, ADA_SHARED_MEMORY = 232448, 101376
-"""The shared memory per block from which fla takes larger tiles (fla/utils/_accelerator.py:196)."""
+"""Shared memory per block, in bytes, from which on fla uses larger tiles (fla/utils/_accelerator.py:196)."""
 
 
 def tile_width(head_size: Number, accelerator: Accelerator) -> int:
@@ -214,7 +214,7 @@ def fused_recurrent(aten: Aten, v: Tensor) -> Tensor:
 
 
 LONGEST_RECURRENT_SEQUENCE = 64
-"""The tokens up to which the layers of delta rules run `fused_recurrent` without gradients (fla/layers)."""
+"""Largest number of tokens for which layers with delta rules run `fused_recurrent` without gradients (fla/layers)."""
 
 # --- the gated delta rule --------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ def _gdn_bwd(
 ) -> tuple[Tensor, ...]:
     """Runs the backward pass of the chunked gated delta rule (fla/ops/gated_delta_rule/chunk.py:117).
 
-    gate: its input, A and bias, if the kernel computes it.
+    gate: the gate's input, A and bias, if the kernel computes the gate.
     """
     heads, head_size = v.shape[2], k.shape[3]
     w, u = aten.new_tensor((*k.shape[:2], heads, head_size), k.dtype), aten.new_like(v)

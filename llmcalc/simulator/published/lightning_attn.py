@@ -13,7 +13,7 @@ from ..tensor import OptionalGradient, Tensor
 from .autograd_function import next_power_of_two, record_function
 
 LARGEST_HEAD = 128
-"""The largest head that one kernel takes; larger ones are computed in parts, whose results are added."""
+"""Largest head size of the kernel; larger heads are computed in parts, whose results are added."""
 
 
 def lightning_attn_func(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:

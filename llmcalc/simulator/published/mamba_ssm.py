@@ -19,10 +19,10 @@ from .autograd_function import H100, Accelerator, OptionalTensor, next_power_of_
 from .causal_conv1d import causal_conv1d_bwd, causal_conv1d_fwd
 
 CHUNK_TOKENS = 2048
-"""The tokens between two states that the selective scan keeps."""
+"""Number of tokens between two states that the selective scan saves."""
 
 STATES_INDEX = 7
-"""Where those states are among the tensors that the selective scan saves."""
+"""Index of the saved states among the tensors that the selective scan saves."""
 
 
 # --- orders of axes --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ..tensor import FLOAT32, OptionalGradient, Tensor
 from .autograd_function import next_power_of_two, record_function
 
 LEAST_CHUNK_TOKENS, LEAST_CHUNKED_TOKENS = 16, 128
-"""The fewest tokens of a chunk. Sequences of fewer than `LEAST_CHUNKED_TOKENS` tokens are one chunk."""
+"""Smallest number of tokens per chunk; and smallest number of tokens of a sequence that is split into chunks."""
 
 
 def pad_to_chunks(tokens: Number, chunk_size: Number) -> Number:
@@ -22,8 +22,8 @@ def pad_to_chunks(tokens: Number, chunk_size: Number) -> Number:
     return ceil_div(tokens, chunk_size) * chunk_size
 
 
-def supports(tokens: Number, chunk_size: Number) -> bool:
-    """Whether the kernel supports these sizes, which must be powers of two (kernel_param_heuristics.py:44)."""
+def supports_token_counts(tokens: Number, chunk_size: Number) -> bool:
+    """Whether the kernel supports these token counts, which must be powers of two (kernel_param_heuristics.py:44)."""
     padded_tokens = pad_to_chunks(tokens, chunk_size)
     return bool(
         chunk_size >= LEAST_CHUNK_TOKENS

@@ -590,7 +590,7 @@ def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) ->
     every = [parameter for each in run.lowering.groups.values() for parameter in each.parameters]
     width = 4 if dtype == "float32" else 2
     assert weights == gradients == sum(pinned_bytes(width * parameter.shard_elements) for parameter in every)
-    assert states == sum(2 * width * parameter.shard.count + 4 for parameter in every)  # two moments and a step count
+    assert states == sum(2 * width * parameter.shard.numel + 4 for parameter in every)  # two moments and a step count
     assert offloaded.exact_bytes < on_device.exact_bytes
     assert on_device.host_terms == ()
 

@@ -28,7 +28,7 @@ from llmcalc.frameworks.megatron.named_arguments import NamedModelArguments
 from llmcalc.frameworks.megatron.param_and_grad_buffer import is_updated_by_muon
 from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
 from llmcalc.frameworks.megatron.rank_run import OPTIMIZER_FLAG_COUNT, RankRun
-from llmcalc.frameworks.megatron.run import check
+from llmcalc.frameworks.megatron.run import check_run
 from llmcalc.frameworks.megatron.schedule import InterleavedSchedule, run_step
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_of, optimizer_bytes
@@ -444,7 +444,7 @@ def test_norms_with_a_gate_are_refused_before_anything_runs() -> None:
     config = SHAPES["GigaChat35ForCausalLM"][0] | {"moe_intermediate_size": 16}
     run_memory = memory(llmcalc.load(config).model, Settings(phase="training", seq=64))
     with pytest.raises(InputError, match=r"gate \(gate_rank\) are not modelled with --framework megatron; expected"):
-        check(run_memory, "")
+        check_run(run_memory, "")
     assert framework_named("fsdp2").estimate(run_memory).bytes_per_parameter
 
 

@@ -10,7 +10,7 @@ import llmcalc
 from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.engines.weight_matrices import unused_projection_bytes
-from llmcalc.frameworks.vllm.fused_projections import layer_embedding_bytes
+from llmcalc.frameworks.vllm.layer_embeddings import layer_embedding_bytes
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside the frozen linear layers of a rank, as mcore-bridge and Megatron-Bridge run them.
+"""Low-rank adapters of a rank's frozen linear layers, as mcore-bridge and Megatron-Bridge run them.
 
 Sources: modelscope/mcore-bridge at 02fb038, src/mcore_bridge/tuners/lora.py, `LoraParallelLinear`; Megatron-Bridge at
 067f987, src/megatron/bridge/peft/utils.py, `ParallelLinearAdapter`, and lora_layers.py, `LoRALinear`; what frozen

@@ -19,7 +19,7 @@ from .lowering import Gradients, SavedTensors
 HEAD_AXES = ("heads", "kv_heads")
 
 MOST_FUSED_SOFTMAX_KEYS = 4096
-"""Keys up to which the softmax of Megatron-Core has one kernel."""
+"""Largest number of keys for which Megatron-Core's fused softmax kernel exists."""
 
 UNMODELLED_FEATURES = {
     "sinks": "attention sinks",
@@ -30,11 +30,11 @@ UNMODELLED_FEATURES = {
     "biased": "biases of scores",
     "narrowed": "keys that an indexer selects",
 }
-"""Option of an attention step that these kernels do not have → what it is."""
+"""Option of an attention step that Megatron-Core's kernels lack → its description."""
 
 
 def unsupported_attention_reason(operation: Step) -> str:
-    """Returns the reason why these kernels cannot run an attention step; empty if they can."""
+    """Returns the reason why Megatron-Core's kernels cannot run an attention step; empty if they can."""
     feature_names = dict.fromkeys(
         feature_name for option_name, feature_name in UNMODELLED_FEATURES.items() if operation.options.get(option_name)
     )

@@ -236,7 +236,7 @@ class ExpertKernels(HeadKernels):
         self.persistent.module_tensors[(id(self), *self.module_path())] = [tensor.detached() for tensor in tensors]
 
     def _all_gather_tokens(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
-        """Runs MoEAllGatherTokenDispatcher: gathers all ranks' tokens and selects those of local experts."""
+        """Runs MoEAllGatherTokenDispatcher: gathers all ranks' tokens and selects the tokens of local experts."""
         kernel_choices, autograd_graph, (row_count, row_width) = self.rank_choices, self.graph, x.shape
         group_size = kernel_choices.ep * kernel_choices.etp
         probs = local_tensors["probs"]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ....algebra import Number, ceil_div, exact_div, round_up
 from ....flow.program import Step
-from ....simulator.strides import Shape, count
+from ....simulator.strides import Shape, numel
 from ....simulator.tensor import FLOAT32, UINT8, Dtype, NeedsInputGrad, Tensor
 from .gated_delta import DeltaKernels
 from .lowering import Gradients, SavedTensors, direct_steps
@@ -66,7 +66,7 @@ def weight_sizes(kernel_choices: RankKernelChoices, row_count: Number, row_width
             else []
         ),
     ]
-    return [int(count(tensor_shape)) * dtype.bytes for tensor_shape, dtype in tensor_specs]
+    return [int(numel(tensor_shape)) * dtype.bytes for tensor_shape, dtype in tensor_specs]
 
 
 def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
@@ -82,13 +82,13 @@ def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
 
 
 PER_TENSOR_SCALE_RECIPES = ("tensorwise", "delayed")
-"""Recipes with one scale for a tensor."""
+"""Quantization recipes with one scale per tensor."""
 
 EXPERT_ROW_ALIGNMENT = 16
-"""Rows of each expert are padded to a multiple of this, or of a block (core/fp8_utils.py, `get_fp8_align_size`)."""
+"""Rows per expert are a multiple of this, or of a scaling block (core/fp8_utils.py, `get_fp8_align_size`)."""
 
 SIZE_MULTIPLE_BY_RECIPE = {"blockwise": 128, "mxfp8": 32}
-"""Recipe → what rows and widths are multiples of; others are gathered in 16 bits."""
+"""Quantization recipe → number that must divide rows and widths; tensors of other sizes are gathered in 16 bits."""
 
 
 class Fp8Kernels(DeltaKernels):
@@ -133,7 +133,7 @@ class Fp8Kernels(DeltaKernels):
     def quantize_experts(
         self, row_count: Number, width: Number, expert_count: int, needs_columnwise: bool = True
     ) -> QuantizedTensor:
-        """Returns the 8-bit inputs of several experts, all with the same number of rows.
+        """Returns the 8-bit inputs of several experts, each expert with the same number of rows.
 
         Recipes with blocks allocate one tensor by rows and one by columns for all experts
         (csrc/extensions/cast.cpp, `bulk_allocate_fp8_blockwise_tensors`).
@@ -148,7 +148,7 @@ class Fp8Kernels(DeltaKernels):
             )
         buffer_sizes = []
         for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, row_count, width):
-            nbytes = expert_count * (round_up(count(data_shape), 256) + round_up(count(scales_shape) * dtype.bytes, 16))
+            nbytes = expert_count * (round_up(numel(data_shape), 256) + round_up(numel(scales_shape) * dtype.bytes, 16))
             buffer_sizes.append(nbytes)
         row_buffers = [self.graph.new_tensor((buffer_sizes[0],), UINT8)]
         return QuantizedTensor(

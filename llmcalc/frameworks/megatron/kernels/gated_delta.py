@@ -21,10 +21,10 @@ from .lowering import Gradients, SavedTensors, steps_by_name
 from .mamba import MambaKernels
 
 CHUNK_TOKENS = 64
-"""The tokens that the delta rule computes at once (gdn.py, `torch_chunk_gated_delta_rule`)."""
+"""Number of tokens that the delta rule computes at once (gdn.py, `torch_chunk_gated_delta_rule`)."""
 
 FUSED_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
-"""The projections that one linear layer computes (gdn.py, `in_proj_split_names`)."""
+"""Names of the projections that one fused linear layer computes (gdn.py, `in_proj_split_names`)."""
 
 
 class DeltaKernels(MambaKernels):

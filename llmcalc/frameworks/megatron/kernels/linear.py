@@ -174,17 +174,14 @@ class LinearKernels(RankKernels):
         """Returns the outputs of fused linear layers; by default the undivided output for each layer."""
         return [linear_output for _ in output_widths]
 
-    def linear_weights(
-        self, operation: Step, output_width: Number, weight_role: str, bias: bool | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def linear_weights(self, operation: Step, output_width: Number, weight_role: str) -> tuple[Tensor, Tensor | None]:
         """Returns a linear layer's weight and bias. output_width: total outputs of all fused layers."""
         weight_shape = output_width, operation.input_values[0].width
         module_path = self.module_path()
         weight = self.with_role(weight_role, lambda: self.weight(f"{operation.name}.weight", weight_shape, module_path))
-        has_bias = operation.options["bias"] if bias is None else bias
         bias_tensor = (
             self.with_role(weight_role, lambda: self.weight(f"{operation.name}.bias", (output_width,), module_path))
-            if has_bias
+            if operation.options["bias"]
             else None
         )
         return weight, bias_tensor

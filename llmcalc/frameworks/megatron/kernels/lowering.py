@@ -43,15 +43,15 @@ It frees a saved tensor by setting its place to None.
 """
 
 SHARDED_AXES = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
-"""Axes that tensor parallelism divides: a linear layer has a part of these outputs on each rank."""
+"""Axes that tensor parallelism divides: each rank has a part of a linear layer's outputs along such an axis."""
 
 
 EMBEDDING_ROLES = ("table", "positions", "segments")
-"""The roles of the tables of an embedding."""
+"""Roles of the weights of embedding tables."""
 
 
 LINEAR_ROLES = ("column", "row", "matrix", "expert")
-"""The roles of the weights of linear layers."""
+"""Roles of the weights of linear layers."""
 
 
 def steps_by_name(module_scope: ModuleScope) -> dict[str, Step]:
@@ -63,8 +63,8 @@ class Parameter(NamedTuple):
     """A parameter on one rank.
 
     path: the path of its module, and its name.
-    tensor: its shape and type.
-    is_expert: whether it belongs to an expert that only some ranks have.
+    tensor: a tensor with the parameter's shape and number format.
+    is_expert: whether the parameter belongs to an expert that only some ranks have.
     role: `table` of an embedding, `head` of the output layer, `column`, `row` or `matrix` of a linear layer, or empty.
     is_fp8: whether its elements have 8 bits; false by default.
 
@@ -85,12 +85,12 @@ class Parameter(NamedTuple):
     @property
     def element_count(self) -> int:
         """The number of elements of the parameter."""
-        size: int = self.tensor.count
+        size: int = self.tensor.numel
         return size
 
 
 class UncountedMeter(NoMeter):
-    """A meter that counts nothing, for weights inside buffers that are counted elsewhere."""
+    """A meter without counts that returns blocks of weights, for weights in buffers that are counted elsewhere."""
 
     def allocate(self, byte_count: Number) -> Any:
         """Returns a block without counting its bytes."""
@@ -98,7 +98,7 @@ class UncountedMeter(NoMeter):
 
 
 GATHER_BUFFER_KEY = "gather buffer"
-"""Key of the buffer that gathered tensors share, in `PersistentTensors.shared_blocks`."""
+"""Key, in `PersistentTensors.shared_blocks`, of the buffer that all gathered tensors share."""
 
 
 def detached_argument(
@@ -252,7 +252,7 @@ class RankKernels(Lowering):
     persistent: tensors that stay between passes.
     ordered_parameters: the parameters in the order in which the framework creates them.
     role, in_expert, in_adapter: role of the parameter that is created, and whether it belongs to an expert or adapter.
-    norm_outputs: where a norm that is fused with a product leaves its output for an adapter; None without one.
+    norm_outputs: outputs of norms fused with products, which adapters read; None without adapters.
     module_of_step: step → the module in which it runs.
     pending_outputs: step → its output, which a fused product has computed already.
     deferred_norms: value → the norm that the next column product computes.
@@ -449,9 +449,9 @@ class RankKernels(Lowering):
         """Allocates a tensor [rows, width]."""
         return self.graph.new_tensor((row_count, row_width), dtype)
 
-    def empty_like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
-        """Allocates a tensor of the same shape."""
-        return self.graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
+    def empty_like(self, x: Tensor) -> Tensor:
+        """Allocates a tensor of the shape and number format of x."""
+        return self.graph.new_tensor(x.shape, x.dtype)
 
     def record_node(
         self,

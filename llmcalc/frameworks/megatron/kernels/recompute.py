@@ -19,7 +19,7 @@ from .sparse_attention import SparseAttentionKernels
 DiscardableFunction: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
 
 DOWN_PROJECTION_STEPS = ("q_a_proj", "kv_a_proj", "q_a_norm", "kv_a_norm")
-"""Steps of latent attention that run before its latents are projected up."""
+"""Names of the steps of latent attention that run before the up-projections of latents."""
 
 
 class DiscardedOutputs:

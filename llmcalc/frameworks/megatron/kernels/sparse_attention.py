@@ -22,7 +22,7 @@ from .fp8 import Fp8Kernels
 from .lowering import Gradients, SavedTensors, steps_by_name
 
 ROWS_SCATTERED_AT_ONCE = 256
-"""Rows of the selection that are scattered at once (dsa_masking.py, `scatter_topk_into_index_mask`)."""
+"""Number of rows of the key selection that are scattered at once (dsa_masking.py, `scatter_topk_into_index_mask`)."""
 
 
 class SparseAttentionKernels(Fp8Kernels):

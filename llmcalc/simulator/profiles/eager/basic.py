@@ -18,7 +18,7 @@ from ...lowering import Lowering, ModulePath
 from ...tensor import DTYPES, FLOAT32, INT64, Tensor
 
 TOKEN_ID_SOURCES = ("ids", "known ids")
-"""Look-ups by the ids of the tokens. All others are by numbers that all sequences share."""
+"""Index sources of look-ups by token ids; all other look-ups use numbers that all sequences share."""
 
 
 @kernels_compared(TORCH_WITNESS)
@@ -62,7 +62,7 @@ class BasicKernels(Lowering):
     def repeat_linear(
         self, name: str, module_path: ModulePath, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """Computes x·Wᵀ + b with the linear layer of this name in this module."""
+        """Computes x·Wᵀ + b with the linear layer `name` of the module `module_path`."""
         return self.aten.linear(x, weight, bias)
 
     def has_adapter(self, operation: Step) -> bool:

@@ -18,10 +18,10 @@ from .scans.mamba import NORM_NAMES
 from .scans.module_steps import ModuleSteps
 
 QKV = ("q_proj", "k_proj", "v_proj")
-"""The projections of a delta rule that one convolution reads."""
+"""Names of the delta rule's projections whose outputs one convolution reads."""
 
 DECODING_WITNESS = torch_witness("tests/simulator/test_inference.py")
-"""The witness of decoding steps."""
+"""Witness of decoding steps."""
 
 
 @kernels_compared(DECODING_WITNESS)

@@ -16,15 +16,15 @@ from ....flow.value import Value
 from ....ops import ExpertRows
 from ...autograd import record
 from ...lowering import CARRIED_KEY, Lowering
-from ...strides import count
+from ...strides import numel
 from ...tensor import FLOAT32, INT32, INT64, OptionalGradient, Tensor
 
 GROUPED_PRODUCT_ALIGNMENT = 16
-"""torch's grouped product requires rows of a multiple of that many bytes."""
+"""torch's grouped matrix product requires rows whose bytes are a multiple of this number."""
 
 
 GATE_AND_UP = ("gate_proj", "up_proj")
-"""The linear layers of gated experts that read the experts' input."""
+"""Names of the linear layers that read the experts' input."""
 
 
 @kernels_compared(TORCH_WITNESS)
@@ -38,7 +38,7 @@ class ExpertKernels(Lowering):
         """
         if axis_count > 1:
             return self.aten.flatten(self.aten.flatten(x, 0, len(x.shape) - axis_count - 1), 1)
-        return self.aten.with_shape(x, (count(x.shape[:-1]), x.shape[-1]))
+        return self.aten.with_shape(x, (numel(x.shape[:-1]), x.shape[-1]))
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class ExpertKernels(Lowering):
         return record(self.graph, "select", (weight,), weight.view(weight.shape, weight.strides), backward)
 
     def _linear_steps_fused_with(self, operation: Step) -> list[Step]:
-        """Returns the experts' linear layers that run as one product with this step, in order.
+        """Returns the experts' linear layers that run as one product with an operation, in order.
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """

@@ -23,19 +23,19 @@ from .fake_quantization import FakeQuantizationKernels
 from .fused_attention import FUSED_KERNELS_WITNESS, FusedAttention
 
 LIGER_WITNESS = source_code_witness("linkedin/Liger-Kernel's cross-entropy", "tests/device_memory/test_grid.py")
-"""The witness of the losses of Liger-Kernel, whose storages torch makes in their order without the kernels."""
+"""Witness of Liger-Kernel's losses: torch allocates the same storages in the same order without the kernels."""
 
 LIGER_GRPO_WITNESS = source_code_witness("linkedin/Liger-Kernel's GRPO", "tests/simulator/test_choices.py")
-"""The witness of Liger-Kernel's log-probabilities, which are operations of torch in its order."""
+"""Witness of Liger-Kernel's log-probabilities, which consist of torch operations."""
 
 FLASH_LOSS_WITNESS = source_code_witness("flash-attn's cross-entropy", "tests/simulator/test_choices.py")
-"""The witness of flash-attn's losses, whose storages torch makes in their order without the kernels."""
+"""Witness of flash-attn's losses: torch allocates the same storages in the same order without the kernels."""
 
 CHUNKED_LOSS_WITNESS = torch_witness("tests/simulator/test_adapter_libraries.py")
-"""The witness of a loss chunk by chunk."""
+"""Witness of a loss computed in chunks."""
 
 TRL_CHUNKS_WITNESS = source_code_witness("huggingface/trl's chunked_nll", "tests/simulator/test_choices.py")
-"""The witness of TRL's loss in chunks that are computed again, whose lines run in torch."""
+"""Witness of TRL's loss in recomputed chunks, whose lines of code run in torch."""
 
 COMPILED_WITNESS = Witness(
     "estimate",
@@ -43,25 +43,25 @@ COMPILED_WITNESS = Witness(
     "17 to 20 % below 3 measured steps of a whole compiled model, 42 % below one of QLoRA)",
     "tests/device_memory/test_published.py",
 )
-"""The witness of what torch.compile is taken to keep: published measurements of fine-tuning, and steps on an H200."""
+"""Witness of what torch.compile keeps: published measurements of fine-tuning, and steps on an H200."""
 
 HEAD_AXES = ("heads", "kv_heads", "half_heads")
-"""The names of axes of heads."""
+"""Names of the axes of heads."""
 
 DEFAULT_LOSS_CHUNKS = 8
-"""Chunks of a `split` cross-entropy: the default of torchtune (`num_output_chunks`)."""
+"""Number of chunks of a `split` cross-entropy: torchtune's default (`num_output_chunks`)."""
 
 ENTROPY_ROWS = 128
-"""Rows of logits whose entropies TRL computes at a time (trainer/utils.py, `entropy_from_logits`)."""
+"""Number of rows of logits whose entropies TRL computes at once (trainer/utils.py, `entropy_from_logits`)."""
 
 TRL_ROWS = 256
-"""Tokens of a chunk of TRL's loss (trainer/sft_trainer.py, `_CHUNKED_LM_HEAD_CHUNK_SIZE`)."""
+"""Number of tokens per chunk of TRL's loss (trainer/sft_trainer.py, `_CHUNKED_LM_HEAD_CHUNK_SIZE`)."""
 
 MOST_REPLAYED_CHUNKS = 32
-"""Recomputed chunks that are run: all others allocate and free the same as those before them."""
+"""Largest number of recomputed chunks that are replayed; all later chunks allocate and free the same bytes."""
 
 LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
-"""Tokens and words of the vocabulary whose logits Liger-Kernel's GRPO computes at a time."""
+"""Number of tokens, and of vocabulary entries, whose logits Liger-Kernel's GRPO computes at once."""
 
 
 def _chunk_sizes(axis_size: int, part_size: int) -> list[int]:
@@ -335,7 +335,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @compared(FLASH_LOSS_WITNESS, cross_entropy="flash")
     def _flash_loss(self, logits: Tensor, labels: Tensor, is_in_place: bool = False) -> Tensor:
-        """Runs flash-attn's cross-entropy, which saves two numbers per row beside the logits.
+        """Runs flash-attn's cross-entropy, which saves the logits and two numbers per row.
 
         Source: Dao-AILab/flash-attention, flash_attn/ops/triton/cross_entropy.py, `CrossEntropyLoss`.
 
@@ -531,7 +531,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return record(graph, "linear_log_probabilities", inputs, loss_scalar, backward, input_gradient, *gradients)
 
     def _vocabulary_logits(self, flat_rows: Tensor, weight: Tensor, bias: Tensor | None, part_size: int) -> Tensor:
-        """Returns the float32 logits of rows [tokens, hidden] for a part of the vocabulary of this size."""
+        """Returns the float32 logits of rows [tokens, hidden] for `part_size` entries of the vocabulary."""
         aten = self.aten
         weight_part = aten.to(aten.slice(weight, part_size, 0), flat_rows.dtype)
         logits = aten.product(flat_rows, aten.transpose(weight_part, 0, 1))

@@ -18,16 +18,16 @@ from ...tensor import BOOL, FLOAT32, INT64, UINT8, Dtype, NeedsInputGrad, Option
 from .attention import AttentionKernels
 
 FUSED_KERNELS_WITNESS = torch_witness("tests/simulator/test_choices.py")
-"""The witness of attention and norms that replace several steps."""
+"""Witness of fused attention and norms, which replace several operations."""
 
 SDPA_WITNESS = source_code_witness(
     "torch's sdp_utils.cpp and derivatives.yaml; the CPU's kernel on the CPU, the others' results on meta",
     "tests/simulator/test_sdpa.py",
 )
-"""The witness of the backends of scaled_dot_product_attention."""
+"""Witness of the backends of scaled_dot_product_attention."""
 
 CUDNN_WORKSPACE = 256
-"""Bytes that cuDNN's attention takes beside the sums of dQ, on an H200 with cuDNN 9.19."""
+"""Bytes of cuDNN's attention workspace besides the sums of dQ, on an H200 with cuDNN 9.19."""
 
 
 @kernels_compared(TORCH_WITNESS)
@@ -49,7 +49,7 @@ class FusedAttention(AttentionKernels):
             super().do_repeat(operation)
 
     def _is_read_in_module(self, verb: str, recorded_value: Value) -> bool:
-        """Whether an operation of that name in the current module reads a value."""
+        """Whether an operation named `verb` in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
         return any(
             isinstance(item, Step) and item.verb == verb and recorded_value in item.input_values for item in scope_items

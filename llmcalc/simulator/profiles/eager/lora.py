@@ -15,7 +15,7 @@ from ....ops import ChunkedScan, Linear
 from ....workload.lora import BLOCK_WEIGHTS, GATE_AND_UP, PROJECTIONS, SCAN_OUTPUT_PROJECTION
 from ...autograd import record
 from ...lowering import ModulePath
-from ...strides import Shape, count
+from ...strides import Shape, numel
 from ...tensor import (
     BOOL,
     FLOAT16,
@@ -33,7 +33,7 @@ from .fake_quantization import FakeQuantizationKernels
 from .scans.module_steps import module_steps
 
 FUSED_QKV_NAME = "qkv_proj"
-"""The name of that product."""
+"""Name of the matrix product that fuses the projections of queries, keys and values."""
 
 
 class LoraKernels(FakeQuantizationKernels):
@@ -44,7 +44,7 @@ class LoraKernels(FakeQuantizationKernels):
     def linear_weight(self, operation: Step) -> Tensor:
         """Returns the weight of a linear layer, quantized for a quantized base model."""
         weight = operation.weight
-        if weight is None or not self._is_quantised(operation):
+        if weight is None or not self._is_quantized(operation):
             return self._trained_copy(operation, super().linear_weight(operation))
         return self._new_quantized_weight(
             operation.name, element_count(weight.output_axes), element_count(weight.input_axes)
@@ -65,8 +65,8 @@ class LoraKernels(FakeQuantizationKernels):
             embedded_rows = self.tensor_of(operation.output_values[0])
             embedded_rows.is_leaf = self.graph.is_grad_enabled and embedded_rows.node is None
 
-    def _is_quantised(self, operation: Step) -> bool:
-        """Whether a weight is quantised: every weight of a layer but a router's, and on request the output head's.
+    def _is_quantized(self, operation: Step) -> bool:
+        """Whether a weight is quantized: each weight of a layer except a router's, and optionally the output head's.
 
         Mamba-2's output projection is not, whose weight the kernel of the scan reads itself.
         """
@@ -174,7 +174,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.adapters.joined_layers.get((self.frames[-1].scope.name, operation.name), "")
 
     def _fused_projections(self, operation: Step) -> list[Step]:
-        """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
+        """Returns the projections fused with a projection into one product, in order; none if it runs alone."""
         joined_layer_name = self._joined_layer_name(operation)
         if joined_layer_name:
             joined_steps = self._linear_layers_of_input(
@@ -192,7 +192,7 @@ class LoraKernels(FakeQuantizationKernels):
         return projections if len(projections) > 1 and projections[0].name == projection_names[0] else []
 
     def _linear_layers_of_input(self, operation: Step, is_joinable: Callable[[Step], bool]) -> list[Step]:
-        """Returns the linear layers of the current module that read the same input as a layer, in order."""
+        """Returns the current module's linear layers that read the same input as an operation's layer, in order."""
         return [
             scope_item
             for scope_item in self.frames[-1].scope.items
@@ -213,7 +213,7 @@ class LoraKernels(FakeQuantizationKernels):
         if len(biased_steps) not in (0, len(operations)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
         bias = self.weight(f"{layer_name}.bias", (total_width,)) if biased_steps else None
-        if self._is_quantised(operations[0]):
+        if self._is_quantized(operations[0]):
             weight = self._new_quantized_weight(layer_name, total_width, x.shape[-1])
         else:
             weight = self.weight(f"{layer_name}.weight", (total_width, x.shape[-1]))
@@ -224,7 +224,7 @@ class LoraKernels(FakeQuantizationKernels):
         self._keep_gate_in_frame(operations)
 
     def _keep_gate_in_frame(self, operations: list[Step]) -> None:
-        """Keeps the gate, half of a product, alive until the module returns, as a local variable of the class does."""
+        """Keeps the gate, half of a product's output, alive until the module returns, as the class does."""
         if operations[0].name in GATE_AND_UP:
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].output_values[0])
 
@@ -494,7 +494,7 @@ class LoraKernels(FakeQuantizationKernels):
         bitsandbytes/backends/cuda/ops.py, `int8_vectorwise_quant` and `int8_mm_dequant`.
         """
         aten, autograd_graph, dtype, input_shape = self.aten, self.graph, x.dtype, x.shape
-        row_count, column_count = count(x.shape[:-1]), x.shape[-1]
+        row_count, column_count = numel(x.shape[:-1]), x.shape[-1]
 
         def backward(output_gradient: Tensor, _: NeedsInputGrad, *__: Tensor) -> Sequence[OptionalGradient]:
             decoded_weight = autograd_graph.new_tensor((output_width, column_count), dtype)
@@ -536,12 +536,12 @@ class LoraKernels(FakeQuantizationKernels):
         return self.aten.to(output, dtype)
 
     def _decode_scales(self, shape: Shape) -> Tensor | None:
-        """Decodes the scales of a 4-bit weight, if these are quantised too. The forward pass adds their mean to a copy.
+        """Decodes the scales of a 4-bit weight if they are quantized too. The forward pass adds their mean to a copy.
 
         Source: bitsandbytes/backends/cuda/ops.py, `_dequant_linear_fallback`.
         """
         assert self.adapters is not None
         has_quantized_scales = self.adapters.base_storage == "nf4-dq"
         return (
-            self.graph.new_tensor((ceil_div(count(shape), BLOCK_WEIGHTS),), FLOAT32) if has_quantized_scales else None
+            self.graph.new_tensor((ceil_div(numel(shape), BLOCK_WEIGHTS),), FLOAT32) if has_quantized_scales else None
         )

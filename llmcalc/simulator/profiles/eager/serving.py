@@ -22,7 +22,7 @@ from .fused import FusedKernels
 from .positions import PositionKernels
 
 MOST_INDEXER_LOGIT_BYTES = 512 << 20
-"""Most bytes of an indexer's logits at once: vLLM runs more queries in several parts (vllm/envs.py,
+"""Largest number of bytes of an indexer's logits at once; vLLM splits more queries into parts (vllm/envs.py,
 `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB`).
 """
 
@@ -143,7 +143,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
-        """Stores the number of keys in the blocks that a lower layer selected. The kernel reads these keys in place."""
+        """Stores how many keys are in the blocks that a lower layer selected, which the kernel reads in place."""
         keys = self.tensor_of(operation.input_values[0])
         chosen_block_count = self.pass_memo["candidate blocks"].shape[-1]
         self.selectable_entry_count = minimum(keys.shape[1], chosen_block_count * operation.options["block_size"])
@@ -194,7 +194,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
 
 SELECTION_VERBS = frozenset({"choose_entries", "value_of_lower_layer", "select_blocks", "whole_entries"})
-"""Verbs whose kernels make indices, or note how many there may be."""
+"""Verbs whose kernels create indices of selected keys, or store how many keys may be selected."""
 
 
 def has_query_key_pairs(recorded_value: Value) -> bool:

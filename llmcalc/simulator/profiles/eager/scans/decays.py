@@ -180,7 +180,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         """Runs an mLSTM layer as transformers does (`xLSTMLayer.forward`), with a kernel of mlstm_kernels."""
         aten, op = self.aten, module_steps.op("core", MatrixMemory)
         chunk_rows = x.shape[1] if self.cached_tensors_by_path is None else op.chunk_size
-        if not mlstm_kernels.supports(chunk_rows, op.chunk_size):
+        if not mlstm_kernels.supports_token_counts(chunk_rows, op.chunk_size):
             lengths_text = f"chunks of {op.chunk_size} tokens in sequences of {x.shape[1]}"
             smallest_chunk = mlstm_kernels.LEAST_CHUNK_TOKENS
             raise self.unsupported(

@@ -16,7 +16,7 @@ from .module_steps import ModuleSteps
 from .modules import ScanModuleKernels
 
 NORM_NAMES = "dt_norm", "b_norm", "c_norm"
-"""The norms on Δ, B and C."""
+"""Names of the norms on Δ, B and C."""
 
 
 class MambaKernels(ScanModuleKernels):
@@ -105,7 +105,7 @@ class MambaKernels(ScanModuleKernels):
             )
         dt_bias = self.bias(module_steps["dt_proj"])
         assert dt_bias is not None
-        # `_is_quantised`: the layer, less its bias
+        # `_is_quantized`: the layer, less its bias
         if self.adapters is not None and self.adapters.base_storage != "none":
             dt = aten.add(self.project(module_steps["dt_proj"], dt), dt_bias)
         else:

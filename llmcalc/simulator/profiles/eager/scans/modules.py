@@ -24,7 +24,7 @@ from .module_steps import ModuleSteps, module_steps
 class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
-    accelerator: what kernels ask of the device that runs them.
+    accelerator: properties of the device that determine kernels' workspaces.
     persistent_tensors: module path and name → tensor that the module references between its runs.
     """
 
@@ -78,7 +78,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
                     self.free_value(recorded_value.storage)
 
     def keeps_float32_weights(self, module_steps: ModuleSteps) -> bool:
-        """Whether the kernels of a module take weights in float32 beside activations in 16 bits; false by default."""
+        """Whether a module's kernels read weights in float32 and activations in 16 bits; false by default."""
         return False
 
     def _check_number_formats(self) -> None:
@@ -191,7 +191,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         return output
 
     def conv_weight(self, operation: Step, shape: Any) -> Tensor:
-        """Returns the filters of a convolution. Those of queries, keys and values are concatenated."""
+        """Returns the filters of a convolution; the filters of queries, keys and values are concatenated."""
         filter_keys = [(*self.module_path(), f"{operation_name}_conv1d.weight") for operation_name in "qkv"]
         if filter_keys[0] in self.weights:
             return self.new_pool_tensor(shape, self.dtype)

@@ -15,7 +15,7 @@ from .module_steps import ModuleSteps
 from .modules import ScanModuleKernels
 
 SEQUENTIAL_TOKENS = 4
-"""The tokens at the end of a loop that run one after the other."""
+"""Number of tokens at the end of the loop that are replayed one by one."""
 
 
 class RGLRUKernels(ScanModuleKernels):

@@ -1,4 +1,4 @@
-"""The buffer from which vLLM's CUDA graphs read Gemma's small embeddings of each layer (models/gemma4.py)."""
+"""The buffer from which vLLM's CUDA graphs read Gemma's per-layer embeddings (models/gemma4.py)."""
 
 from __future__ import annotations
 
