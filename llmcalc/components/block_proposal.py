@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Proposal(OutputPart):
-    """A draft model's bias on its logits, over the vocabulary of the draft's head.
+    """A draft model's additional outputs: a bias on the logits, the acceptance score, and the next input.
 
     markov_rank: the rank of a bias that depends on the previous token (DSpark); none by default.
     markov: how the bias depends on the hidden state: not at all (`vanilla`, the default), by a gate (`gated`) or by the

@@ -39,4 +39,4 @@ class Dropout(Record):
 
 
 ATTENTION_DROPOUT = Dropout.model_construct(attention=0.0)
-"""The places of a model that states none: most decoders' classes have `attention_dropout`."""
+"""The dropout points of a model whose description states none: attention only, with probability 0."""

@@ -68,13 +68,13 @@ else:
     RelativeBias, Pooler = component_type("distance_bias:RelativeBias"), component_type("pooler:Pooler")
 
 BASE_LAYER_NAME = "block"
-"""The name of `block` in a pattern."""
+"""The name that stands for the field `block` in a layer pattern."""
 
 MOST_VARIANTS = 256
 """The largest number of variants in one stack."""
 
 SHARED_LABEL_SUFFIX = ", shared"
-"""The end of the label of layers that reuse the parameters of the first layer of their kind."""
+"""The label suffix of layers that reuse the parameters of the first layer of the same kind."""
 
 
 class Stack(Component):

@@ -30,10 +30,10 @@ from .trained_tensors import TrainedTensor, is_in_layer
 FROZEN_WEIGHT_FORMATS: tuple[FrozenWeightFormat, ...] = get_args(FrozenWeightFormat)
 
 DEFAULT_TARGETS = ("q_proj", "v_proj")
-"""PEFT's layers with adapters for most models (peft/utils/constants.py)."""
+"""Linear layers that get adapters in most models if PEFT's `target_modules` is not set (peft/utils/constants.py)."""
 
 ENCODER_INPUT_NAME = "patch_embedding"
-"""An encoder's product with pixels or frames, which classes of transformers compute as a convolution."""
+"""Name of an encoder's first matrix product, on pixels or frames, which transformers classes run as a convolution."""
 
 
 @frozen

@@ -19,10 +19,10 @@ from .encoders import EncodedInputs
 from .model_changes import ModelChange, changed_models
 
 STATE_KIND = "recurrent_state"
-"""The default kind of cached state that is not a KV cache."""
+"""Default name of the kind of cached state other than a KV cache."""
 
 SHORTEST_SHOWN_CONTEXT, LONGEST_SHOWN_CONTEXT = 2**10, 2**17
-"""Context lengths for which growth is shown: from 1,024 to 131,072, or to the model's own context length."""
+"""Context lengths in tokens for which cache growth is shown: 1,024 to 131,072, or to the model's context length."""
 
 
 def cache_bits_of(format_name: str) -> Cost:

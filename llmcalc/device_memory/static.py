@@ -215,10 +215,11 @@ class MemoryUse:
 
 
 QuantizedSizes: TypeAlias = dict[tuple[str | None, str, frozenset[str]], QuantizedSize]
-"""(`--quantize`, format of unconverted tensors, optional parts) → the size of the weights of one model and config."""
+"""Cache for one model and config: (`--quantize`, format of unconverted tensors, optional parts) → size of the weights.
+"""
 
 DEFAULT_SETTINGS = Settings()
-"""Inference with all defaults."""
+"""The settings of an inference run with all defaults."""
 
 
 def memory(

@@ -63,7 +63,7 @@ MAKER_WORDS = re.compile(
     r"^\s*(?:(?:nvidia|amd|intel|tesla|geforce|quadro|instinct|radeon|apple|macbook|mac|pro|air|studio|mini)[\s_-]+)+",
     re.I,
 )
-"""The words of a maker and of its brand or computer, which stand before a name and are no part of it."""
+"""Matches the vendor, brand or computer words before an accelerator's name, which are dropped."""
 
 APPLE_COMPUTERS = {
     "macstudio": "m3-ultra, m4-max or m4-max-64gb",
@@ -73,17 +73,17 @@ APPLE_COMPUTERS = {
     "mac": "m4, m4-pro or m4-max-64gb",
     "applesilicon": "m4, m4-pro or m4-max-64gb",
 }
-"""Apple's computers without their chip → chips with which they are sold, for the error message."""
+"""Name of an Apple computer without its chip → the chips with which it is sold, for the error message."""
 
 NOTEBOOK_SERVICES = {"colab": "t4 (without a subscription), l4 or a100-40gb", "kaggle": "p100, or t4 with --devices 2"}
-"""Services that lend notebooks → accelerators of those, for the error message.
+"""Notebook service (Colab, Kaggle, …) → the accelerators that it lends, for the error message.
 
 Sources: https://mccormickml.com/2024/04/23/colab-gpus-features-and-pricing and
 https://www.kaggle.com/docs/efficient-gpu-usage.
 """
 
 NOTEBOOK_TPUS = {"colab": "tpu-v5e", "kaggle": "tpu-v5e --devices 8"}
-"""The same services → the TPUs that they lend (https://github.com/jax-ml/jax-ai-stack/pull/242, of October 2025)."""
+"""Notebook service → the TPUs that it lends (https://github.com/jax-ml/jax-ai-stack/pull/242, of October 2025)."""
 
 SURROUNDING_WORDS = re.compile(
     r"\b(?:gpus?|google|colab|kaggle|macbook(?:[\s_-]+(?:pro|air))?|mac[\s_-]*(?:mini|studio|pro)|imac|air|mini|studio)\b",
@@ -94,20 +94,20 @@ SURROUNDING_WORDS = re.compile(
 PROCESSOR_WORD = re.compile(
     r"\b(?:cpu|ram|xeon|epyc|threadripper|ryzen|i[3579][\s-]?[0-9]{4,5}[a-z]{0,3}|core i[3579])\b", re.I
 )
-"""Words that name a processor, or its memory."""
+"""Matches words that name a CPU or its memory."""
 
 SMALL_COMPUTER_WORD = re.compile(
     r"\b(?:raspberry|rpi ?[0-9]?|iphone|ipad|pixel ?[0-9]*|galaxy|android|steam ?deck|nuc)\b", re.I
 )
-"""Words that name a telephone, a tablet or a small computer."""
+"""Matches words that name a telephone, a tablet or a small computer."""
 
 TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
-"""The signs that drivers print behind the words of a maker."""
+"""The trademark signs that drivers print after vendor and brand names."""
 
 COUNT_WORDS = {
     "dual": 2, "two": 2, "a pair of": 2, "triple": 3, "three": 3, "quad": 4, "four": 4, "six": 6, "eight": 8
 }  # fmt: skip
-"""Words for a number of accelerators, before their name."""
+"""Word for a number of accelerators, before their name → the number."""
 
 ACCELERATOR_COUNT_PATTERNS = (
     re.compile(r"(?P<count>[0-9]{1,7})\s*[x×*]\s*(?P<name>.+)", re.I),

@@ -68,7 +68,7 @@ class Training(Record):
 
 
 LOADED_FIELDS = ("name", "asked", "changes", "config", "named_checkpoint", "notes", "run_notes")
-"""Fields of `Preset` that no file states."""
+"""Fields of `Preset` that are set when a model is loaded, and cannot be stated in a file."""
 
 
 class Preset(Record):

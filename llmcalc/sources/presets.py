@@ -60,7 +60,7 @@ def load_preset(preset_name: str) -> Preset:
 
 
 LONGEST_NAME = 400
-"""Largest number of letters of a name that is compared with the presets': a hub id with its revision has fewer."""
+"""Largest number of characters of a name that is compared with preset names; hub ids with a revision are shorter."""
 
 
 @cache
@@ -97,7 +97,7 @@ _LIBRARY_TAG = re.compile(
 
 
 LIBRARY_ENGINE = "ollama"
-"""The engine whose library has these tags."""
+"""The inference engine (Ollama) whose library has the tags in `LIBRARY`."""
 
 
 NEWEST_TAG = ":latest"
@@ -156,7 +156,7 @@ def library_context(name: str) -> int | None:
 
 
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}")
-"""A name and a tag, as in Ollama's library."""
+"""Pattern of a model name and a tag, as in Ollama's library: `qwen3:30b`."""
 
 _GGUF_REPOSITORY = re.compile(
     r"(?P<ollama>(?:hf\.co|huggingface\.co)/)?[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}[-_.]gguf(?:[:@][\w.-]{1,60})?",
@@ -186,7 +186,7 @@ def is_library_tag(name: str) -> bool:
 
 
 def names_gguf_file(name: str) -> bool:
-    """Whether a name is a tag of Ollama's library, or a known model's repository of GGUF files. `?` as above."""
+    """Whether a name is a tag of Ollama's library, or a known model's repository of GGUF files."""
     return is_library_tag(name) or checkpoint_of_tag(name) is not None
 
 
@@ -392,7 +392,7 @@ SCHEMES_OF_MLX = tuple((rf"(?:mlx[-_])?{bits}[-_]?bit(?:[-_](?:dwq|mlx))*", f"ml
 
 
 USUAL_GROUP, SMALLER_GROUP = "-g128", "-g32"
-"""Columns of a group of weights in 4 or 8 bits, and those where 128 does not divide a matrix.
+"""Scheme suffixes for groups of 128 columns of 4-bit or 8-bit weights, and of 32 if 128 does not divide a matrix.
 
 cpatonn/GLM-4.5-Air-AWQ-4bit, whose first layer has 10,944 columns, has groups of 32: 59.1 GiB on disk.
 """
@@ -521,7 +521,7 @@ _UNQUANTIZED_ENDING = re.compile(r"-(?:bf16|hf)$", re.IGNORECASE)
 
 
 _META_PREFIX = re.compile(r"^meta-", re.IGNORECASE)
-"""Beginning of the names of Llama 2, 3 and 3.1, which most people leave out."""
+"""Matches the prefix `Meta-` of the repositories of Llama 2, 3 and 3.1, which most people leave out."""
 
 _VERSION_ENDING = re.compile(r"-(?:v[0-9]+(?:\.[0-9]+)?|[0-9]{4})$", re.IGNORECASE)
 """Version or date at the end of a repository's name: `Mixtral-8x7B-Instruct-v0.1`, `Apertus-70B-Instruct-2509`."""

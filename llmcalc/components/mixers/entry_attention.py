@@ -271,7 +271,7 @@ def entry_attention_class() -> Any:
             raise NotImplementedError
 
         def _entry_counts(self, x: Tensor, pass_state: PassState) -> Tensor:
-            """Returns how many entries each token sees, all of whose tokens it has passed."""
+            """Returns for each token the number of entries made only of tokens up to that token."""
             spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
             assert spec.compress_rate is not None
             return (pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1) // spec.compress_rate

@@ -153,7 +153,7 @@ if TYPE_CHECKING:
     AnyResampler: TypeAlias = LearnedQueries
 else:
     AnyResampler = Annotated[Part, RESAMPLERS]
-    """Learned queries that read the patches."""
+    """The components whose learned queries read the patches, chosen by `type`."""
 
 
 class Projector(TowerPart):

@@ -27,7 +27,7 @@ STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 """Keys of a config that state the number format of recurrent states."""
 
 LONGEST_NAME = 200
-"""Largest length of the name in a config, in characters."""
+"""Largest length of a model's name in a config, in characters."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -181,4 +181,4 @@ EXTRA_READ_FIELDS = (
     "num_labels",
     "max_position_embeddings",
 )
-"""Fields that a reader may read without a default of its own."""
+"""Config fields that a reader may read without stating a default."""

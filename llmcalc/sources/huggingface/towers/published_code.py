@@ -378,7 +378,7 @@ MINICPM_SLICED = ("2.6", "4.0", "4.5")
 """The versions of MiniCPM-V whose processors number images and write marks around slices."""
 
 MINICPM_SLICES: Table = {"scale_resolution": 448, "max_slice_nums": 9}
-"""The side of a square with a slice's pixels, and the most slices of an image, in these processors."""
+"""The side of a square with a slice's number of pixels, and the most slices per image, in MiniCPM-V's processors."""
 
 
 def _read_qwen_vl(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -487,7 +487,7 @@ INTERNVIT_FIELDS = field_names("""
     moe_output_scale noisy_gate_policy num_experts num_routed_experts num_shared_experts shared_expert_intermediate_size
     use_moe use_residual use_rts use_weighted_residual
     """)
-"""Fields of InternViT's configs that change no count: those of experts that no published encoder has."""
+"""Ignored fields of InternViT's configs, for experts that no published encoder has."""
 CHAT_DEFAULTS: Table = {"downsample_ratio": 0.5, "select_layer": -1, "max_dynamic_patch": 6}
 MLP_PROJECTOR_DEFAULTS: Table = {
     "projector_type": "downsample_mlp_gelu",

@@ -178,16 +178,16 @@ MOE_PRESETS: dict[str, Table] = {
         "shared_expert_gate": "sigmoid",
     },
 }  # fmt: skip
-"""Name of a `moe_preset` → the fields that it states (specforge/modeling/draft/moe/presets.py of SpecForge)."""
+"""Name of a `moe_preset` → the config fields that it sets (specforge/modeling/draft/moe/presets.py of SpecForge)."""
 
 EXPERT_FIELDS = (
     *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "scoring_func"),
     *("shared_expert_intermediate_size", "swiglu_limit", "balance", "shared_expert_gate"),
 )
-"""Fields of experts, in the place of those of the preset."""
+"""Config fields of experts that override the fields of the `moe_preset`."""
 
 STATE_LAYERS = ("target_layer_ids", "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
-"""Fields that list the layers whose states the draft reads: SpecForge's, speculators' and vLLM's."""
+"""Config fields that list the target layers whose states the draft reads, in SpecForge, speculators and vLLM."""
 
 DFLASH_DEFAULTS: dict[str, Any] = {
     **COMMON_DEFAULTS,

@@ -51,7 +51,7 @@ FIXED_FIELDS = {
     "use_qk_norm": True,
     "use_routing_bias": True,
 }
-"""Fields of the checkpoints whose only supported value is the class's behaviour."""
+"""Config fields of the checkpoints → the only supported value, which is the class's behaviour."""
 
 
 def _read_minimax_m3(config: Config) -> Table:
