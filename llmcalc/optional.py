@@ -32,7 +32,7 @@ MTP = OptionalPart("mtp", "multi-token-prediction modules")
 TOWERS = OptionalPart("towers", "vision and audio encoders with their projectors", has_flops=False)
 
 OPTIONAL_PARTS = {part.name: part for part in (MTP, TOWERS)}
-"""Name → optional part."""
+"""Name of an optional part of a model → the part."""
 
 ALL_PART_NAMES = frozenset(OPTIONAL_PARTS)
 """The names of all optional parts, for a count of everything in a checkpoint."""

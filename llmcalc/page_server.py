@@ -23,7 +23,7 @@ CONTENT_TYPES = {
     ".wasm": "application/wasm",
     ".json": "application/json",
 }
-"""Ending → type, where the operating system's own table may lack it: a browser runs no module of another type."""
+"""File suffix → MIME type, for types that the operating system's table may lack and a browser requires of modules."""
 
 
 CONTENT_SECURITY_POLICY = (

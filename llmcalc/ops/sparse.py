@@ -13,7 +13,7 @@ from .attention import AttentionCore
 from .base import CACHE_EFFECTS, FLOP_EFFECTS, Op
 
 COMPRESSED = "compressed_attention"
-"""The kind that `llmcalc kv` lists the caches of layers with compressed entries under."""
+"""The kind of cache, in tables of `llmcalc kv`, of layers with compressed entries."""
 
 
 @frozen(slots=True)

@@ -144,10 +144,10 @@ def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) ->
 
 
 LABEL_INCHES = 0.17
-"""Inches from a label to the next one."""
+"""Least vertical distance between labels, in inches."""
 
 AXES_HEIGHT_SHARE = 0.78
-"""Height of the axes as a part of the figure's."""
+"""Height of the axes as a fraction of the figure's height."""
 
 
 def _tokens_text(token_count: float) -> str:

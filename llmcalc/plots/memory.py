@@ -44,7 +44,7 @@ def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Memor
 
 
 OVERHEAD_LABEL = "free blocks, CUDA context"
-"""What the allocator and the runtime take beside tensors at the peak."""
+"""Label of the bytes that the allocator and the runtime need in addition to tensors at the peak."""
 
 
 def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[MemoryFit] = ()) -> None:

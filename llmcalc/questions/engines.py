@@ -32,7 +32,7 @@ ONE_ACCELERATOR_ERROR = (
     "--hardware: with --engine the answer is for one accelerator; expected it once. Cards of two sizes under "
     "llama.cpp: the larger one with --devices 2 -ts 24,12, whose line 'all, CUDA1' is what the smaller one needs"
 )
-"""The message on several accelerators beside `--engine`."""
+"""The error message for several accelerators together with `--engine`."""
 
 if TYPE_CHECKING:
     from ..reports.document import Report

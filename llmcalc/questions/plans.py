@@ -322,7 +322,7 @@ class ExpectedComparison(NamedTuple):
 
 
 LONGER_MICRO_BATCHES = 2, 3, 4, 6, 8
-"""Sequences of a micro-batch that a plan compares with one, where its fastest layout waits for the host."""
+"""Numbers of sequences per micro-batch that a plan compares with one, if its fastest layout waits for the host."""
 
 
 def longer_micro_batches(

@@ -19,13 +19,13 @@ from ..sources.presets import known_model
 from .logs import bytes_in_use_before_run, read_flags
 
 MEASURED_TERMS = ("weights", "profile_run", "non_torch", "cuda_graphs")
-"""Terms of a log that stand in place of computed ones."""
+"""Memory terms of a log that replace computed terms."""
 
 MODEL_INDEPENDENT_TERMS = ("non_torch",)
-"""Terms that are the same for every model."""
+"""Memory terms whose bytes are the same for every model."""
 
 VERSION_INDEPENDENT_TERMS = ("weights",)
-"""Terms that are the same in every version of an engine."""
+"""Memory terms whose bytes are the same in every version of an engine."""
 
 
 @dataclass(frozen=True)

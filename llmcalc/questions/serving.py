@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..timing.speculation import Speculation
 
 AUTO_FORMAT = "auto"
-"""The word for the published number format in lists of formats."""
+"""The word that stands for the published number format in lists of formats."""
 
 MOST_FORMAT_COMBINATIONS = 8
 """Largest number of combinations of formats that are tried."""
@@ -189,7 +189,7 @@ def _memory_flags(engine_record: Engine, options: ServeOptions) -> dict[str, Any
 
 
 MOST_REPLICAS_OF_A_SIDE = 64
-"""Largest number in a ratio of `--disaggregate`."""
+"""Largest number of replicas on either side of a `--disaggregate` ratio."""
 
 
 def _prefill_decode_ratio(options: ServeOptions, request_sizes: RequestSizes) -> tuple[int, int] | None:

@@ -66,7 +66,7 @@ def settings_with_phase(
 
 
 ASSUMED_PHASES = {"decode": "decoding of a token", "prefill": "a prompt"}
-"""Phase that is timed where none is stated → its name in a sentence."""
+"""Phase that is timed if the user states none → its name in a sentence."""
 
 
 @name_file_in_errors
@@ -492,7 +492,7 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
 
 
 SLOW_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-"""Environment variables → the value with which the host waits for each kernel, or for all ranks before a message."""
+"""Environment variable → the value that makes the host wait for each kernel, or for all ranks before a message."""
 
 
 def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:

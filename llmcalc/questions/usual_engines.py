@@ -40,7 +40,7 @@ from ..studies.fit_serving import WHOLE_COMPUTERS, ReplicaFit, ServingFitAnswer,
 from ..units import DTYPE_BITS, dtype
 
 FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
-"""Settings that name the format of weights and cache."""
+"""Settings that state a number format of weights or cache."""
 
 
 def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tuple[str, str] | None:
@@ -306,11 +306,13 @@ class UsualEngine:
         return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding, split_engine.seq)
 
     def _for_devices(self, devices: int) -> UsualEngine:
-        """Returns the engine that divides the layers among so many accelerators, with its context on them."""
+        """Returns the engine with its layers divided among `devices` accelerators, and with its default context on
+        them.
+        """
         return replace(self, devices=devices, seq=self._default_seq(devices))
 
     def _default_seq(self, devices: int) -> int:
-        """Returns the tokens of each request that the engine has by default on so many accelerators."""
+        """Returns the engine's default tokens per request on `devices` accelerators."""
         if self.default_context is None:
             return self.seq
         return self.settings.seq_in_context(self.default_context(devices))
@@ -329,7 +331,7 @@ class UsualEngine:
 
 
 def _with_seq(run_memory: Memory, seq: int) -> Memory:
-    """Returns a run with so many tokens of each sequence."""
+    """Returns a run with `seq` tokens per sequence."""
     return run_memory if seq == run_memory.states.workload.seq else run_memory.with_changes(seq=seq)
 
 

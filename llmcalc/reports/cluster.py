@@ -36,7 +36,7 @@ from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .summary import model_data
 
 ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed|(CUDA graphs|DeepEP): ")
-"""A launch file's note on which the whole answer depends: devices, batch, what divides them, or what is not counted."""
+"""Matches a launch file's note on an assumption that changes the whole answer, such as the number of devices."""
 
 
 def _shorten_even_chunks(layers: str) -> str:

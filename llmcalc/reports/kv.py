@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..parallel.rank_model import SelectedRank
 
 SHOWN_DTYPES = ("bfloat16", "float8", "int8", "int4")
-"""Number formats of the columns of what-ifs; the user's format is added before them."""
+"""Number formats of the columns of the what-if table, after the user's format."""
 
 
 def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None = None) -> Report:

@@ -46,4 +46,4 @@ PASS_HATCHES = {"F": "", "B": "/////", "I": "/////", "W": "...."}
 """Pass of a pipeline's schedule → its hatching, which tells it apart without colour."""
 
 TEXT_COLOUR, LINE_COLOUR = "#222222", "#bbbbbb"
-"""Colours of text and of lines beside it."""
+"""Colours of text, and of lines such as axes."""

@@ -307,10 +307,10 @@ def _order_notes(plan: LayoutPlan) -> list[str]:
 
 
 EXPANDABLE_OPTION = "--allocator expandable"
-"""The option with which torch's allocator leaves few unused bytes between tensors."""
+"""The option for expandable segments, with which torch's allocator leaves few unused bytes between tensors."""
 
 LITTLE_HEADROOM = 0.02
-"""Share of a device's memory that the buffers of NCCL may take; llmcalc counts them for few layouts."""
+"""Fraction of a device's memory that NCCL's buffers may need; llmcalc counts these for few layouts."""
 
 
 def _nccl_headroom_notes(plan: LayoutPlan) -> list[str]:

@@ -10,7 +10,7 @@ from ..studies.utilization import Utilization
 from .document import Column, Table, row
 
 EXACT_CAUSAL_KEY = "exact_causal"
-"""The key of the exact count of unmasked pairs: the fewest FLOPs with which kernels can compute the pass."""
+"""The key of the exact count with causal pairs, the fewest FLOPs that a kernel needs for the pass."""
 
 
 def _high_utilization_notes(utilization: Utilization) -> list[str]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .server import LoadPoint, Server
 
 NODE_DEVICES = 8
-"""Accelerators of a node."""
+"""Number of accelerators in a node."""
 
 SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
 
@@ -69,10 +69,10 @@ UNCOUNTED_COSTS = {
     "requests": ("idle hours", "bursts of arrivals", "failures", "storage", "network traffic"),
     "power": ("hosts", "network", "cooling"),
 }
-"""What a cost leaves out, by what is run, and in its energy."""
+"""Kind of run, or `power` for energy → the costs that an estimate leaves out."""
 
 LEAST_TIME_IN_STEPS = 0.78
-"""Low end of the share of a long run's time that goes into steps that count, of six that are published.
+"""Low estimate of the fraction of a long training run's time spent in useful steps, from six published runs.
 
 0.59 OPT-175B, 0.778 HLAT restarted by hand (arXiv:2404.10630), 0.85 and 0.97 Gemini (arXiv:2312.11805), 0.90
 Llama 3 405B (arXiv:2407.21783), 0.988 HLAT restarted by its scheduler: five of six, as of every range, are at or above

@@ -273,7 +273,7 @@ SEARCH_REPLAYS = 4
 """Number of replays in the search for the largest run; there are more only if none fits."""
 
 SEARCH_TOLERANCE = 0.01
-"""Relative distance at which the search ends; blocks of the allocator are larger."""
+"""Relative width of the search interval at which the search ends; the allocator's blocks are larger."""
 
 
 def _largest_number(

@@ -26,7 +26,7 @@ NODE_DEVICES = 8
 """Largest tensor-parallel group that is tried: devices that share the fastest link."""
 
 WHOLE_COMPUTERS = ("Apple",)
-"""Vendors whose chips are each a computer of its own."""
+"""Vendors whose chips are each a separate computer."""
 
 MOST_TRIED_DEVICES = 2**10
 """Largest number of accelerators that is tried."""
@@ -84,7 +84,7 @@ class ServingFitAnswer:
 
 
 UncountedLayout: TypeAlias = tuple[Layout, str]
-"""A layout, and the reason why a rank of it cannot be counted."""
+"""A layout with a rank that cannot be counted, and the reason."""
 
 
 MOST_LAYERS = 10_000

@@ -173,11 +173,11 @@ class EstimatedLayout(NamedTuple):
 
 
 EstimateLayouts: TypeAlias = Callable[[EstimateTask], dict[int, EstimatedLayout]]
-"""(task) → number of a layout → its estimate, for the first layouts of the task."""
+"""A function from an estimate task to (number of a layout → its estimate), for the first layouts of the task."""
 
 
 SearchTask: TypeAlias = ReplayTask | StageTask | EstimateTask
-"""A task that another process may run."""
+"""A task of a layout search that another process may run."""
 
 
 class LayoutReplays:
@@ -324,7 +324,7 @@ class LayoutReplays:
         return ReplayTask(layout_run, stage_peaks, byte_limit, self._budget.units_left if has_no_limit else None)
 
     def _run_task(self, task: SearchTask) -> Any:
-        """Runs a task, possibly in another process. Who asks for the result counts its work."""
+        """Runs a task, possibly in another process. The caller that uses the result counts the task's work."""
         if isinstance(task, (ReplayTask, StageTask)):
             model_memory = self._memory_of_run(task.run.micro_batches, task.run.recompute)
             run_arguments = model_memory, self._framework, self._version

@@ -33,16 +33,16 @@ from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
 
 OrderName: TypeAlias = Literal["time", "memory"]
-"""Orders of the layouts of a plan."""
+"""The quantity by which a plan sorts its layouts."""
 
 NODE_DEVICES = 8
 """Default number of devices that share the fastest link."""
 
 FEWER_LAYOUTS_ADVICE = "expected sizes of groups that leave fewer layouts (--tp, --pp, --ep)"
-"""What mends a search that ended early."""
+"""The advice in an error about a search that ended early."""
 
 WORK_OF_COMPARISON = 2_000_000
-"""Units of work after which the search under another framework ends, of which one row is compared."""
+"""Work units after which the search for the fastest layout under another framework ends."""
 
 ROWS = 10
 """Number of layouts that a plan replays and lists, unless the user states another."""
@@ -74,7 +74,7 @@ class ComparedLayout:
 
 
 CompareFrameworks: TypeAlias = Callable[[str, int], tuple[ComparedLayout, ...]]
-"""(software of the times, sequences per step) → the fastest layouts under other frameworks."""
+"""A function of (software stack, sequences per step) that returns the fastest layouts under other frameworks."""
 
 
 @frozen
@@ -371,7 +371,7 @@ def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
 
 
 class IncompleteSearchError(InputError):
-    """The error of a search that ended early and found no fitting layout, although one may exist."""
+    """Raised for a search that ended early and found no fitting layout, although one may exist."""
 
 
 def incomplete_search_error(plan: LayoutPlan) -> IncompleteSearchError:

@@ -10,10 +10,10 @@ from ..timing.trace import ServedRequest, StepBudget, StepSeconds, TracedRequest
 from .server import LatencyLimits, Server
 
 PERCENTILES = (50, 90, 99)
-"""Percentiles of the requests' times."""
+"""Percentiles of request latencies that are reported."""
 
 LIMIT_PERCENTILE = 90
-"""Percentile of the requests that has to keep the limits."""
+"""Percentile of request latencies that must be within the limits."""
 
 MOST_REPLICAS = 64
 """Most replicas that are tried for a trace."""

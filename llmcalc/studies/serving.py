@@ -41,13 +41,13 @@ MOST_DEVICES = 1024
 """Largest number of devices of a server."""
 
 STAGE_COUNTS = (1, 2, 4)
-"""Pipeline stages that are tried."""
+"""Numbers of pipeline stages that a search for servers tries."""
 
 ATTENTION_RANKS = (2, 4, 8, 16)
-"""Ranks with attention of their own that are tried, of models with experts."""
+"""Numbers of data-parallel attention ranks that a search tries for models with experts."""
 
 TENSOR_RANKS = (1, 2, 4, NODE_DEVICES)
-"""Ranks that divide heads and widths that are tried."""
+"""Numbers of tensor-parallel ranks that a search for servers tries."""
 
 MOST_STAGES = 8
 """Largest number of pipeline stages that is tried where no usual layout fits; no measured server has more."""

@@ -38,7 +38,7 @@ ASSUMED_UTILIZATION = 0.45
 """Model FLOPs utilization that the rules 6ND and 8ND assume."""
 
 HOST_BANDWIDTH = 100_000_000_000
-"""Bytes/s of a host's memory for which a bound is printed: DDR5-6400 of two channels has 102.4 GB/s."""
+"""Assumed bytes/s of a host's memory for layers on the host: DDR5-6400 with two channels has 102.4 GB/s."""
 
 HOST_SAMPLING = "sampling on the host"
 
@@ -47,7 +47,7 @@ UNCOUNTED_EFFECTS = {
     "prefill": ("queueing", "tokenization", "uneven routing of experts"),
     "decode": ("prompts that join the batch", "queueing", HOST_SAMPLING, "uneven routing of experts"),
 }
-"""Phase → what no estimate counts."""
+"""Phase → the costs that a time estimate leaves out."""
 
 
 class TimedNode(NamedTuple):

@@ -23,10 +23,10 @@ from .inference import rank_pass
 from .work_recorder import rank_work
 
 ITERATIONS = 12
-"""Iterations in which the decoding sequences at a concurrency are found: d(c) grows slowly."""
+"""Number of iterations of the search for the number of decoding sequences at a concurrency."""
 
 MOST_DECODING_REPLICAS = 8
-"""Largest number of decoding replicas of a group whose ratio is chosen."""
+"""Largest number of decoding replicas in a group, if llmcalc chooses the ratio."""
 
 
 @frozen

@@ -10,7 +10,7 @@ from ..parallel.layout import Schedule
 from .timing_constants import MOST_SETTINGS, SoftwareStack, combined_stack, software_stacks
 
 OVERLAPPED_GROUPS = ("dp", "tp", "ep")
-"""Values of `--overlap`, beside `none` and `all`: the messages that run beside products."""
+"""Values of `--overlap` other than `none` and `all`: the groups whose messages overlap with computation."""
 
 
 def stack_names(phase: str = "") -> list[str]:
@@ -56,7 +56,7 @@ class Overlap:
 
 
 FULL_OVERLAP = Overlap()
-"""What Megatron-Core's options of overlap hide (the stack `megatron`)."""
+"""The overlap with all of Megatron-Core's overlap options, as in the stack `megatron`."""
 
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
@@ -133,7 +133,7 @@ NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
     "input": (0.0, 6.0),
     "output": (10.0, 4.0),
 }
-"""Bytes per element that PEFT's adapters in 16 bits move beside their products, as `SoftwareStack.adapter_bytes`: no
+"""Bytes per element that PEFT's 16-bit adapters move in addition to their products (`SoftwareStack.adapter_bytes`): no
 cast, the output is scaled (4) and added to the layer's (6), its gradient scaled (4), and that of the input added (6)
 (peft/tuners/lora/layer.py).
 """
@@ -151,11 +151,12 @@ def with_16_bit_adapters(software_stack: SoftwareStack) -> SoftwareStack:
 
 
 ADAMW_STATE_BYTES = 8.0
-"""Bytes per parameter of AdamW's two states in fp32, which `TimeStack.optimizer_bytes` has twice: read and written."""
+"""Bytes per parameter of AdamW's two fp32 states; `SoftwareStack.optimizer_bytes` counts them twice, read and written.
+"""
 
 
 STEPWISE_ADAMW = 7.0
-"""Bytes that torch's AdamW moves more where it runs step by step (`foreach` and `loop`), over those of its states.
+"""Additional bytes that torch's AdamW moves step by step (`foreach` and `loop`), divided by the bytes of its states.
 
 Per parameter, in elements of the size of a state: the decay reads and writes the parameter once more (2), the square
 root's copy is written, and read and written by two steps and read by the last (6), the second state is read and written

@@ -22,7 +22,7 @@ from .time_estimator import SIXTEEN_BIT_FORMATS, NumberFormats
 from .timing_constants import SoftwareStack
 
 BISECTIONS = 60
-"""Halvings of the interval in which the chance of a drafted token is sought."""
+"""Number of halvings in the search for the acceptance chance of a drafted token."""
 
 
 def tokens_of_step(tokens: int, acceptance: float) -> float:

@@ -27,13 +27,13 @@ from .timing_constants import SoftwareStack
 from .work_recorder import rank_work
 
 PRE_NORMS = "self_attn_pre_norm", "mlp_pre_norm", "mamba_pre_norm"
-"""Modules below a layer that Megatron-Core calls `layernorm` among those that run again."""
+"""Modules of a layer that Megatron-Core's `--recompute-modules layernorm` recomputes."""
 
 WEIGHT_BYTES = 2.0
-"""Bytes per parameter of gathered weights."""
+"""Bytes per parameter of weights that ranks all-gather."""
 
 FP32_BYTES = 4.0
-"""Bytes per gradient in messages where the weights are in 32 bits."""
+"""Bytes per element of gradient messages if the weights are in 32 bits."""
 
 PATHS_BY_MODULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "core_attn": ((), ()),
@@ -52,10 +52,10 @@ module, and takes about 1 % of a layer.
 """
 
 UPDATE_BYTES_PER_PARAMETER = 8.0
-"""Bytes per parameter of a rank that an update moves beside optimizer states: gradients, and new 16-bit weights."""
+"""Bytes per parameter that an update moves in addition to optimizer states: gradients and new 16-bit weights."""
 
 BACKWARD_WORK_SHARE = 0.7
-"""Share of a step's work beside which gradients can be sent: its backward pass."""
+"""Fraction of a step's work during which gradients can be sent: the backward pass."""
 
 
 @frozen
@@ -647,7 +647,7 @@ class StepTimer:
 
 
 PLAN_COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
-"""Fields of a plan that `training_steps` takes as columns, beside tp."""
+"""Fields of a step plan that `training_steps` accepts as columns, in addition to tp."""
 
 
 def training_steps(

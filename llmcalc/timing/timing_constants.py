@@ -13,7 +13,7 @@ from ..sources.files import parse_toml, read_text
 from ..sources.presets import presets_dir
 
 DatasheetShare: TypeAlias = float
-"""A part of a datasheet figure that is reached, from 0 to 1."""
+"""The fraction of a datasheet figure that software reaches, from 0 to 1."""
 
 FigureEvidence: TypeAlias = Literal["profiled", "measured", "assumed"]
 
@@ -80,10 +80,11 @@ class AcceleratorGeneration(Record):
 
 
 IDENTITY_FIELDS = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
-"""Fields of a generation that are no figures."""
+"""Fields of an accelerator generation that are not figures."""
 
 TABLE_FIELDS = ("products", "sustained", "older_attention", "depth", "kernels")
-"""Figures that are tables, of which a generation or a stack may state a part; an empty table states that it has none.
+"""Figures that are tables; a generation or stack inherits the entries that it does not state, unless its table is
+empty.
 """
 
 
@@ -291,15 +292,15 @@ DESCRIPTION_FIELDS = IDENTITY_FIELDS | {
     "sets",
     "source",
 }
-"""Fields of a stack that are no figures."""
+"""Fields of a software stack that are not figures."""
 
 
 EXCHANGE_FIGURES = frozenset({"sends_copies", "gathers_tokens"})
-"""Figures of which a stack that states the exchange of experts' tokens states one."""
+"""Figures about the exchange of experts' tokens; a software stack that states one replaces the inherited one."""
 
 
 MOST_SETTINGS = 3
-"""Most settings in a combined name of a stack."""
+"""Largest number of settings in a software stack's combined name."""
 
 
 def _base_stack_name(stack_name: str) -> str:

@@ -51,7 +51,7 @@ GPU_FILLING_TOKENS = 2048
 """The number of tokens of the pass that is timed on a GPU."""
 
 MOST_CPU_BYTES = 4_000_000_000
-"""The most bytes of weights, and of activations kept for the backward pass, that are allocated on a CPU."""
+"""Largest bytes of weights, and largest bytes of saved activations, that are allocated on a CPU."""
 
 
 def require_torch(feature_text: str = "verify") -> None:

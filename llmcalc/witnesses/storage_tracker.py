@@ -89,7 +89,7 @@ def saved_bytes(output: torch.Tensor, uncounted_storages: set[Any], device: str)
 
 
 _SAVED_ATTRIBUTES_BY_NODE: dict[Any, list[str]] = {}
-"""Class of a graph node → attributes with saved tensors."""
+"""Cache: class of an autograd graph node → names of the attributes with saved tensors."""
 
 
 def _saved_attribute_names(autograd_node_type: Any) -> list[str]:

@@ -23,7 +23,7 @@ class PatchRows(Rows):
 PATCHES = PatchRows("patches")
 
 IMAGES = SequenceRows("images")
-"""One row per image, tile or clip of an encoder's pass."""
+"""Rows with one row per image, tile or clip of an encoder's pass."""
 
 
 @frozen(slots=True)

@@ -39,7 +39,7 @@ def parse_audio(option_name: str, option_value: Any) -> float:
 
 
 TOKENS_ADVICE = "the tokens of images and audio in --seq, as llmcalc flops prints them"
-"""What a training run states in the place of images and audio."""
+"""The advice for a training run, which states tokens in the place of images and audio."""
 
 IMAGE_SETTING = Setting(
     "Size of the images of a sequence, such as 1024x768. Their tokens add to --seq.",

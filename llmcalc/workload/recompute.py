@@ -11,7 +11,7 @@ from ..errors import InputError, suggest
 from ..frozen import frozen
 
 SDPA_KERNELS = ("efficient_attention", "cudnn_attention")
-"""Kernels of scaled_dot_product_attention beside flash attention."""
+"""Names of the kernels of scaled_dot_product_attention other than flash attention."""
 
 SAVED_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "grouped_mm", "flash_attention", *SDPA_KERNELS})
 """Operations whose results torch's selective checkpointing keeps under `attention+matmuls`: matrix products, and
@@ -74,7 +74,7 @@ its attention kernels, whose results are kept (`create_selective_checkpoint_cont
 """
 
 SELECTIVE_MODE = "selective"
-"""The mode that is another one under each framework."""
+"""The value of `--recompute` whose meaning depends on the framework."""
 
 TRAINER_MODES = {
     "selective-op": Recompute(

@@ -103,7 +103,7 @@ def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any
 
 
 REST_NAME = "rest"
-"""Name of what the parts of a row leave of it."""
+"""Name of the row for the part of a row's number that its listed parts do not cover."""
 
 
 def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:

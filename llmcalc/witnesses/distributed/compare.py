@@ -27,7 +27,7 @@ UNCOUNTED_MEMORY = (
     "the numbers of ranks that a device mesh keeps",
     "the pass with which a pipeline finds shapes before the first step",
 )
-"""Memory of the processes that is not compared, in addition to scratch of kernels."""
+"""Memory of distributed processes that is not compared, in words, in addition to kernels' scratch memory."""
 
 
 def build_job(
