@@ -18,7 +18,7 @@ from .context_length import check_source_tokens, default_context_tokens, longest
 from .encoders import EncodedInputs
 from .model_changes import ModelChange, changed_models
 
-STATE_KIND = "recurrent_state"
+DEFAULT_STATE_KIND = "recurrent_state"
 """Default name of the kind of cached state other than a KV cache."""
 
 SHORTEST_SHOWN_CONTEXT, LONGEST_SHOWN_CONTEXT = 2**10, 2**17
@@ -138,7 +138,7 @@ class CacheSize:
         for position in self._cache_positions():
             op = position.node.op
             tokens, vector_width = (_cached_tokens(op, position), op.width) if isinstance(op, KVCache) else (None, None)
-            group_key = (getattr(op, "cache_kind", STATE_KIND), tokens, vector_width)
+            group_key = (getattr(op, "cache_kind", DEFAULT_STATE_KIND), tokens, vector_width)
             layers[group_key] = layers.get(group_key, 0) + position.copies
             bits_by_group[group_key] = bits_by_group.get(group_key, 0) + position.copies * position.cost_of_operation(
                 cached_bits

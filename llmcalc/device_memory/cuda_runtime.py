@@ -43,7 +43,7 @@ errors of one process (tests/data/gpu/contexts.jsonl), which are within 30 %.
 CONTEXT_SOURCE = "measured, by compute capability"
 """The source of the bytes of a CUDA context, in words for tables."""
 
-UNIFIED_MEMORY = ("Apple", "Google", "AWS")
+VENDORS_WITHOUT_CUDA_CONTEXT = ("Apple", "Google", "AWS")
 """Vendors whose accelerators have neither a CUDA context nor cuBLAS workspaces."""
 
 _WORKSPACE_CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
@@ -86,7 +86,7 @@ def cuda_runtime_of(
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
     gpu_name = CudaRuntime.gpu_name if hardware is None else hardware.name.upper()
-    if hardware is not None and (hardware.vendor in UNIFIED_MEMORY or hardware.is_processor):
+    if hardware is not None and (hardware.vendor in VENDORS_WITHOUT_CUDA_CONTEXT or hardware.is_processor):
         return CudaRuntime(0, 0, has_expandable_segments, gpu_name)
     compute_capability = None if hardware is None else hardware.compute_capability
     is_large_gpu = compute_capability is None or int(compute_capability.partition(".")[0]) in LARGE_GPU_CAPABILITIES

@@ -23,7 +23,7 @@ CONTEXT_LENGTHS = tuple(2 ** (10 + i // 2) if i % 2 == 0 else round(2 ** (10.5 +
 """Context lengths in tokens: from 1,024 to 1,048,576, two per doubling."""
 
 
-def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
+def plot_cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
     """Plots the cache bytes of one sequence against the tokens, on log axes.
 
     dtype: format of keys and values.

@@ -24,7 +24,7 @@ TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad
 
 
 @in_llmcalc_style
-def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[MemoryFit] = ()) -> Figure:
+def plot_memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[MemoryFit] = ()) -> Figure:
     """Draws two panels: stacked bars of the memory by kind and phase, and memory over time, module by module.
 
     The first bar is the device's need, which is the number in the title.

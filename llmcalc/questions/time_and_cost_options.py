@@ -24,7 +24,7 @@ MAX_DEPTH = 8
 MAX_NIC = 10**6
 """Largest bandwidth of `--nic` in GB/s."""
 
-MOST_MONEY = 1e12
+LARGEST_AMOUNT = 1e12
 """Largest accepted price, power or request rate."""
 
 MOST_TPOT_WITHOUT_UNIT, MOST_TTFT_WITHOUT_UNIT = 5.0, 60.0
@@ -50,7 +50,7 @@ def parse_positive(option_name: str, option_value: Any, example_value: str) -> f
     number_pattern = r"(?:[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})(?:[eE][+-]?[0-9]{1,2})?"
     text_match = re.fullmatch(number_pattern, str(option_value).strip())
     number = math.nan if text_match is None or isinstance(option_value, bool) else float(text_match[0])
-    if not 0 < number <= MOST_MONEY:
+    if not 0 < number <= LARGEST_AMOUNT:
         raise InputError(
             f"{option_name}: {short_repr(option_value)}; expected a number above 0, such as {example_value}"
         )

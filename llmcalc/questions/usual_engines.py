@@ -36,7 +36,7 @@ from ..studies.fit import (
     single_setting_changes,
 )
 from ..studies.fit_options import MOST_SPLIT_DEVICES, HardwareOption
-from ..studies.fit_serving import WHOLE_COMPUTERS, ReplicaFit, ServingFitAnswer, is_whole_computer
+from ..studies.fit_serving import COMPUTER_VENDORS, ReplicaFit, ServingFitAnswer, is_whole_computer
 from ..units import DTYPE_BITS, dtype
 
 FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
@@ -189,7 +189,7 @@ class UsualEngine:
 
         Empty for a run that fits here, for accelerators that are no computers, and if no computer is large enough.
         """
-        if memory_fit.verdict != "no" or self.hardware.vendor not in WHOLE_COMPUTERS:
+        if memory_fit.verdict != "no" or self.hardware.vendor not in COMPUTER_VENDORS:
             return []
         chip_fits = (replace(memory_fit, hardware=chip) for chip in chips_of_generation(self.hardware))
         chip_fit = next((chip_fit for chip_fit in chip_fits if chip_fit.verdict != "no"), None)
@@ -394,7 +394,7 @@ def _engine_that_divides_layers(
     """Returns the usual engine of a run if only whole layers are divided among devices; otherwise None."""
     divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
     is_several_computers = is_whole_computer(hardware) and (layout_request.devices or 1) > 1
-    is_several_computers |= hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
+    is_several_computers |= hardware.vendor in COMPUTER_VENDORS and layout_request.devices != 1
     if not divides_layers or is_several_computers:
         return None
     return UsualEngine.of_run(preset, run_memory, hardware, default_context)

@@ -35,7 +35,7 @@ from .rank_texts import layout_text
 from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .summary import model_data
 
-ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed|(CUDA graphs|DeepEP): ")
+ASSUMPTION_NOTE = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed|(CUDA graphs|DeepEP): ")
 """Matches a launch file's note on an assumption that changes the whole answer, such as the number of devices."""
 
 
@@ -132,7 +132,7 @@ def report(
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launched_run)}"
     layout_note = "" if planned_hardware is None else _layout_note(planned_hardware, accelerator_fits)
     notes_on_host = host_notes(largest_rank.device, layout.world_size)
-    assumptions = [note for note in _launch_notes(launched_run) if ASSUMPTIONS.match(note)]
+    assumptions = [note for note in _launch_notes(launched_run) if ASSUMPTION_NOTE.match(note)]
     notes = without_repetitions(
         [
             *warnings,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..flow.module_names import Checkpoint
 
 
-class Published(Record):
+class PublishedFigures(Record):
     """The figures that the publisher states, or that the published weights show.
 
     parameters: exact parameter count of the released weights.
@@ -110,7 +110,7 @@ class Preset(Record):
     rope_parameters: dict[str, Any] | None = None
     quantization_config: dict[str, Any] | None = None
     sources: tuple[FigureSource, ...] = ()
-    published: Published = Published.model_construct()
+    published: PublishedFigures = PublishedFigures.model_construct()
     training: Training = Training.model_construct()
     assumptions: tuple[str, ...] = ()
     omissions: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=8)

@@ -302,7 +302,7 @@ VARIANT_WORD = re.compile(
 """Words in a repository's name that say how the model was tuned or stored."""
 
 
-PRINTED_MESSAGE = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|seq)[_ ]len", re.I)
+MEMORY_MESSAGE_WORD = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|seq)[_ ]len", re.I)
 """Matches words of a printed error message about memory, which no model's name contains."""
 
 
@@ -316,7 +316,7 @@ def _is_kind_of_drafts(name: str) -> bool:
 
 
 def _unknown_target_error(model_target: str) -> str:
-    if " " in model_target and PRINTED_MESSAGE.search(model_target[:LONGEST_NAME]):
+    if " " in model_target and MEMORY_MESSAGE_WORD.search(model_target[:LONGEST_NAME]):
         return (
             "TARGET: is a message that a program printed; expected a model's name, or llmcalc explain-log with the "
             "message or its log, which compares its sizes"

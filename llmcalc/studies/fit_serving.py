@@ -25,7 +25,7 @@ from .timed_run import TimedRun
 NODE_DEVICES = 8
 """Largest tensor-parallel group that is tried: devices that share the fastest link."""
 
-WHOLE_COMPUTERS = ("Apple",)
+COMPUTER_VENDORS = ("Apple",)
 """Vendors whose chips are each a separate computer."""
 
 MOST_TRIED_DEVICES = 2**10
@@ -34,12 +34,12 @@ MOST_TRIED_DEVICES = 2**10
 
 def is_whole_computer(hardware: Hardware) -> bool:
     """Whether each accelerator of a kind is in a separate computer: Apple's chips, processors, and laptop GPUs."""
-    return hardware.vendor in WHOLE_COMPUTERS or hardware.is_processor or hardware.is_laptop_gpu
+    return hardware.vendor in COMPUTER_VENDORS or hardware.is_processor or hardware.is_laptop_gpu
 
 
 def _cannot_join(hardware: Hardware) -> bool:
     """Whether no replica is divided among accelerators of a kind: separate computers without a link, but Macs (MLX)."""
-    return is_whole_computer(hardware) and hardware.interconnect is None and hardware.vendor not in WHOLE_COMPUTERS
+    return is_whole_computer(hardware) and hardware.interconnect is None and hardware.vendor not in COMPUTER_VENDORS
 
 
 @frozen

@@ -44,10 +44,10 @@ FEWER_LAYOUTS_ADVICE = "expected sizes of groups that leave fewer layouts (--tp,
 WORK_OF_COMPARISON = 2_000_000
 """Work units after which the search for the fastest layout under another framework ends."""
 
-ROWS = 10
+LISTED_LAYOUTS = 10
 """Number of layouts that a plan replays and lists, unless the user states another."""
 
-SCREEN_ROWS = 5
+SCREEN_LAYOUTS = 5
 """Number of layouts that a plan replays for a screen, which shows no more: the first choice and its rivals."""
 
 
@@ -247,7 +247,7 @@ MOST_SEARCHED_LAYERS = 256
 
 
 @without_garbage_collection()
-def plan_of(
+def plan_layouts(
     model_memory: Memory,
     hardware: Hardware,
     layout_request: LayoutRequest,

@@ -1,4 +1,4 @@
-"""Fits a time stack to measured runs, by factors of compute, memory, network and waiting seconds.
+"""Fits a software stack to measured runs, by factors of compute, memory, network and waiting seconds.
 
 A factor of 1.2 of `memory` says that bytes take 1.2 times as long as on other systems with this accelerator and stack.
 An estimate is nearly linear in the factors: its share that each of them bounds is found by changing that one. The fit
@@ -23,7 +23,7 @@ from .device import Device
 from .time_ranges import TIE_SHARE
 from .timing_constants import SoftwareStack
 
-Pricer: TypeAlias = Callable[["CalibrationFactors"], float]
+SecondsFunction: TypeAlias = Callable[["CalibrationFactors"], float]
 """A function from calibration factors to the estimated seconds of a run."""
 
 WAIT_CONSTANTS = (
@@ -69,7 +69,7 @@ class CalibrationFactors:
         )
 
     def stack(self, software_stack: SoftwareStack) -> SoftwareStack:
-        """Returns the time stack with waits and network times scaled by the factors."""
+        """Returns the software stack with waits and network times scaled by the factors."""
         scaled_waits = {factor_name: getattr(software_stack, factor_name) * self.wait for factor_name in WAIT_CONSTANTS}
         waits_by_format = {
             factor_name: {dtype: seconds * self.wait for dtype, seconds in getattr(software_stack, factor_name).items()}
@@ -93,7 +93,7 @@ class MeasuredRun:
 
     name: str
     seconds: float
-    estimate_seconds: Pricer
+    estimate_seconds: SecondsFunction
     comparison_group: tuple[object, ...] = ()
 
 
@@ -140,13 +140,13 @@ FACTOR_RANGE = (1 / 8, 8.0)
 """Smallest and largest calibration factor."""
 
 
-def _seconds_by_factor(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator[float]:
+def _seconds_by_factor(estimate_seconds: SecondsFunction, base_factors: CalibrationFactors) -> Iterator[float]:
     """Yields for each calibration factor the seconds of an estimate that the factor multiplies."""
-    base_seconds = pricer(base_factors)
+    base_seconds = estimate_seconds(base_factors)
     seconds_by_factor = []
     for factor_name in FACTOR_NAMES:
         factor_value = getattr(base_factors, factor_name)
-        changed_estimate = pricer(replace(base_factors, **{factor_name: factor_value * FACTOR_STEP}))
+        changed_estimate = estimate_seconds(replace(base_factors, **{factor_name: factor_value * FACTOR_STEP}))
         seconds_by_factor.append(max(0.0, (changed_estimate - base_seconds) / (factor_value * (FACTOR_STEP - 1))))
     total_seconds = sum(
         factor_seconds * getattr(base_factors, factor_name)

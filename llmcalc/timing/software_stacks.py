@@ -1,4 +1,4 @@
-"""Finds time stacks by name: measured efficiencies of the software that runs a model."""
+"""Finds software stacks by name: measured efficiencies of the software that runs a model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ OVERLAPPED_GROUPS = ("dp", "tp", "ep")
 
 
 def stack_names(phase: str = "") -> list[str]:
-    """Returns the names of all time stacks, or of the time stacks for training or for inference."""
+    """Returns the names of all software stacks, or of the software stacks for training or for inference."""
     return [stack_name for stack_name, stack in software_stacks().items() if phase in ("", stack.phase)]
 
 
 def find_stack(stack_name: str, phase: str = "") -> SoftwareStack:
-    """Returns a time stack by its name; `+` joins the names of a stack and of settings.
+    """Returns a software stack by its name; `+` joins the names of a stack and of settings.
 
     phase: the required phase, `training` or `inference`; default either.
 
@@ -60,7 +60,7 @@ FULL_OVERLAP = Overlap()
 
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
-    """Returns the name of an accelerator vendor's time stack for a phase; empty without such a stack."""
+    """Returns the name of an accelerator vendor's software stack for a phase; empty without such a stack."""
     return next((name for name in stack_names(phase) if vendor in software_stacks()[name].vendors), "")
 
 
@@ -211,7 +211,7 @@ def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: fro
 
 
 def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> SoftwareStack:
-    """Returns a time stack with the stated overlap of each group's messages, such as `dp,ep`; unchanged for None.
+    """Returns a software stack with the stated overlap of each group's messages, such as `dp,ep`; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """

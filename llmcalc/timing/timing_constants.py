@@ -277,7 +277,7 @@ class SoftwareStack(Record):
 
 @cache
 def software_stacks() -> dict[str, SoftwareStack]:
-    """Returns name → time stack, for every software stack that `--stack` accepts."""
+    """Returns name → software stack, for every software stack that `--stack` accepts."""
     tables_by_name = _read_tables("stacks.toml")
     return {stack_name: SoftwareStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}
 
@@ -332,7 +332,7 @@ def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
 
 @lru_cache(maxsize=64)
 def combined_stack(stack_name: str) -> SoftwareStack | None:
-    """Returns the time stack of a combined name `STACK+SETTING`: a stack with figures replaced by the settings'.
+    """Returns the software stack of a combined name `STACK+SETTING`: a stack with figures replaced by the settings'.
 
     None where a name is unknown, where one after the first does not combine with others or is of another phase or
     software, and for several exchanges of experts' tokens. No row tests a combination.

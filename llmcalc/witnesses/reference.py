@@ -123,7 +123,7 @@ def verify_reference(
         _check_activations(spec, batch, seq)
     module: Any = build_on_device(spec, device)
     repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()
-    checks = list(_checks(spec, module, device, batch, seq, repeats))
+    checks = list(_count_checks(spec, module, device, batch, seq, repeats))
     layer_count = spec.layer_count
     verdict_info: dict[str, Any] = {
         "device": device,
@@ -207,7 +207,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
         )
 
 
-def _checks(
+def _count_checks(
     spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int, repeats: dict[str, str]
 ) -> Iterator[Check]:
     model_tree, witness_name = spec.tree(), f"reference/{device}"

@@ -90,7 +90,7 @@ def verify_config(
     )
     model = build_class_model(config)
     modules = find_modules(spec, config, model)
-    checks = list(_checks(spec, config, model, modules, batch, lengths))
+    checks = list(_count_checks(spec, config, model, modules, batch, lengths))
     verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
     cost = class_cost_function(text_model_of(config)[2], "parameters", total_params_of, spec)
     coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, PARTS_WITHOUT_FLOPS)
@@ -193,7 +193,7 @@ def _raise_expert_capacity(model: nn.Module) -> None:
             setattr(module, capacity_field, sys.maxsize)
 
 
-def _checks(
+def _count_checks(
     spec: ModelSpec,
     config: dict[str, Any],
     model: nn.Module,

@@ -13,7 +13,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...ops.sparse import COMPRESSED
+from ...ops.sparse import COMPRESSED_CACHE_KIND
 from ..base import (
     TORCH_WITNESS,
     HeadDim,
@@ -135,7 +135,7 @@ class EntryAttention(TokenMixer):
         q = recorder.rope(self._normed_query(recorder, q, head_dim), rope)
         recorder.hold(q=q)
         k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, head_dim), self.norm), rope)
-        cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED
+        cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED_CACHE_KIND
         (k,) = recorder.cache("cache", cache_kind, k, token_limit=self.sliding_window)
         recorder.hold(k=k)
         recorder.mask(q, k, causal=True, window=self.sliding_window)

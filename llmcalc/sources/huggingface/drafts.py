@@ -53,7 +53,7 @@ FIELDS_OF_OTHER_LAYERS = (
 keys and values. Ignored if the class says that the layers are Llama's.
 """
 
-FIELDS_READ: dict[str, tuple[str, ...]] = {
+ACCEPTED_FIELDS: dict[str, tuple[str, ...]] = {
     "eagle3_deepseek": ("kv_lora_rank", "q_lora_rank", "n_routed_experts"),
     "eagle3_qwen3_moe": ("num_experts",),
     "eagle3_gpt_oss": ("num_local_experts",),
@@ -163,7 +163,9 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
 
 def _require_described_layers(config: Mapping[str, Any], class_name: str) -> None:
     """Raises `InputError` for a draft of a supported method with layers of another model family."""
-    read_fields = {*FIELDS_OF_OTHER_LAYERS} if "Llama" in class_name else {*FIELDS_READ.get(config["model_type"], ())}
+    read_fields = (
+        {*FIELDS_OF_OTHER_LAYERS} if "Llama" in class_name else {*ACCEPTED_FIELDS.get(config["model_type"], ())}
+    )
     latent_mode, latent_fields = LATENT_MODE.get(config["model_type"], (None, ()))
     if config.get("attention_mode") == latent_mode:
         read_fields |= {*latent_fields}
