@@ -258,7 +258,9 @@ def _reference_class() -> Callable[..., nn.Module]:
             )
 
         def block_input(self, embedding: Tensor, hidden_states: Tensor) -> Tensor:
-            """Joins the norms of embedding and hidden states; adds their projections where there are streams."""
+            """Concatenates the norms of embedding and hidden states; with residual streams, adds their projections
+            instead.
+            """
             if self._merge is None:
                 joined_states: Tensor = self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(hidden_states)], -1))
                 return joined_states

@@ -246,7 +246,7 @@ def _joint_layers(
 
 
 def _expert_layers(node_tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[NodePosition, ExpertLinear]]:
-    """Yields the linear layers of experts that have parameters of their own, each with its operation."""
+    """Yields the linear layers of experts whose parameters no other node shares, each with its operation."""
     for node_position in node_tree.walk():
         op, counted_op = node_position.node.op, node_position.counted_op
         if (

@@ -445,7 +445,7 @@ def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_bytes: Sequenc
 def _add_encoders(
     replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes], encoder_peaks: Sequence[EncoderPeak]
 ) -> None:
-    """Adds the peaks of image and audio encoders, which run before the prompt beside weights and cache."""
+    """Adds the peaks of image and audio encoders, which run before the prompt while weights and cache exist."""
     if not any(allocation_place.phase == "prefill" for allocation_place in replay_result.peaks):
         return
     cache_bytes = sum(entry.bytes for entry in unreplayed_bytes if entry.kind == "cache")

@@ -91,7 +91,7 @@ fp8 has a scale per tensor, mxfp8 one per 32 elements, nvfp4 one per 16 (Transfo
 """
 
 DEFAULT_KV_BLOCK_TOKENS = 16
-"""Default tokens of a block of a paged cache: that of vLLM (vllm/config/cache.py, `block_size`)."""
+"""Default tokens per block of a paged cache: vLLM's default (vllm/config/cache.py, `block_size`)."""
 
 DEFAULT_PROMPT_PASS_TOKENS = 8192
 """Default number of tokens in a prompt pass of inference: vLLM's default on GPUs of 70 GiB and more

@@ -314,7 +314,7 @@ class TrainingRun:
 
     @property
     def gradient_hook(self) -> Callable[[Tensor], None] | None:
-        """Returns the function to call when a parameter's gradient is complete; None without such a hook."""
+        """Returns the function to call when a parameter's gradient is complete; None if nothing is to be called."""
         return self._update_parameter if self.training_config.optimizer_in_backward else None
 
     def finish_backward(self) -> None:

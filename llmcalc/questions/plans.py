@@ -152,7 +152,7 @@ def _planned_answer(
     is_for_screen: bool,
     comparison: FrameworkComparison,
 ) -> ReportedAnswer:
-    """Returns the answer of `ask_plan`, beside which other frameworks are compared.
+    """Returns the answer of `ask_plan`, while other processes compare other frameworks.
 
     requested_sizes: sizes of a layout whose place in the order is asked for; None for none.
     """

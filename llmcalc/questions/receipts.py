@@ -55,7 +55,7 @@ class ReceiptFile:
 
     @cached_property
     def other_version(self) -> str:
-        """The log's engine version, if its rules differ from those of the question's version; else empty."""
+        """The log's engine version, if it has other memory rules than the question's version; else empty."""
         version = self.parsed_log.version
         return "" if not version or self.engine.version(version).record == self.version.record else version
 

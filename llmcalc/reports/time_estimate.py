@@ -257,7 +257,7 @@ def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) ->
 
 
 def _messaging_devices(timed_run: TimedRun) -> int:
-    """Returns the number of devices that send messages to each other: in training all, otherwise those of a replica."""
+    """Returns the number of devices that send messages to each other: in training all, otherwise a replica's."""
     layout = timed_run.layout
     return layout.world_size if timed_run.phase == "training" else layout.replica_devices
 

@@ -89,7 +89,7 @@ SURROUNDING_WORDS = re.compile(
     r"\b(?:gpus?|google|colab|kaggle|macbook(?:[\s_-]+(?:pro|air))?|mac[\s_-]*(?:mini|studio|pro)|imac|air|mini|studio)\b",
     re.I,
 )
-"""Words for a computer, or for a service that lends accelerators, beside an accelerator's name: `T4 GPU (Colab)`."""
+"""Matches words for a computer or a lending service next to an accelerator's name: `T4 GPU (Colab)`."""
 
 PROCESSOR_WORD = re.compile(
     r"\b(?:cpu|ram|xeon|epyc|threadripper|ryzen|i[3579][\s-]?[0-9]{4,5}[a-z]{0,3}|core i[3579])\b", re.I
@@ -452,7 +452,7 @@ def with_configuration(hardware: Hardware, memory_configuration: MemoryConfigura
 
 
 def chips_of_generation(hardware: Hardware) -> list[Hardware]:
-    """Returns the chips of an Apple chip's generation in every memory size, smallest memory first: those of `m4-…`."""
+    """Returns the chips of an Apple chip's generation (`m4-…`) in every memory size, smallest memory first."""
     generation = hardware.name.partition("-")[0]
     chips = [load_hardware(name) for name in hardware_names() if name.partition("-")[0] == generation]
     return sorted(

@@ -38,7 +38,9 @@ class LibraryName:
     context_lengths: Mapping[str, int] = field(default_factory=dict)
 
     def size_tag(self, tag: str) -> str:
-        """Returns the tag with the size of a tag: `8b` for `8b-instruct`, that of `latest` for `latest` and `""`."""
+        """Returns the part of a tag with the size: `8b` for `8b-instruct`; for `latest` and `""` the size that they
+        mean.
+        """
         if tag in self.presets or tag in self.schemes:
             return tag
         return _WORD_OF_NO_SIZE.sub("", "" if tag == "latest" else tag) or self.latest

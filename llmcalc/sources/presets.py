@@ -134,14 +134,14 @@ def _has_later_version(library_name: str, preset_name: str) -> bool:
 
 
 def library_scheme(name: str) -> str | None:
-    """Returns the scheme of a tag without a format in Ollama's library where it is not q4_k_m; None for other names."""
+    """Returns the scheme of an Ollama tag without a format if it is not the usual q4_k_m; None for other names."""
     library_tag = _library_tag(name)
     scheme = USUAL_SCHEME if library_tag is None else library_tag[0].scheme_of_tag(library_tag[1])
     return None if scheme == USUAL_SCHEME else scheme
 
 
 def library_context(name: str) -> int | None:
-    """Returns the context length in tokens of a tag in Ollama's library where it is not the preset's.
+    """Returns the context length in tokens of an Ollama tag if it differs from the preset's.
 
     It is that of the tag without its format: that of `codellama:70b` for `codellama:70b-instruct-q4_K_M`.
     """
@@ -324,7 +324,7 @@ def _repository_name(model_path: str) -> str:
 
 
 LONGEST_PATH = 4_096
-"""Largest number of letters of a path in which a model's name is looked for; that of Linux (PATH_MAX)."""
+"""Largest length of a path in which a model's name is searched: Linux's limit (PATH_MAX)."""
 
 
 def known_model(model_name: str) -> Preset | None:

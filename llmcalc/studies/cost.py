@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..frozen import frozen
+from ..timing.device import DEFAULT_DOMAIN_SIZE
 from ..timing.time_ranges import RangedAmount, TimeRange
 
 if TYPE_CHECKING:
     from .plan import LayoutPlan
     from .server import LoadPoint, Server
-
-NODE_DEVICES = 8
-"""Number of accelerators in a node."""
 
 SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
 
@@ -33,7 +31,7 @@ class Cost:
     @property
     def includes_lost_time(self) -> bool:
         """Whether the upper end of a training run's seconds includes lost time, see `add_lost_time`."""
-        return self.devices > NODE_DEVICES and self.seconds.low < self.seconds.high
+        return self.devices > DEFAULT_DOMAIN_SIZE and self.seconds.low < self.seconds.high
 
     @property
     def days(self) -> RangedAmount:
@@ -85,7 +83,7 @@ def add_lost_time(training_seconds: RangedAmount, devices: int) -> RangedAmount:
 
     Runs on the devices of one node keep their range: the published ones have hundreds of devices or more.
     """
-    if devices <= NODE_DEVICES:
+    if devices <= DEFAULT_DOMAIN_SIZE:
         return training_seconds
     return training_seconds._replace(high=training_seconds.high / LEAST_TIME_IN_STEPS)
 

@@ -18,12 +18,10 @@ from ..parallel.layout_request import LayoutRequest
 from ..parallel.layout_search import UNDIVIDED_HEADS, UNDIVIDED_WIDTHS, check_depth, even_stage_sizes, layout_refusal
 from ..parallel.rank_program import model_axes
 from ..simulator.simulated_work import WorkBudget
+from ..timing.device import DEFAULT_DOMAIN_SIZE
 from .decoding import time_decoded_token
 from .fit import FitAnswer, SettingChange, devices_option, fit, largest_run
 from .timed_run import TimedRun
-
-NODE_DEVICES = 8
-"""Largest tensor-parallel group that is tried: devices that share the fastest link."""
 
 COMPUTER_VENDORS = ("Apple",)
 """Vendors whose chips are each a separate computer."""
@@ -204,7 +202,7 @@ def serving_layouts(
     spec = model_memory.spec
     layer_count, axes = spec.layer_count, model_axes(spec)
     stage_counts = divisors(devices, layer_count) if layout_request.pp is None else [layout_request.pp]
-    tp_sizes = divisors(devices, NODE_DEVICES) if layout_request.tp is None else [layout_request.tp]
+    tp_sizes = divisors(devices, DEFAULT_DOMAIN_SIZE) if layout_request.tp is None else [layout_request.tp]
     replica_sizes = sorted((tp * pp, pp, tp) for pp in stage_counts for tp in tp_sizes if devices % (tp * pp) == 0)
     for replica_size, pp, tp in replica_sizes:
         dp = devices // replica_size

@@ -239,7 +239,7 @@ class LayoutOrder:
             return 0.0
 
     def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
+        """Returns candidates in the order of the plan: by time if it is estimated, otherwise by memory."""
         return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
 
     def _replay_in_order(
@@ -518,7 +518,7 @@ class LayoutOrder:
         return None if has_skipped_mode else last_candidate
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
-        """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""
+        """Returns the candidate with the next `--recompute` value that may fit; None if no value may fit."""
         modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (

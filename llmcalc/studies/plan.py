@@ -24,6 +24,7 @@ from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.layout_search import LayoutSearch, check_depth, search_layouts
 from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
+from ..timing.device import DEFAULT_DOMAIN_SIZE
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_time
 from .layout_estimates import FULL_RECOMPUTE, LayoutEstimates, RunEstimates
@@ -34,9 +35,6 @@ from .step_size import default_batch, is_pretraining, usual_batch
 
 OrderName: TypeAlias = Literal["time", "memory"]
 """The quantity by which a plan sorts its layouts."""
-
-NODE_DEVICES = 8
-"""Default number of devices that share the fastest link."""
 
 FEWER_LAYOUTS_ADVICE = "expected sizes of groups that leave fewer layouts (--tp, --pp, --ep)"
 """The advice in an error about a search that ended early."""
@@ -284,7 +282,8 @@ def plan_layouts(
     framework_record = framework(layout_request.framework or DEFAULT_FRAMEWORK)
     memory_use, spec = model_memory.states, model_memory.spec
     interconnect = hardware.interconnect
-    node_devices = min(NODE_DEVICES, (interconnect.domain_size if interconnect is not None else None) or NODE_DEVICES)
+    domain_size = interconnect.domain_size if interconnect is not None else None
+    node_devices = min(DEFAULT_DOMAIN_SIZE, domain_size or DEFAULT_DOMAIN_SIZE)
     micro_batches = model_memory.settings.num_microbatches
     if micro_batches is not None:
         raise InputError(

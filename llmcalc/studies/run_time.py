@@ -17,6 +17,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION
 from ..device_memory.simulated_run import supports_sdpa
+from ..device_memory.static import GRADIENT_FORMATS
 from ..errors import InputError
 from ..flow.module_names import config_fields
 from ..frozen import frozen
@@ -72,9 +73,6 @@ def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> Input
 
 UNMEASURED_SCHEDULES = "zb-h1", "dualpipe"
 """Pipeline schedules that no measured run has."""
-
-GRADIENT_FORMATS = "float32", "bfloat16", "float16"
-"""Number formats of gradients for which the time estimate has a cost of summation."""
 
 BLACKWELL_CAPABILITY = 10.0
 """NVIDIA's first compute capability whose units multiply numbers with a scale per 32 elements (mxfp8)."""

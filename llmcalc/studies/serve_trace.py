@@ -109,7 +109,7 @@ def _tpots_of_requests(served_requests: Sequence[ServedRequest]) -> list[float]:
 
 
 def _percentiles_of_runs(simulated_latencies: Sequence[Sequence[float]]) -> dict[int, RangedAmount]:
-    """Returns each latency percentile of the likely, fast and slow simulations; 0 without such a latency."""
+    """Returns each latency percentile of the likely, fast and slow simulations; 0 if no request has the latency."""
     return {
         percentile: RangedAmount(*(_percentile(seconds_of_run, percentile) for seconds_of_run in simulated_latencies))
         for percentile in PERCENTILES

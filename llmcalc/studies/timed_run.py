@@ -141,7 +141,7 @@ class TimedRun:
 
     @property
     def leaves_layers_on_host(self) -> bool:
-        """Whether the run does not fit, and its software runs layers on the host, which has memory of its own."""
+        """Whether the run does not fit, and its software runs the other layers on the host, with separate memory."""
         return not self.fits and self.stack.splits_to_host and not self.hardware.unified_memory
 
     @property

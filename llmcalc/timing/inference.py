@@ -33,7 +33,7 @@ class InferencePass:
     timed_passes: list[TimedPass] = field(repr=False)
 
     def with_part(self, part_name: str, seconds: Number) -> InferencePass:
-        """Returns the pass with one more part of its time."""
+        """Returns the pass with an additional part of its seconds."""
         return replace(
             self, seconds=self.seconds + seconds, seconds_by_part={**self.seconds_by_part, part_name: seconds}
         )

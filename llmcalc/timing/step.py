@@ -139,7 +139,7 @@ class StepPlan:
         )
 
     def recomputes(self, work: Kernel | TimedOperation, timed_pass: TimedPass) -> bool:
-        """Whether forward work of a layer runs again by itself, as part of a module or of the core of attention."""
+        """Whether a layer's forward work is recomputed separately, as part of a module or of the attention core."""
         if work.layer_kind_index < 0:
             return False
         if work.kind == "attention" and (self.recomputes_attention or "core_attn" in self.recomputed_modules):
@@ -150,7 +150,7 @@ class StepPlan:
         return any(f".{node_path}." in f".{work.path}." for node_path in node_paths)
 
     def repeated_modules(self, timed_pass: TimedPass) -> TimedPass:
-        """Returns the part of a pass that runs again by itself; its forward pass alone counts."""
+        """Returns the part of a pass that is recomputed separately; only its forward pass counts."""
         kernels = [kernel for kernel in timed_pass.rank_work.kernels if self.recomputes(kernel, timed_pass)]
         operations = [operation for operation in timed_pass.operations if self.recomputes(operation, timed_pass)]
         return replace(timed_pass, rank_work=replace(timed_pass.rank_work, kernels=kernels), operations=operations)

@@ -50,7 +50,7 @@ KEY_HEADS_OF_LATENTS = 16
 """Key heads among which decoding attention over latents or single keys counts as divided, to fill a device's units."""
 
 DECODE_ATTENTION_RATE = 0.35
-"""Share of the 16-bit peak that decoding attention reaches where it is bound by compute."""
+"""Fraction of the 16-bit peak that compute-bound decoding attention reaches."""
 
 SCORE_BYTES = 14.0
 """Bytes per score that attention with scores in memory moves: product, mask, softmax and product, in 16 bits."""

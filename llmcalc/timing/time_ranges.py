@@ -61,7 +61,7 @@ class TestedClass(RatioBounds):
     def contains_estimate(
         self, phase: str, has_experts: bool, device_class: str, software_stack: SoftwareStack, is_loaded: bool
     ) -> bool:
-        """Whether an estimate belongs to this class. is_loaded: whether the requests run beside others."""
+        """Whether an estimate belongs to this class. is_loaded: whether other requests run at the same time."""
         return (
             self.phase == phase
             and self.experts in (None, has_experts)

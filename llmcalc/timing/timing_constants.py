@@ -266,7 +266,8 @@ class SoftwareStack(Record):
         return self.host_kernel > 0 and not self.library_layers
 
     def hidden_share(self, process_group: str, message_kind: str = "") -> float:
-        """Returns the fraction of a group's messages hidden by products; for gathered weights, by default that of dp.
+        """Returns the fraction of a group's messages hidden by products; for gathered weights, by default dp's
+        fraction.
 
         message_kind: the kind of the message, such as `all_reduce`; default any.
         """

@@ -483,7 +483,7 @@ class WorkRecorder(PlacementTracker):
     def _add_dequantization(
         self, row_count: Number, input_width: Number, output_width: Number, is_in_16_bits: bool, has_backward: bool
     ) -> None:
-        """Adds the kernels beside a product with a frozen weight in 4 bits, or with one that stays in 16 bits.
+        """Adds the kernels around a product with a frozen 4-bit weight, or with a weight that stays in 16 bits.
 
         A layer in 4 bits casts its input and output if these are in float32. A head or router is in float32 then, too:
         its weight is cast to 16 bits in the forward pass.

@@ -67,7 +67,7 @@ class TensorMatch:
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
-    """Yields every parameter and checkpoint buffer of the spec, except those of multi-token prediction."""
+    """Yields every parameter and checkpoint buffer of the spec, except in multi-token-prediction modules."""
     model_tree = spec.tree()
     for node_position in model_tree.walk():
         counted_op = node_position.counted_op

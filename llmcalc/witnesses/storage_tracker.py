@@ -53,7 +53,7 @@ class StorageTracker(TorchDispatchMode):
         return operation_results
 
     def track_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tracks the storages of tensors that this mode did not see created, such as those of `torch.tensor`."""
+        """Tracks the storages of tensors whose creation this mode did not see, such as by `torch.tensor`."""
         for tensor in tensors:
             self._track_tensor(tensor, "created before")
 

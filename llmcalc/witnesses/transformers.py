@@ -351,7 +351,7 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
 
 
 def denoises_after_prompt(model: nn.Module) -> bool:
-    """Whether a class reads a prompt and then denoises tokens; such a class runs after an empty prompt."""
+    """Whether a class reads a prompt and then denoises tokens; it is measured after an empty prompt."""
     is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
 

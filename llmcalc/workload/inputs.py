@@ -98,7 +98,7 @@ class Inputs:
 
     @property
     def height_and_width(self) -> tuple[int, int]:
-        """The size of an image in pixels. Raises `InputError` where no image is given."""
+        """The height and width of an image in pixels. Raises `InputError` without an image."""
         if self.image is None:
             raise InputError("--image: missing; expected the size of an image, such as 1024x768")
         width, height = re.split("[x×]", check_image_size("--image", self.image))

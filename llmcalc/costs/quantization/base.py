@@ -139,7 +139,7 @@ def _weight_tensors_below_node(
     included_parts: frozenset[str],
     first_copies_only: bool,
 ) -> Iterator[WeightTensor]:
-    """Yields the weight tensors of all nodes below a node. path, copy_count, layer_index: those of the node."""
+    """Yields the weight tensors of all nodes below a node. path, copy_count, layer_index: of that node."""
     for child_position in node_position.children():
         child_node, counted_op = child_position.node, child_position.counted_op
         if child_node.optional and child_node.optional not in included_parts:

@@ -307,7 +307,7 @@ class _ModelRules:
         return self.ffn_indices[param.path]
 
     def _type_of_values(self, gguf_mix_name: str, default_type: str, earlier_layers: int) -> str:
-        """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: layers before it with such a tensor."""
+        """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: number of lower layers with this tensor."""
         ggml_type, layer_count = default_type, len(self.value_indices)
         if gguf_mix_name == "Q2_K":
             ggml_type = "Q4_K" if self.query_groups >= 4 else "Q3_K"

@@ -26,7 +26,7 @@ CONVERTED_COMPONENTS = ("embedding", "norm", "attention", "feed_forward", "exper
 """Components that mlx-lm converts in every model; whether it converts routers depends on the class."""
 
 RECURRENT_COMPONENTS = ("linear_attention", "state_space", "convolution")
-"""Recurrent components of which mlx-lm converts every linear layer and nothing else: those of its classes qwen3_next,
+"""Recurrent components in which mlx-lm converts only the linear layers, in its classes qwen3_next,
 qwen3_5, kimi_linear, minimax, mamba, mamba2, jamba, nemotron_h, granitemoehybrid, falcon_h1, lfm2 and lfm2_moe. What
 other recurrences have, such as block-diagonal gates, are no linear layers.
 """

@@ -32,7 +32,7 @@ LIBRARY_COMPARISON_TEST = "tests/device_memory/test_projected_optimizers.py"
 """The test that compares the steps of Adam-mini, GaLore and APOLLO, by hand and with the libraries' own code."""
 
 TORCH_WITNESS = torch_witness(STEP_COMPARISON_TEST)
-"""The witness of an optimizer whose steps are compared with those of torch."""
+"""The witness of an optimizer whose steps are compared with torch's optimizer."""
 
 StateBytesByName: TypeAlias = dict[str, Number]
 """Name of an optimizer state in its library → its bytes."""

@@ -194,7 +194,7 @@ def _require_described_layers(config: Mapping[str, Any], class_name: str) -> Non
 
 
 def _require_described_draft(config: Mapping[str, Any], class_name: str) -> None:
-    """Raises `InputError` for a draft model's config whose model type is that of a whole model."""
+    """Raises `InputError` for an unsupported draft model's config that states the model type of a whole model."""
     foreign_fields = [field_name for field_name in OTHER_DRAFT_FIELDS if config.get(field_name) is not None]
     model_type = str(config.get("model_type"))
     if OTHER_DRAFT_CLASS.search(class_name):

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...components.base import LARGEST_SIZE
 from ...errors import InputError, short_repr
+from ...workload.lora import ALL_LINEAR
 from .config import is_json_integer, is_number
 from .family import field_names
 
@@ -95,9 +96,6 @@ MLC_FIELDS = field_names("""
     max_batch_size attention_sink_size sliding_window_size disaggregation kwargs head_dim
     """)
 """Fields of MLC's `model_config` that are settings of its engine, and `head_dim`, which it fills in."""
-
-ALL_LINEAR = "all-linear"
-"""PEFT's target that stands for every linear layer."""
 
 MODULE_NAME = re.compile(r"[A-Za-z_][\w.-]{0,99}")
 """Pattern of a plain module name, as opposed to a regular expression for module names."""

@@ -34,7 +34,7 @@ from .section import (
 from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, VIT_L, clip_encoder, siglip_encoder, siglip_with_positions
 
 DUMMY_HEADS = 7
-"""Heads that NVLM's copy of InternViT has beside those of its config; their weights are zeros."""
+"""Number of heads that NVLM's copy of InternViT has in addition to its config's heads; their weights are zeros."""
 
 
 def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
@@ -286,7 +286,7 @@ def _read_keye(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 
 def _read_keye_1_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Keye-VL 1.5, whose processor's limits are those of `KeyeVL1_5ImageProcessor`."""
+    """Reads Keye-VL 1.5, with the limits of `KeyeVL1_5ImageProcessor`."""
     towers = _keye_towers(config, text_hidden_size, "merged")
     image_resizing = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
     return towers | {"vision_model": {**towers["vision_model"], "image": {**image_resizing, "rounds_sides": True}}}
@@ -393,7 +393,7 @@ def _read_qwen_vl(root_config: Config, config: Config, text_hidden_size: int) ->
 
 
 def _read_moondream(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Moondream 2 of 2025 and Moondream 3: SigLIP, and a projector of the whole image beside its tiles' patches.
+    """Reads Moondream 2 of 2025 and Moondream 3: SigLIP, and a projector that joins patches of image and tiles.
 
     The vectors of the tiles are averaged to as many as the whole image has, so that they are a second image.
     """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...code_addresses import SPECFORGE
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
@@ -217,16 +218,15 @@ DFLASH_IGNORED_FIELDS = (IGNORED_FIELDS - {"layer_types", "sliding_window"}) | f
     router sample_from_anchor shared_expert shift_label sliding_window_non_causal target_num_hidden_layers
     topk_group train_embed_tokens
     """)
-DRAFT_CODE_FOLDER = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
 
 FAMILIES = {
-    "dflash": Family(_read_dflash, DFLASH_DEFAULTS, DFLASH_IGNORED_FIELDS, source=f"{DRAFT_CODE_FOLDER}dflash.py"),
+    "dflash": Family(_read_dflash, DFLASH_DEFAULTS, DFLASH_IGNORED_FIELDS, source=f"{SPECFORGE}dflash.py"),
     "dflash2": Family(
         _read_dflash2,
         DFLASH_DEFAULTS,
         DFLASH_IGNORED_FIELDS
         | field_names("final_logit_softcapping input_embedding_scale is_causal output_multiplier"),
-        source=f"{DRAFT_CODE_FOLDER}dflash2.py",
+        source=f"{SPECFORGE}dflash2.py",
     ),
     "dspark": Family(
         _read_dspark,
@@ -241,7 +241,7 @@ FAMILIES = {
         },
         DFLASH_IGNORED_FIELDS,
         aliases={"markov_rank": "dspark_markov_rank"},
-        source=f"{DRAFT_CODE_FOLDER}dspark.py",
+        source=f"{SPECFORGE}dspark.py",
     ),
-    "domino": Family(_read_domino, DFLASH_DEFAULTS, DFLASH_IGNORED_FIELDS, source=f"{DRAFT_CODE_FOLDER}domino.py"),
+    "domino": Family(_read_domino, DFLASH_DEFAULTS, DFLASH_IGNORED_FIELDS, source=f"{SPECFORGE}domino.py"),
 }
