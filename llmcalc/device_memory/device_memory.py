@@ -31,7 +31,7 @@ MOST_REPLAYED_LAYERS = 1000
 """The largest number of layers with which a run is replayed completely on the caching allocator."""
 
 MOST_LAYERS_IN_SEARCH = 250
-"""The same limit for the runs that a search tries: the most layers that are replayed completely."""
+"""The largest number of layers with which a search replays a run completely on the caching allocator."""
 
 LAYERS_OF_SHORTER_RUNS = 125, 250
 """Numbers of layers of the two shorter runs from which the allocator's overhead of a longer run is extrapolated."""

@@ -158,7 +158,7 @@ class Preset(Record):
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """How the published checkpoint names and quantizes its modules; None for a preset that states neither.
+        """The module names and quantization of the published checkpoint; None for a preset that states neither.
 
         It follows from the config, or from the storage of the weights that the preset states.
         """

@@ -23,7 +23,7 @@ from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory
 from .layout_replays import EstimatedLayout, EstimateLayouts, EstimateTask, LayoutRun
 
 NearestPolicy: TypeAlias = Literal["always", "if none fits", "never"]
-"""When a plan searches for the layout with the least memory among layouts that do not fit."""
+"""The cases in which a plan searches for the layout with the least memory among layouts that do not fit."""
 
 TOO_MUCH_MEMORY = "needs more than the usable memory"
 

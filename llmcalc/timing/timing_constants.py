@@ -245,7 +245,7 @@ class SoftwareStack(Record):
 
     @property
     def on_fastest_host(self) -> SoftwareStack | None:
-        """The same stack with the kernel-launch time of the fastest measured host CPU, for the low end of a range.
+        """The software stack with the kernel-launch time of the fastest measured host CPU, for the low end of a range.
 
         None for a stack whose launch times were measured on hosts of one speed.
         """

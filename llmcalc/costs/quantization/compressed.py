@@ -118,7 +118,7 @@ def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
 
 
 class _WeightFields(NamedTuple):
-    """How a group of modules in a compressed-tensors config stores its weights: bits, scales and packing.
+    """The storage of a module group's weights in a compressed-tensors config: bits, scales and packing.
 
     weight_table: the table, for errors.
     packing_format: storage format, one of `PACKING_FORMATS`.

@@ -30,7 +30,7 @@ GEMMA4_FRAMES: Table = {
     "marks": 2,
 }
 GEMMA3N_FRAMES: Table = {"window": 513, "multiple": 128, "tokens": 188, "max_seconds": 30, "marks": 4}
-"""How the published processors cut audio into frames, and the tokens that they write for a recording."""
+"""The audio rule of Gemma's published processors: frames, and the tokens that they write for a recording."""
 
 
 def _read_gemma4_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
