@@ -51,7 +51,7 @@ COMMANDS = (
 underscores for hyphens."""
 
 GARBAGE_COLLECTION_THRESHOLD = 1_000_000
-"""Number of new objects after which the garbage collector runs, so that it rarely runs in a short command."""
+"""Number of new objects after which the garbage collector runs: so many that a short command rarely waits for it."""
 
 
 EXAMPLE_VALUES = {"TARGET": "llama3-8b", "--hardware": "h100"}

@@ -12,7 +12,7 @@ Probability: TypeAlias = Annotated[float, Field(ge=0, lt=1, strict=True, allow_i
 
 
 class Dropout(Record):
-    """The dropout probability at each point of a model; None where the model's class has no dropout.
+    """The dropout probability at each point of a model; None at a point where the model's class has no dropout.
 
     embedding: of the input of the first layer, after positions and norm.
     attention: of the probabilities that attention multiplies by the values.

@@ -573,7 +573,7 @@ class Stack(Component):
 
 
 def _variant_table(block: dict[str, Any], variant_table: dict[str, Any]) -> dict[str, Any]:
-    """Returns a variant's table, completed with those fields of the block that the variant's class has."""
+    """Returns a variant's table, completed with the block's fields that the variant's class also has."""
     layer_type = variant_table.get("type")
     if layer_type in LAYERS.class_paths and layer_type != block.get("type", LAYERS.default):
         layer_fields = LAYERS.load_component(layer_type).model_fields

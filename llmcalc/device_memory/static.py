@@ -121,7 +121,7 @@ class MemoryUse:
 
     @property
     def trained_format(self) -> str:
-        """The number format of the trained tensors: adapters, the last layers alone, or all weights."""
+        """The number format of the trained tensors: adapters, only the last layers, or all weights."""
         return self.adapter_dtype or self.trained_dtype or self.dtype
 
     @property

@@ -269,7 +269,7 @@ class FrameworkComparison:
             self._calls.begin([(None, None)], is_beside_other_work=True)
 
     def layouts(self, planned_framework: str, stack_name: str, global_batch: int) -> tuple[ComparedLayout, ...]:
-        """Returns the fastest layout, or that none fits, of each other usual framework that shards weights.
+        """Returns, for each other usual framework that shards weights, the fastest layout, or the fact that none fits.
 
         The tuple is empty if a framework was named.
         stack_name, global_batch: software of the times, and sequences per step of the plan.
@@ -309,7 +309,7 @@ class FrameworkComparison:
 
 
 class ExpectedComparison(NamedTuple):
-    """The comparison of an expected plan.
+    """The comparison of other frameworks with the plan that is expected before it is computed.
 
     plan_key: the plan's framework, the software of its times, and its sequences per step.
     layouts: the fastest layouts under other frameworks.

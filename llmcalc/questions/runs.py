@@ -217,7 +217,7 @@ class RunQuestion(RunOptions):
         return self.preset.model_copy(update={"run_notes": (*earlier_notes, note)})
 
     def refuse_inputs(self, command: str) -> None:
-        """Raises `InputError` for images and audio, for commands that do not count encoders."""
+        """Raises `InputError` for images and audio in a command that does not count encoders."""
         option = self.settings.inputs.option
         if option:
             raise InputError(
@@ -226,7 +226,7 @@ class RunQuestion(RunOptions):
             )
 
     def require_one_accelerator(self) -> None:
-        """Raises `InputError` for several accelerators, where an answer is for one."""
+        """Raises `InputError` for several accelerators in a question whose answer is for a single accelerator."""
         from ..sources.hardware import require_one_accelerator
 
         require_one_accelerator([hardware.name for hardware in self.accelerators])
@@ -560,7 +560,7 @@ def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str,
 
 
 SIXTEEN_BIT_FORMATS = ("bfloat16", "float16")
-"""Number formats of 16 bits, in which weights are trained as they are published."""
+"""16-bit number formats; weights that are published in one of them are trained in it."""
 
 
 def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:

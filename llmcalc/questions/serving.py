@@ -36,7 +36,7 @@ MOST_FORMAT_COMBINATIONS = 8
 
 
 OUTPUT_TOKENS = 128
-"""Tokens of an answer where none are stated: those that `vllm bench serve` asks for.
+"""Default number of tokens of an answer: the default of `vllm bench serve`.
 
 Source: the default of its `--random-output-len`, https://docs.vllm.ai/en/latest/cli/bench/serve/
 """
@@ -68,7 +68,8 @@ def ask_serve(
 
 
 def _with_assumed_request(preset: Preset, options: ServeOptions) -> tuple[ServeOptions, str]:
-    """Returns the options with the tokens of a request, and a note on those that are assumed; empty for none.
+    """Returns the options with the tokens of a request, and a note on assumed tokens; the note is empty if all are
+    stated.
 
     A prompt is shorter than that of `vllm bench serve` where the model's learned positions end before.
     """

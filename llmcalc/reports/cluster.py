@@ -229,7 +229,9 @@ def _sharding_advice(cluster: Cluster, accelerator_fits: Sequence[MemoryFit], la
 
 
 def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
-    """Returns a note on a training run's image and audio encoders, which the answer does not count; else no note."""
+    """Returns a note on a training run's image and audio encoders, which the answer does not count; empty for other
+    runs.
+    """
     tower_elements = cluster.memory.states.parameter_count.left_out.get(TOWERS.name) if cluster.trains else None
     if not tower_elements:
         return []
@@ -246,7 +248,7 @@ def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
 def _longest_samples_notes(
     cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None, assumed_accelerator: str
 ) -> list[str]:
-    """Returns a note on the counted length of samples, if a run does not fit on a named accelerator; else no note."""
+    """Returns a note on the counted length of samples if a run does not fit on a named accelerator; empty otherwise."""
     if (
         assumed_accelerator
         or launched_run is None

@@ -68,7 +68,7 @@ class DecodingLoad(NamedTuple):
     user_count: int
 
     def data(self, model_quantities: ModelQuantities) -> dict[str, Any]:
-        """Returns seconds per token and tokens/s as raw values, null where they are unknown."""
+        """Returns seconds per token and tokens/s as raw values; unknown values are null."""
         timed_run = model_quantities.decoding
         seconds: dict[str, Any] = (
             dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.time_range.amount.as_data()

@@ -490,7 +490,7 @@ def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list
 
 
 def _wired_limit_notes(accelerator_fit: MemoryFit) -> list[str]:
-    """Returns the note that macOS can let the GPU of a Mac use as much as a run needs that does not fit."""
+    """Returns a note that macOS can raise a Mac's GPU limit so far that a run fits which otherwise does not."""
     hardware = accelerator_fit.hardware
     limit_mib = hardware.wired_limit_mib(accelerator_fit.needed_bytes)
     if accelerator_fit.verdict != "no" or limit_mib is None:

@@ -146,7 +146,9 @@ def _kinds_table(
 
 
 def headline(cache_size: CacheSize) -> str:
-    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for recurrent states alone, their formats."""
+    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for a cache of only recurrent states, the
+    formats of these.
+    """
     if not cache_size.bytes_per_token:
         sequences = cache_size.workload.batch
         return (

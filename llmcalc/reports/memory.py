@@ -147,7 +147,7 @@ VERDICT_TEXTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit 
 
 
 def verdict_text(accelerator_fits: Sequence[MemoryFit], required_bytes: int) -> str:
-    """Writes whether a run fits on the accelerator that was named; empty for none and for several.
+    """Writes whether a run fits on the single named accelerator; empty if none or several are named.
 
     required_bytes: the bytes that the answer states. Paged states beyond the accelerator's memory lie on the host.
     """

@@ -235,7 +235,7 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
 
 @cache
 def machine_types() -> dict[str, tuple[str, int]]:
-    """Returns the contents of `machine_types.toml`: machine type → its accelerator and the number of them."""
+    """Returns the contents of `machine_types.toml`: machine type → (accelerator, number of accelerators)."""
     machine_table = tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
     return {
         machine_type: (hardware_name, device_count)
@@ -268,7 +268,7 @@ def accelerator_of_machine_family(machine_type: str) -> str:
 
 
 def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:
-    """Returns the accelerator of a cloud's machine, such as `g5.12xlarge`, and the number of them; None if unknown."""
+    """Returns (accelerator, number of accelerators) of a cloud's machine such as `g5.12xlarge`; None if unknown."""
     # SageMaker writes "ml." before the type
     return _machines_by_normalized_type().get(normalized(machine_type.removeprefix("ml.")))
 
@@ -462,7 +462,7 @@ def chips_of_generation(hardware: Hardware) -> list[Hardware]:
 
 
 def require_one_accelerator(accelerator_names: Sequence[str]) -> None:
-    """Raises `InputError` for several accelerators where an answer is for one."""
+    """Raises `InputError` for several accelerators in a question whose answer is for a single accelerator."""
     if len(set(accelerator_names)) > 1:
         names_text = " and ".join(accelerator_names)
         raise InputError(

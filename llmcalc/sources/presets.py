@@ -305,7 +305,7 @@ def preset_within_name(model_name: str) -> str | None:
 
 
 MOST_WORDS = 20
-"""Largest number of words of a name whose parts are compared with the presets'."""
+"""Largest number of words in a name of which parts are compared with preset names."""
 
 
 def _has_size(model_name: str) -> bool:
@@ -411,7 +411,7 @@ SCHEMES_OF_WHOLE_GROUPS = ("awq-int4-g128", "w4a16-g128")
 
 
 PUBLISHERS_OF_BLOCKS = {"qwen": "", "zai-org": "glm-5", "stepfun-ai": "step-3.7"}
-"""Publisher → how the presets begin whose checkpoints `-FP8` have a scale for each block of 128 x 128 weights.
+"""Publisher → name prefixes of the presets whose `-FP8` checkpoints have a scale per block of 128 x 128 weights.
 
 Qwen's model cards: "fine-grained fp8 quantization with block size of 128" (Qwen3, Qwen3-VL, Qwen3.5, 3.6, 3.8). Configs
 of zai-org/GLM-5-FP8, GLM-5.1-FP8, GLM-5.2-FP8 and stepfun-ai/Step-3.7-Flash-FP8: https://github.com/ai-dynamo/

@@ -189,7 +189,7 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
 
 
 def _with_context_of_tag(preset_description: dict[str, Any], model_target: str) -> dict[str, Any]:
-    """Returns a description with the context length of the file that a tag of Ollama's library has."""
+    """Returns a description with the context length of the file behind a tag of Ollama's library."""
     context = library_context(model_target)
     if context is None:
         return preset_description

@@ -1,4 +1,4 @@
-"""Models with encoders of which `AutoModelForCausalLM` loads a class of the text model alone."""
+"""Multimodal models for which `AutoModelForCausalLM` loads a class of only the text model."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ PROMPT_CHUNK_TOKENS = 2048
 """Tokens per chunk in the suggested change to read prompts in chunks."""
 
 MOST_INSUFFICIENT_CHANGES = 5
-"""Number of insufficient changes that are reported: those that require least."""
+"""Number of reported changes that are not sufficient: those with the least required memory."""
 
 DEEP_MODEL_LAYERS = 256
 """Number of layers above which few changes are tried, because each requires a replay of all layers."""

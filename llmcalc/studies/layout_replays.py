@@ -105,7 +105,7 @@ def _replay_rank(cluster: Cluster, rank: int) -> RankReplay:
 def _largest_replay(
     framework: Framework, replay_task: ReplayTask, ranks: Sequence[int], replay_rank: Callable[[int], RankReplay]
 ) -> ReplayedLayout:
-    """Returns the replay of the largest of a layout's ranks, without those that surely need no more than another.
+    """Returns the replay of a layout's largest rank; skips ranks that surely need no more than a replayed rank.
 
     ranks: those that may need the most. replay_rank: rank → its replay. Work before an error is counted.
     """

@@ -157,7 +157,7 @@ class LayoutPlan:
 
     @property
     def first_row(self) -> tuple[LayoutPlan, Candidate | None]:
-        """The first layout that fits, with the plan of its framework; this plan and None where none fits."""
+        """The first layout that fits, with the plan of its framework; this plan and None if none fits."""
         return next(iter(self.rows_of_frameworks), (self, None))
 
     @cached_property

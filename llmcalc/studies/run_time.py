@@ -63,7 +63,7 @@ DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "
 
 
 def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> InputError:
-    """Returns the error for training in a precision whose products an accelerator has no units for."""
+    """Returns the error for training in a precision that the accelerator's matrix units do not support."""
     sixteen_bit_option = "no --precision, which is fp16 there," if hardware.lacks_bfloat16 else "bf16-master"
     return InputError(
         f"--precision {precision}: {hardware.name} has no {dtype} units; expected {sixteen_bit_option} or another "

@@ -364,7 +364,7 @@ class ServeStudy:
         )
 
     def _exchange_flags(self, layout: Layout, used_flags: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the flags of the library that sends tokens to experts; empty where all tokens are gathered."""
+        """Returns the flags of the library that sends tokens to experts; empty if all tokens are gathered."""
         if not self.stack.exchange or self.stack.gathers_on(layout.dp, layout.ep):
             return {}
         option_name, library_name = self.stack.exchange.split()

@@ -583,7 +583,7 @@ def _shape_of_size(
 
 
 def _scaled_target(target_spec: ModelSpec | None, budget: CostBudget) -> tuple[float, float, float] | None:
-    """Returns the target model's h and L scaled to the budget's training compute, and that compute over its own.
+    """Returns the target model's h and L scaled to the budget's training compute, and the ratio of both computes.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).

@@ -146,7 +146,7 @@ class TimedRun:
 
     @property
     def seconds_with_host(self) -> float | None:
-        """The least seconds of a token where layers that do not fit run on a host; None without such layers.
+        """The least seconds of a token if the layers that do not fit run on a host; None if all layers fit.
 
         One host reads the weights of those layers of all ranks, at most at `HOST_BANDWIDTH` and no faster than a device
         reads those of its own rank. The device's part is at the low end of the range.

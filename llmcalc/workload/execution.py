@@ -14,7 +14,8 @@ LatentForm: TypeAlias = Literal["auto", "expanded", "absorbed"]
 AttentionImplementation: TypeAlias = Literal["eager", "sdpa", "sdpa-math", "flash"]
 NormImplementation: TypeAlias = Literal["eager", "fused"]
 NormKernels: TypeAlias = Literal["eager", "fused", "liger"]
-"""`liger`: fused norms, and gated activations that keep gate and up-projection alone, as Liger-Kernel's."""
+"""Kernels of norms; `liger`: fused norms, and gated activations that save only gate and up projection (Liger-Kernel).
+"""
 CrossEntropy: TypeAlias = Literal[
     "eager",
     "fused",

@@ -65,7 +65,7 @@ RECOMPUTE_MODES = {
     "attention": Recompute(core=True),
     "attention+matmuls": Recompute(layers=True, saved_operations=SAVED_PRODUCTS),
 }
-"""Values of `--recompute` → what they mean.
+"""Value of `--recompute` → the parts of the forward pass that run again.
 
 none: nothing runs again. full: every layer (`use_reentrant=False`). full-reentrant: every layer (`use_reentrant=True`).
 selective: what a framework calls so (`Framework.selective_recompute`), and without one the same as attention.
@@ -83,7 +83,7 @@ TRAINER_MODES = {
         alternate=frozenset({"mm"}),
     )
 }
-"""Modes that launch files name → what they mean.
+"""Recomputation mode in launch files → the parts of the forward pass that run again.
 
 selective-op: every layer, but for attention as one kernel, sums of which a rank gets a part, and every other matrix
 product without a bias (torchtitan, distributed/activation_checkpoint.py, `_apply_op_sac`).

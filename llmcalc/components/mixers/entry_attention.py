@@ -279,7 +279,7 @@ def entry_attention_class() -> Any:
         def _selected_entries(
             self, x: Tensor, kv_entries: Tensor, is_visible: Tensor, selection: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            """Returns the entries to read, and the mask of those that are selected for each token."""
+            """Returns the entries to read, and the mask of the entries that are selected for each token."""
             if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 gather_index = selection[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
                 return kv_entries.gather(1, gather_index), is_visible[:, : selection.shape[-1]]

@@ -177,7 +177,7 @@ def _storage_format(
 
 
 def _marlin_24_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
-    """Returns the format of symmetric integers in weights of which two in four are zero."""
+    """Returns the format of symmetric integer weights with two zeros in every four weights (2:4 sparsity)."""
     weights.weight_table.check_choice("num_bits", weights.bits, 4, 8)
     weights.weight_table.check_choice("strategy", weights.scale_strategy, "channel", "group")
     weights.weight_table.check_choice("symmetric", weights.is_symmetric, True)

@@ -105,7 +105,7 @@ ATTENTION_OUTPUT_TYPES = {
     "Q3_K_M": "Q4_K",
     "Q3_K_L": "Q5_K",
 }
-"""Mix → the ggml type of `attn_output` unless the model has eight experts, if it differs from that of most tensors."""
+"""Mix → the ggml type of `attn_output` unless the model has eight experts, if it differs from most tensors' type."""
 
 QUERY_AND_KEY_TYPES = {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}
 """Mix → the ggml type of `attn_q` and `attn_k`, if it differs from the type of most tensors."""

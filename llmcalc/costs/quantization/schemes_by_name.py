@@ -152,7 +152,7 @@ SCHEMES_BY_BITS = {
     "4": "q4_k_m (llama.cpp), awq-int4-g128 (vLLM), nf4 (bitsandbytes), mlx-int4-g64 (MLX)",
     "8": "q8_0 (llama.cpp), fp8 (vLLM), int8 (bitsandbytes), mlx-int8-g64 (MLX)",
 }
-"""Bits of a weight → the usual schemes, each with a program that runs it."""
+"""Bits per weight → the usual schemes, each with a program that runs the scheme."""
 
 
 def scheme_named(scheme_name: str) -> QuantizationScheme:
