@@ -84,14 +84,14 @@ class MemoryConfiguration(Record):
 
 
 MACOS_BYTES = 4 * 2**30
-"""Memory of a Mac that is left to the system and other programs before a higher limit of the GPU is named."""
+"""Bytes of a Mac's memory that must be left to macOS and other programs when the GPU's limit is raised."""
 
 
 VENDORS_WITHOUT_GPUS = ("Google", "AWS", "Huawei")
-"""Vendors whose accelerators are no GPUs."""
+"""Vendors whose accelerators are not GPUs (TPUs, Trainium, Ascend)."""
 
 NON_GPU_UNIT_NAMES = ("MME",)
-"""Names of the compute units of accelerators that are no GPUs, of vendors of GPUs."""
+"""Names of compute units that mark an accelerator other than a GPU: Gaudi's MMEs."""
 
 
 class Hardware(Record):
@@ -159,7 +159,8 @@ class Hardware(Record):
         return self.driver_total or self.usable_memory_bytes or self.memory_bytes
 
     def wired_limit_mib(self, gpu_bytes: int, host_bytes: int = 0) -> int | None:
-        """The value of `iogpu.wired_limit_mb` with which macOS lets the GPU of a Mac use so many bytes.
+        """The value of `iogpu.wired_limit_mb` with which macOS lets a Mac's GPU use `gpu_bytes`; None if there is too
+        little memory.
 
         host_bytes: further bytes of the run in the same memory. None if too few are left for macOS, and for others.
         """
@@ -198,7 +199,9 @@ class Hardware(Record):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU (not a processor, a TPU, Trainium, Gaudi, …); true if only a memory size is known."""
+        """Whether the accelerator is a GPU (not a processor, a TPU, Trainium, Gaudi, …); true if only a memory size is
+        known.
+        """
         unit_name = "" if self.compute_units is None else self.compute_units.name
         is_other_kind = self.vendor in VENDORS_WITHOUT_GPUS or unit_name in NON_GPU_UNIT_NAMES
         return not self.is_processor and not is_other_kind

@@ -180,4 +180,4 @@ DRAWING_FUNCTIONS: Mapping[str, Callable[..., Figure]] = {
     "shape": _draw_shape,
     "aspect": _draw_aspect,
 }
-"""Name of a picture → the function that draws it; those of time ask a function of the API."""
+"""Name of a picture → the function that draws it; pictures of time call a function of the API."""

@@ -8,7 +8,7 @@ from typing import Any
 from .characters import printable
 
 LONGEST_MESSAGE = 1000
-"""Maximum length of a message in characters. A longer one holds a whole file in place of a name and is cut."""
+"""Maximum length of an error message in characters; longer messages, such as a file given as a name, are cut."""
 
 
 def one_line(message_text: str) -> str:
@@ -66,10 +66,10 @@ MOST_SUGGESTIONS = 3
 """Largest number of names that a message suggests."""
 
 SMALLEST_SIMILARITY = 0.67
-"""Smallest `difflib` ratio of a name that is suggested; `nope` and `gopher`, which share o, p and e, have 0.6."""
+"""Smallest `difflib` ratio of a suggested name to the typed name; `nope` and `gopher` have 0.6."""
 
 SIMILARITY_OF_PREFIX = 0.75
-"""The same of a beginning that has as many letters as the given text: one letter of four may differ."""
+"""Smallest `difflib` ratio of a name's prefix to a typed text of the same length: one letter of four may differ."""
 
 
 def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from .frozen import frozen
 
 Status: TypeAlias = Literal["exact", "source", "estimate", "untested"]
-"""How bytes are known, the strongest status first.
+"""The verification status of computed bytes, the strongest first.
 
 exact: an independent measurement was equal to them.
 source: they were read in the code of a library, at a version, and were not run.
@@ -26,7 +26,7 @@ untested: nothing was compared with them.
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 META_MEASUREMENT = "torch on meta: every operation's storages"
-"""The measurement of torch: each storage that its own operations make, on its meta device."""
+"""Text for a measurement of every storage that torch's operations create on the meta device."""
 
 
 @frozen
@@ -43,7 +43,7 @@ class Witness:
 
 
 UNTESTED = Witness("untested", "", "")
-"""No witness: the default of everything."""
+"""The witness of bytes that nothing was compared with, which is the default."""
 
 
 @frozen
@@ -109,7 +109,7 @@ def parts_of_kinds(**names_by_kind: str) -> tuple[tuple[str, str], ...]:
 LLAMA_PARTS = parts_of_kinds(
     part="stack", layer="block", mixer="attention", network="mlp", norm="rmsnorm", position="rope", head="lm"
 )
-"""(kind, name) of the parts of a Llama."""
+"""The (kind, name) pairs of the model parts of a Llama."""
 
 
 def torch_witness(test_module: str) -> Witness:
@@ -160,7 +160,7 @@ def compared(witness: Witness, **kernel_choice: object) -> Callable[[KernelType]
 
 
 KERNEL_PREFIXES = ("do_", "core_", "attention_", "module_", "decode_", "next_", "scan_", "serve_")
-"""The beginnings of the names of methods that are kernels."""
+"""Name prefixes of the methods that are kernels."""
 
 ProfileType = TypeVar("ProfileType", bound=type[Any])
 

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class IdentityCache(Generic[Result]):
-    """The latest results by the identity of objects and a key. All are dropped when there are `max_results` of them."""
+    """A cache of results by the identity of objects and a key; it is emptied when it has `max_results` results."""
 
     def __init__(self, max_results: int) -> None:
         self._max_results: int = max_results

@@ -57,7 +57,7 @@ else:
 
 
 VECTOR_HEADS = {"projection": "projection", "latents": "latent_attention"}
-"""Type of a head that returns a vector per token → the name of its module."""
+"""Type of an output head that returns a vector per token → the name of the head's module."""
 
 
 class ModelSpec(Part):

@@ -32,13 +32,13 @@ MTP = OptionalPart("mtp", "multi-token-prediction modules")
 TOWERS = OptionalPart("towers", "vision and audio encoders with their projectors", has_flops=False)
 
 OPTIONAL_PARTS = {part.name: part for part in (MTP, TOWERS)}
-"""Name → optional part."""
+"""Name of an optional part of a model → the part."""
 
 ALL_PART_NAMES = frozenset(OPTIONAL_PARTS)
 """The names of all optional parts, for a count of everything in a checkpoint."""
 
 PARTS_WITHOUT_FLOPS = frozenset(name for name, part in OPTIONAL_PARTS.items() if not part.has_flops)
-"""The names of optional parts of which only parameters are counted."""
+"""The names of optional parts for which only parameters are counted."""
 
 
 def included_part_names(with_mtp: bool = False, with_towers: bool = False) -> frozenset[str]:

@@ -23,7 +23,7 @@ CONTENT_TYPES = {
     ".wasm": "application/wasm",
     ".json": "application/json",
 }
-"""Ending → type, where the operating system's own table may lack it: a browser runs no module of another type."""
+"""File suffix → MIME type, for types that the operating system's table may lack and a browser requires of modules."""
 
 
 CONTENT_SECURITY_POLICY = (
@@ -36,7 +36,7 @@ server; here it is a header as well, which the page's workers obey too.
 """
 
 LOCAL_HOST_HEADER = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
-"""Names of this machine in a request's Host header. Another name is that of a site whose address was changed to this
+"""Names of this machine in a request's Host header. Any other name belongs to a site whose address was changed to this
 machine's while a browser shows it (DNS rebinding), so that the site could read what is served here.
 """
 

@@ -34,7 +34,7 @@ _is_allowed = False
 
 @contextmanager
 def allow_forked_processes() -> Iterator[None]:
-    """Returns a context manager in which `ForkedCalls` may fork, for a command that is alone in its process."""
+    """Returns a context manager in which `ForkedCalls` may fork, for a command that has its process to itself."""
     global _is_allowed
     was_allowed, _is_allowed = _is_allowed, True
     try:
@@ -59,7 +59,7 @@ def usable_processes() -> int:
 
 
 def _thread_count() -> int:
-    """Returns the number of threads of this process, with those of libraries; 0 if unknown."""
+    """Returns the number of threads of this process, including libraries' threads; 0 if unknown."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -132,7 +132,7 @@ class ForkedCalls(Generic[Task, Result]):
         return self._results.pop(task) if task in self._results else self._function(task)
 
     def forget(self, tasks: Iterable[Task]) -> None:
-        """Forgets calls whose results nobody will ask for, unless they have started."""
+        """Drops calls that have not started and whose results are no longer needed."""
         for task in tasks:
             self._waiting_tasks.pop(task, None)
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
-"""Sections of a Hugging Face config that describe the text model of a model with encoders."""
+"""Names of the config sections that describe the text model of a multimodal model."""
 
 ABSENT_VALUE = "none"
-"""The value of an optional field that is absent."""
+"""The text in a file that stands for an absent optional field."""
 
 
 class Record(BaseModel):

@@ -25,7 +25,7 @@ DTYPE_BITS: dict[str, int] = {
     "float4": 4,
     "int4": 4,
 }
-"""Bits per element, without scales and zero points."""
+"""Number format → bits per element, without scales and zero points."""
 
 _DTYPE_ALIASES = {
     "fp64": "float64", "fp32": "float32", "float": "float32", "tf32": "tfloat32", "fp16": "float16", "half": "float16",
@@ -131,7 +131,7 @@ class UnitScale(NamedTuple):
 
 
 GIB = UnitScale(1024**3, "GiB", memory)
-"""The unit of accelerator memory. Tables that are compared with it use GiB for every value."""
+"""The unit of accelerator memory, GiB, for every value in a table that compares with such memory."""
 
 
 def decimal_scale(number: float, unit_name: str) -> UnitScale:
@@ -189,7 +189,7 @@ def seconds(duration: float) -> str:
 
 
 NUMBER_PATTERN = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?"
-"""A number as people write it. Commas stand between groups of three digits alone: a decimal comma is none."""
+"""Pattern of a number as people write it; commas may only separate groups of three digits, so no decimal comma."""
 
 _NUMBER_PATTERN = rf"^\s*+({NUMBER_PATTERN})\s*+([a-zA-Z]*+)\s*+$"
 _SIGNED_NUMBER_PATTERN = rf"^\s*+([+-]?{NUMBER_PATTERN})\s*+([a-zA-Z]*+)\s*+$"
@@ -230,7 +230,7 @@ def parse_length(length_text: str) -> int:
 
 
 LONGEST_NUMBER = 100
-"""The most letters of a number that a user writes."""
+"""Largest length of a typed number, in characters."""
 
 
 def exact_number(digit_text: str, shown_text: str) -> Fraction:
@@ -247,7 +247,7 @@ def exact_number(digit_text: str, shown_text: str) -> Fraction:
 
 
 OTHER_DIGIT_GROUPS = re.compile(r"\s*[1-9][0-9]{0,2}(?:[.'\u2019\s][0-9]{3})+\s*")
-"""A whole number in groups of three digits, separated as many languages do, which is another number here, or none."""
+"""Pattern of a number with points, quotes or spaces between groups of three digits, as many languages write it."""
 
 
 def _refuse_digit_groups(typed_number: str, shown_text: str) -> None:

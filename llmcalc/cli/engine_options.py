@@ -46,7 +46,7 @@ SHARED_OPTIONS = (
     "engine", "launch", "receipt", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes",
     "fmt", "output", "table", "help", "help_all",
 )  # fmt: skip
-"""Parameters of commands that are options with an engine too."""
+"""Parameters of commands whose options also apply together with `--engine`."""
 
 
 class EngineCommand(Command):

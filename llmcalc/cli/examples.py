@@ -46,4 +46,4 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "web": ("web --export site",),
     "mcp": ("mcp",),
 }
-"""Words of a command, empty for the program itself → arguments of `llmcalc`."""
+"""Command, empty for the program itself → its examples, each the arguments of a call of `llmcalc`."""

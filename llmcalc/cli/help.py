@@ -23,10 +23,10 @@ from .signatures import with_signature
 PANELS: tuple[str, ...] = get_args(Panel)
 
 OTHER_PANEL = PANELS[0]
-"""Panel of the options without a panel."""
+"""Name of the help panel for options that state no panel."""
 
 HELP_ALL_KEY = "llmcalc.lists_all"
-"""Key of a context's `meta` when the page is that of `--help-all`."""
+"""Key in typer's context (`meta`) that marks the help page as that of `--help-all`."""
 
 
 def printable_help(help_text: str) -> str:
@@ -147,7 +147,7 @@ ARGUMENTS_PANEL = "Arguments"
 PANEL_ORDER = [ARGUMENTS_PANEL, *PANELS]
 
 MOST_JOINED_PANELS = 2
-"""Number of panels up to which their options are joined in one panel."""
+"""Largest number of option panels that a help page shows joined as one panel."""
 
 OPTION_COLUMN_WIDTH = 26
 """Largest width of the column of options; the text of a longer option begins on the next line."""

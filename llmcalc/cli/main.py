@@ -51,11 +51,11 @@ COMMANDS = (
 underscores for hyphens."""
 
 GARBAGE_COLLECTION_THRESHOLD = 1_000_000
-"""New objects after which the garbage collector looks for cycles: a command makes few, and ends soon."""
+"""Number of new objects after which the garbage collector runs: so many that a short command rarely waits for it."""
 
 
 EXAMPLE_VALUES = {"TARGET": "llama3-8b", "--hardware": "h100"}
-"""Values that an error about a missing argument or option shows."""
+"""Argument or option → the example value that an error shows if it is missing."""
 
 
 def module_name(command: str) -> str:
@@ -234,7 +234,7 @@ def _option_names(command: Any) -> set[str]:
 
 
 COMMANDS_OF_RUNS = ("memory", "fit", "time", "plan", "serve", "cost", "flops", "kv")
-"""Commands that an error about an option of another command names, in this order."""
+"""Commands that an error may name for an option that the running command lacks, in the order of preference."""
 
 
 OPTIONS_OF_FILES = {
@@ -243,7 +243,7 @@ OPTIONS_OF_FILES = {
     ("budget", "--max-"): "bounds stand in FILE, such as params = '<= 8.1B' in a table [[model]]",
     ("budget", "--params"): "bounds stand in FILE, such as params = '<= 8.1B' in a table [[model]]",
 }
-"""Command and unknown option → what is typed instead, of commands that read such numbers from files."""
+"""(command, start of an unknown option) → advice, for commands that read the option's number from a file."""
 
 
 def _advice_on_option(command: Any, option_name: str) -> str:

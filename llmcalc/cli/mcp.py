@@ -14,7 +14,7 @@ INSTRUCTIONS = (
     "Exact parameters, FLOPs, cache and memory of language models, and estimates of time with ranges. Every answer is "
     "a JSON document in base units (bytes, FLOPs, seconds) whose notes state its conventions and how sure it is."
 )
-"""What a client shows its model about the server."""
+"""The description of the server that a client of the Model Context Protocol gives its language model."""
 
 
 def command(offline: OfflineOption = False) -> None:

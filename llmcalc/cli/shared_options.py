@@ -373,7 +373,7 @@ def _file_option(option_name: str) -> Any:
 
 OutputOption: TypeAlias = Annotated[Path | None, _file_option("--output")]
 OutputFileOption: TypeAlias = Annotated[Path | None, _file_option("--output-file")]
-"""The file of a command whose `--output` is the tokens of an answer."""
+"""The option for the output file in a command whose `--output` is the number of tokens of an answer."""
 
 
 def _optional_part_option(optional_part: OptionalPart) -> Any:

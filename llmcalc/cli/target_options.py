@@ -182,7 +182,7 @@ OPTIONS_BY_PARAMETER: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict
         lambda chosen: _output_options(*chosen.values()),
     ),
 }
-"""Parameter of a command → (options that replace it, function that combines their values).
+"""Parameter of a command → (options that replace the parameter, function that combines the options' values).
 
 `writing_file` is of commands whose option `--output` is a number of tokens.
 """

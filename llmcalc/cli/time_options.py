@@ -57,10 +57,10 @@ RUN_FILE_OPTIONS = {
         ),
     ),
 }
-"""The options for the accelerator and the launch file."""
+"""Parameter of a timed run → its command-line option."""
 
 REPORT_OPTIONS = ("by_node", "measured")
-"""Options of `time` that pictures of the time do not have."""
+"""Options of `llmcalc time` that `llmcalc plot time` does not have."""
 
 TIME_OPTIONS = options_of_settings(
     TimeOptions, [name for name in declarations_of(TimeOptions) if name not in REPORT_OPTIONS]

@@ -18,10 +18,10 @@ from ..sources.target_names import STDIN
 from .main import build_command
 
 TOOL_COMMANDS = ("params", "flops", "kv", "memory", "fit", "plan", "time", "serve", "cost", "compare")
-"""Commands that are tools."""
+"""Names of the commands that language models can call as tools."""
 
 OMITTED_OPTIONS = frozenset({"format", "notes", "table", "offline", "help", "help-all", "measure"})
-"""Options that tools do not have: those of the output, of the network, and one that runs a class of transformers."""
+"""Options that tools do not have, for output, network access and running a transformers class."""
 
 ENGINE_TOOLS = frozenset({"kv", "memory", "fit"})
 """Tools that take the flags of a serving engine."""
@@ -30,7 +30,7 @@ LONGEST_TEXT = 4096
 """Largest number of characters of a text argument."""
 
 NUMBER_TYPE_BY_METAVAR = {"N": "integer", **dict.fromkeys(("P", "R", "RATE", "GB/s", "MONEY", "SECONDS"), "number")}
-"""Placeholder of an option's value → the type of a number that it takes beside text such as `32k`."""
+"""Placeholder of an option's value in help texts → the JSON type of numbers that the option accepts besides text."""
 
 MODEL_DESCRIPTION = (
     "The model: a preset's name (llama3-8b), the path of a config.json, a .toml description or a .gguf file, a hub id "

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 LARGEST_SIZE = 2**40
-"""The largest value any size field may have."""
+"""The largest value that any size field of a model description may have."""
 
 MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
-"""Upper bounds on the layers and the experts of a model: readers build a list with one entry for each."""
+"""The largest numbers of layers and of experts in a model; config readers build a list with one entry for each."""
 
 
 @frozen(slots=True)
@@ -47,7 +47,7 @@ class SizeSymbol:
 
 
 Size: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_SIZE, strict=True)]
-"""A size without a letter."""
+"""The type of a positive size field that has no symbol in papers."""
 
 HiddenSize: TypeAlias = Annotated[int, SizeSymbol("h")]
 Heads: TypeAlias = Annotated[int, SizeSymbol("a")]
@@ -91,18 +91,18 @@ FiniteNumber: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=Fals
 
 
 PartWitness: TypeAlias = Witness | Mapping[str, Witness]
-"""What the memory of a part was compared with; of several types of a part, by its `type`."""
+"""The witness of a component's memory, or one witness for each `type` of the component."""
 
 SINGLE_TOKEN_VOCABULARY = Axis("vocab", 1)
-"""The vocabulary axis of a part that is recorded alone."""
+"""The vocabulary axis, of size 1, of a component that is recorded without its model."""
 
 TORCH_WITNESS = torch_witness("tests/simulator/test_eager.py")
-"""The witness of a part whose examples are compared with torch's own operations."""
+"""The witness of a component whose examples are compared with torch's own operations."""
 
 PUBLISHED_KERNELS_WITNESS = source_code_witness(
     "published kernels of recurrent layers (llmcalc/simulator/published)", "tests/simulator/published/test_published.py"
 )
-"""The witness of a recurrent part, which runs the kernels that a library publishes."""
+"""The witness of a recurrent component that runs a library's published kernels."""
 
 
 class Part(Record):
@@ -200,7 +200,7 @@ class Component(Part):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Tiny components that together use every option of the class, for the contract tests."""
+        """Small examples of the component that together use every option of the class, for the contract tests."""
         raise TypeError(f"{cls.__name__} has no examples")
 
 
@@ -255,7 +255,7 @@ class UnscalableError(ValueError):
 
 
 SCALABLE_MODELS = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
-"""What a study of shapes can scale, for the messages of `UnscalableError`."""
+"""The components that a study of shapes can scale, in words, for the messages of `UnscalableError`."""
 
 
 class AttentionFields(Protocol):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 AFFINE_NORM = Norm.model_construct(type="affine")
-"""The product and the sum with the weights of a batch norm."""
+"""The affine step of a batch norm: x times a weight per channel, plus a bias per channel."""
 
 
 def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channel_axes: Shape) -> Value:

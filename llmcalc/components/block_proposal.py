@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Proposal(OutputPart):
-    """A draft model's bias on its logits, over the vocabulary of the draft's head.
+    """A draft model's additional outputs: a bias on the logits, the acceptance score, and the next input.
 
     markov_rank: the rank of a bias that depends on the previous token (DSpark); none by default.
     markov: how the bias depends on the hidden state: not at all (`vanilla`, the default), by a gate (`gated`) or by the
@@ -210,7 +210,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(token_outputs, 1)
 
         def _pair_scores(self, x: Tensor) -> Tensor:
-            """Returns the scores of token pairs, with the vocabulary's first tokens in place of the best ones."""
+            """Returns the scores of token pairs, with the vocabulary's first tokens in place of the best tokens."""
             tokens = torch.arange(self.spec.selector_top_k or 0, device=x.device).expand(*x.shape[:-1], -1)
             conditioned_state = self.predecessor_codebook(tokens) * self.hidden_projection(x)[..., None, :]
             scores: Tensor = self.pairs(conditioned_state, self.successor_codebook(tokens).transpose(-1, -2))

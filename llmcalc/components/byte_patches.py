@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MOST_BYTES, MOST_VECTORS, MOST_TABLES = 2**16, 64, 256
-"""The most bytes of a patch, vectors that a patch has in the layers of bytes, and tables of groups of bytes."""
+"""The largest numbers of bytes per patch, of vectors per patch in the byte layers, and of byte n-gram tables."""
 
 
 class ByteLayers(Part):
@@ -204,7 +204,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LocalReference(nn.Module):
-        """The base class of both stacks of byte layers, with the projection of a patch to its vectors."""
+        """The base class of the byte layers before and after the patches; projects a patch to several vectors."""
 
         def __init__(self, layers: ByteLayers, local_size: int, patch_size: int, vector_count: int) -> None:
             super().__init__()

@@ -64,7 +64,7 @@ MIXERS = PartChoice(
 """Token mixers: attention, state-space models, linear attention."""
 
 DRAFT_MIXERS = PartChoice("attention", {"attention": "mixers.attention:Attention", "mla": "mixers.mla:MLA"})
-"""Attention of the first layer of an EAGLE-3 draft, whose input is wider than its output."""
+"""The attention classes of the first layer of an EAGLE-3 draft model, with an input wider than the output."""
 
 CHANNEL_MIXERS = PartChoice(
     "mlp",
@@ -79,7 +79,7 @@ CHANNEL_MIXERS = PartChoice(
         "none": "base:Nothing",
     },
 )
-"""Parts that work on each token separately: feed-forward networks, mixtures of experts."""
+"""Components that process each token separately: feed-forward networks and mixtures of experts."""
 
 HEADS = PartChoice(
     "lm",
@@ -91,10 +91,10 @@ HEADS = PartChoice(
         "none": "no_head:NoHead",
     },
 )
-"""The model's head, on top of the last layer."""
+"""Output heads of a model."""
 
 INDEXERS = PartChoice("indexer", {"indexer": "mixers.indexer:Indexer", "pooled": "mixers.pooled_indexer:PooledIndexer"})
-"""Parts of latent attention that select the tokens to attend to."""
+"""Indexers of latent attention, which select the tokens to attend to."""
 
 BLOCK_INDEXERS = PartChoice(
     "block_indexer",
@@ -104,7 +104,7 @@ BLOCK_INDEXERS = PartChoice(
         "token_indexer": "mixers.token_indexer:TokenIndexer",
     },
 )
-"""Parts of attention that select the tokens or blocks of tokens to attend to."""
+"""Indexers of multi-head attention, which select the tokens or blocks of tokens to attend to."""
 
 LAYERS = PartChoice(
     "block",
@@ -162,8 +162,8 @@ STREAMS = PartChoice(
         "byte_patches": "byte_patches:PatchStreams",
     },
 )
-"""Parts that start the residual stream from something else than the embedding alone, or split it into several before
-the first layer and merge them after the last.
+"""Components that change the first layer's input, or split the residual stream into several and merge these after the
+last layer.
 """
 
 STEMS = PartChoice(
@@ -178,7 +178,7 @@ STEMS = PartChoice(
         "wave": "wave_stem:WaveStem",
     },
 )
-"""Parts that give an encoder its input in the place of token embeddings."""
+"""Stems, which compute an encoder's input in the place of token embeddings."""
 
 OTHER_COMPONENTS = PartChoice(
     "norm",
@@ -203,7 +203,7 @@ OTHER_COMPONENTS = PartChoice(
         "relative_keys": "relative_keys:RelativeKeys",
     },
 )
-"""Parts with a field of their own in a spec, and with examples of their own."""
+"""Component classes that each have a separate field in a spec, and separate examples."""
 
 Mixer: TypeAlias = Annotated[Any, MIXERS]
 DraftMixer: TypeAlias = Annotated[Any, DRAFT_MIXERS]

@@ -12,7 +12,7 @@ Probability: TypeAlias = Annotated[float, Field(ge=0, lt=1, strict=True, allow_i
 
 
 class Dropout(Record):
-    """The dropout probability at each point of a model; None where the model's class has no dropout.
+    """The dropout probability at each point of a model; None at a point where the model's class has no dropout.
 
     embedding: of the input of the first layer, after positions and norm.
     attention: of the probabilities that attention multiplies by the values.
@@ -39,4 +39,4 @@ class Dropout(Record):
 
 
 ATTENTION_DROPOUT = Dropout.model_construct(attention=0.0)
-"""The places of a model that states none: most decoders' classes have `attention_dropout`."""
+"""The dropout points of a model whose description states none: attention only, with probability 0."""

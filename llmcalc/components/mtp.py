@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 MODULE_LABEL = "module"
-"""The label of a module that runs several times."""
+"""The label, in counts, of a prediction module that runs several times."""
 
 
 class MultiTokenPrediction(OutputPart):
@@ -73,7 +73,7 @@ class MultiTokenPrediction(OutputPart):
         return stack.layer(self.layer or stack.pattern[-1])
 
     def streams_of_modules(self, stack: Stack) -> ResidualStreams | None:
-        """Returns the streams that the modules read and write; None if their layer has none."""
+        """Returns the residual streams of the prediction modules' layer; None if the layer has a single stream."""
         required_streams = self.prediction_block(stack).required_stack_fields().get("streams", {})
         return stack.streams if required_streams.get("type") == "hyper" else None
 
@@ -258,7 +258,9 @@ def _reference_class() -> Callable[..., nn.Module]:
             )
 
         def block_input(self, embedding: Tensor, hidden_states: Tensor) -> Tensor:
-            """Joins the norms of embedding and hidden states; adds their projections where there are streams."""
+            """Concatenates the norms of embedding and hidden states; with residual streams, adds their projections
+            instead.
+            """
             if self._merge is None:
                 joined_states: Tensor = self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(hidden_states)], -1))
                 return joined_states

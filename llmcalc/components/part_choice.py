@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from .base import Part
 
 PART_NAMES_KEY = "x-parts"
-"""The key in a JSON Schema under which a field has the names of the parts that it accepts."""
+"""The key of a field in a JSON Schema that lists the component classes which the field accepts."""
 
 
 class PartError(ValueError):

@@ -130,7 +130,7 @@ def _vector_class() -> type[nn.Module]:
 
 
 def with_sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Returns attention scores [batch, heads, queries, keys] with the score of one more key, a sink for every query.
+    """Appends a sink's score, as of one further key, to attention scores [batch, heads, queries, keys].
 
     sinks: the score of that key, per head [heads] or per query [batch, heads, queries, 1].
     """

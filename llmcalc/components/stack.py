@@ -68,13 +68,13 @@ else:
     RelativeBias, Pooler = component_type("distance_bias:RelativeBias"), component_type("pooler:Pooler")
 
 BASE_LAYER_NAME = "block"
-"""The name of `block` in a pattern."""
+"""The name that stands for the field `block` in a layer pattern."""
 
 MOST_VARIANTS = 256
 """The largest number of variants in one stack."""
 
 SHARED_LABEL_SUFFIX = ", shared"
-"""The end of the label of layers that reuse the parameters of the first layer of their kind."""
+"""The label suffix of layers that reuse the parameters of the first layer of the same kind."""
 
 
 class Stack(Component):
@@ -573,7 +573,7 @@ class Stack(Component):
 
 
 def _variant_table(block: dict[str, Any], variant_table: dict[str, Any]) -> dict[str, Any]:
-    """Returns a variant's table, completed with those fields of the block that the variant's class has."""
+    """Returns a variant's table, completed with the block's fields that the variant's class also has."""
     layer_type = variant_table.get("type")
     if layer_type in LAYERS.class_paths and layer_type != block.get("type", LAYERS.default):
         layer_fields = LAYERS.load_component(layer_type).model_fields

@@ -1,4 +1,4 @@
-"""The hidden states of a target model, which a draft model of speculative decoding reads beside the tokens.
+"""The hidden states of a target model, which a draft model of speculative decoding reads in addition to tokens.
 
 EAGLE (Li 2024, arXiv:2401.15077, §4.1) projects the last hidden state beside the token embedding; EAGLE-3 (Li 2025,
 arXiv:2503.01840, §3) projects the states of several layers. Sources: eagle/model/cnets1.py and cnets.py of

@@ -29,10 +29,10 @@ PROJECTIONS_BY_OTHER_NAME: Mapping[str, tuple[str, ...]] = {
     "linear_kv_down_proj": ("kv_a_proj",),
     "linear_kv_up_proj": ("kv_b_proj",),
 }
-"""A layer's name in classes of several families → the names here."""
+"""Name of a fused layer in classes of several families → the names of its projections in llmcalc."""
 
 USUAL_LAYER_NAMES = {**dict.fromkeys(PROJECTIONS, "qkv_proj"), **dict.fromkeys(GATE_AND_UP, "gate_up_proj")}
-"""Projection → the usual name of the layer in which a class joins it with others."""
+"""Projection → the usual name of the fused layer in which transformers classes compute it together with others."""
 
 
 class ClassLayer(NamedTuple):

@@ -30,10 +30,10 @@ from .trained_tensors import TrainedTensor, is_in_layer
 FROZEN_WEIGHT_FORMATS: tuple[FrozenWeightFormat, ...] = get_args(FrozenWeightFormat)
 
 DEFAULT_TARGETS = ("q_proj", "v_proj")
-"""PEFT's layers with adapters for most models (peft/utils/constants.py)."""
+"""Linear layers that get adapters in most models if PEFT's `target_modules` is not set (peft/utils/constants.py)."""
 
 ENCODER_INPUT_NAME = "patch_embedding"
-"""An encoder's product with pixels or frames, which classes of transformers compute as a convolution."""
+"""Name of an encoder's first matrix product, on pixels or frames, which transformers classes run as a convolution."""
 
 
 @frozen
@@ -246,7 +246,7 @@ def _joint_layers(
 
 
 def _expert_layers(node_tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[NodePosition, ExpertLinear]]:
-    """Yields the linear layers of experts that have parameters of their own, each with its operation."""
+    """Yields the linear layers of experts whose parameters no other node shares, each with its operation."""
     for node_position in node_tree.walk():
         op, counted_op = node_position.node.op, node_position.counted_op
         if (

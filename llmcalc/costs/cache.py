@@ -18,11 +18,11 @@ from .context_length import check_source_tokens, default_context_tokens, longest
 from .encoders import EncodedInputs
 from .model_changes import ModelChange, changed_models
 
-STATE_KIND = "recurrent_state"
-"""The default kind of cached state that is not a KV cache."""
+DEFAULT_STATE_KIND = "recurrent_state"
+"""Default name of the kind of cached state other than a KV cache."""
 
 SHORTEST_SHOWN_CONTEXT, LONGEST_SHOWN_CONTEXT = 2**10, 2**17
-"""Context lengths for which growth is shown: from 1,024 to 131,072, or to the model's own context length."""
+"""Context lengths in tokens for which cache growth is shown: 1,024 to 131,072, or to the model's context length."""
 
 
 def cache_bits_of(format_name: str) -> Cost:
@@ -138,7 +138,7 @@ class CacheSize:
         for position in self._cache_positions():
             op = position.node.op
             tokens, vector_width = (_cached_tokens(op, position), op.width) if isinstance(op, KVCache) else (None, None)
-            group_key = (getattr(op, "cache_kind", STATE_KIND), tokens, vector_width)
+            group_key = (getattr(op, "cache_kind", DEFAULT_STATE_KIND), tokens, vector_width)
             layers[group_key] = layers.get(group_key, 0) + position.copies
             bits_by_group[group_key] = bits_by_group.get(group_key, 0) + position.copies * position.cost_of_operation(
                 cached_bits

@@ -155,7 +155,7 @@ DeepSeek-V3.2 in `fp8_ds_mla` too.
 """
 
 LATENT_CACHE_KINDS = ("latent_attention", "indexer")
-"""The kinds of caches that a format of latents stores."""
+"""Kinds of caches to which a number format for MLA latents applies."""
 
 _FORMAT_BY_SPELLING = {"f16": "float16", "f32": "float32", "fp8_e4m3": "float8", "fp8_e5m2": "float8", "int8kv": "int8"}
 

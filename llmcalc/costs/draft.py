@@ -9,7 +9,7 @@ from ..model import ModelSpec
 
 
 def hidden_state_reader(spec: ModelSpec) -> TargetStates | None:
-    """Returns the draft component that reads the target model's hidden states; None without such a component."""
+    """Returns the draft component that reads the target model's hidden states; None if the draft reads none."""
     stream_spec = None if spec.decoder is None else spec.decoder.streams
     return stream_spec if isinstance(stream_spec, TargetStates) else None
 

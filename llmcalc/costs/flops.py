@@ -204,7 +204,7 @@ def flops(
     included_parts: frozenset[str] = frozenset(),
     encoded_inputs: EncodedInputs | None = None,
 ) -> FlopCount:
-    """Counts the FLOPs of a run; for a workload alone, with eager attention.
+    """Counts the FLOPs of a run; a workload without execution choices counts with eager attention.
 
     encoded_inputs: images and audio of its sequences, whose tokens the run's have to include; default none.
     Raises `InputError` for a phase that the model does not have.

@@ -15,7 +15,7 @@ from ..workload.recompute import NO_RECOMPUTATION, Recompute, check_node_names
 from ..workload.run_config import RunConfig
 
 VERBS_THAT_SAVE_NO_INPUT = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
-"""Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""
+"""Recorder verbs that save no input for the backward pass; dropout is included, as published models run without it."""
 
 
 def _attention_flops(counted_op: CountedOp) -> Number:

@@ -14,7 +14,7 @@ LARGE_GPU_WORKSPACE_BYTES = 4096 * 8 * KIB
 """Bytes of a cuBLAS workspace on GPUs of compute capability 9, 10 and 12: CUBLAS_WORKSPACE_CONFIG=:4096:8."""
 
 WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * KIB
-"""Bytes of a cuBLAS workspace on other GPUs: `:4096:2:16:8`.
+"""Bytes of a cuBLAS workspace on GPUs of other compute capabilities: CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8.
 
 Source of both: aten/src/ATen/cuda/CublasHandlePool.cpp of torch 2.13, `getChosenWorkspaceSize`. Before torch 2.7 only
 capability 9.0 had the larger one.
@@ -33,7 +33,7 @@ CONTEXT_MIB_BY_CAPABILITY = {
     "10.0": (713, 148),  # B200
     "12.0": (594, 170),  # RTX 5090
 }
-"""Compute capability → MiB that a process uses outside torch's allocator, and the multiprocessors of that GPU.
+"""Compute capability → MiB of the CUDA context outside torch's allocator, and the multiprocessors of the measured GPU.
 
 Most of a context is local memory for all threads that a multiprocessor can hold, so it grows with their number; the
 kernels that a run loads come on top. An estimate, from one H200 that was measured, and from messages of out-of-memory
@@ -41,10 +41,10 @@ errors of one process (tests/data/gpu/contexts.jsonl), which are within 30 %.
 """
 
 CONTEXT_SOURCE = "measured, by compute capability"
-"""Where the bytes of a context are from, as tables say it."""
+"""The source of the bytes of a CUDA context, in words for tables."""
 
-UNIFIED_MEMORY = ("Apple", "Google", "AWS")
-"""Vendors whose accelerators have no CUDA context and no such workspaces."""
+VENDORS_WITHOUT_CUDA_CONTEXT = ("Apple", "Google", "AWS")
+"""Vendors whose accelerators have neither a CUDA context nor cuBLAS workspaces."""
 
 _WORKSPACE_CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
 
@@ -75,7 +75,7 @@ class CudaRuntime:
 
 
 HOPPER_RUNTIME = CudaRuntime()
-"""An H100 or H200 with torch's defaults."""
+"""The CUDA runtime of an H100 or H200 with torch's defaults."""
 
 
 def cuda_runtime_of(
@@ -86,7 +86,7 @@ def cuda_runtime_of(
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
     gpu_name = CudaRuntime.gpu_name if hardware is None else hardware.name.upper()
-    if hardware is not None and (hardware.vendor in UNIFIED_MEMORY or hardware.is_processor):
+    if hardware is not None and (hardware.vendor in VENDORS_WITHOUT_CUDA_CONTEXT or hardware.is_processor):
         return CudaRuntime(0, 0, has_expandable_segments, gpu_name)
     compute_capability = None if hardware is None else hardware.compute_capability
     is_large_gpu = compute_capability is None or int(compute_capability.partition(".")[0]) in LARGE_GPU_CAPABILITIES

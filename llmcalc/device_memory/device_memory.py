@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from .encoders import EncoderPeak
 
 MOST_REPLAYED_LAYERS = 1000
-"""The largest number of layers of a run that is replayed whole on the allocator."""
+"""The largest number of layers with which a run is replayed completely on the caching allocator."""
 
 MOST_LAYERS_IN_SEARCH = 250
-"""The largest number of layers of a run that a search tries and that is replayed whole on the allocator."""
+"""The largest number of layers with which a search replays a run completely on the caching allocator."""
 
 LAYERS_OF_SHORTER_RUNS = 125, 250
-"""Layers of the two runs from which the allocator's overhead in a longer run is extrapolated."""
+"""Numbers of layers of the two shorter runs from which the allocator's overhead of a longer run is extrapolated."""
 
 MOST_IRREGULAR_LAYERS = 256
-"""The largest number of layers outside of the repeats of a pattern: each of them is recorded by itself."""
+"""The largest number of layers that are not in a repeated pattern; each of them is recorded separately."""
 
 MOST_RECORDED_LAYERS = 1000
-"""The largest number of layers that are recorded one by one, where the repeats of a pattern differ."""
+"""The largest number of layers that are recorded one by one, if the repeats of a layer pattern do not do the same."""
 
 REPLAY_PHASES = ("prefill", "decode", "forward", "backward", "step")
 """The parts of a pass or of a training step, in order."""
@@ -131,7 +131,7 @@ class DeviceMemory:
 
 
 TENSORS_TERM = MemoryTerm("tensors", 0, "exact", META_MEASUREMENT, TORCH_VERSION)
-"""The tensors of a run whose parts are all compared with torch."""
+"""The memory term of tensors in a run whose parts are all compared with torch."""
 
 
 class RecordReplay(Protocol):
@@ -445,7 +445,7 @@ def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_bytes: Sequenc
 def _add_encoders(
     replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes], encoder_peaks: Sequence[EncoderPeak]
 ) -> None:
-    """Adds the peaks of image and audio encoders, which run before the prompt beside weights and cache."""
+    """Adds the peaks of image and audio encoders, which run before the prompt while weights and cache exist."""
     if not any(allocation_place.phase == "prefill" for allocation_place in replay_result.peaks):
         return
     cache_bytes = sum(entry.bytes for entry in unreplayed_bytes if entry.kind == "cache")

@@ -15,7 +15,7 @@ FAKE_QUANTIZATION_EVIDENCE = Evidence(
     "fake quantization",
     Witness("source", "torchao/quantization/quant_primitives.py, _fake_quantize_affine", ""),
 )
-"""The evidence of linear layers that round their operands."""
+"""The evidence for linear layers that round their operands (fake quantization)."""
 
 
 def evidence_of_optimizer(optimizer_name: str) -> Evidence:

@@ -293,10 +293,10 @@ class InferenceRun:
 
 
 _known_parameters: WeakKeyDictionary[Flow, dict[Hashable, ParameterSet]] = WeakKeyDictionary()
-"""Program → the parameters that its passes read, by what they depend on."""
+"""Cache: program → the parameters that its passes read, by the choices on which they depend."""
 
 MOST_REPLAYED_CHUNKS = 4
-"""The largest number of chunks of a prompt that all run."""
+"""The largest number of prompt chunks that are all replayed; of more chunks only the first and last are."""
 
 
 def replay_inference(

@@ -15,7 +15,9 @@ from ..simulator.meter import AllocationPlace, MemoryPeak
 from ..simulator.replay_result import ReplayResult
 
 MOST_LISTED_REPEATS = 1000
-"""About the largest number of repeats in a timeline; of more repeats it lists some at equal distances, and the last."""
+"""Approximate largest number of layer repeats in a timeline; of more repeats, evenly spaced ones and the last are
+listed.
+"""
 
 
 def extrapolate_layers(
@@ -77,7 +79,7 @@ def extrapolate_layers(
 
 
 def highest_pass(replay_result: ReplayResult) -> ReplayResult:
-    """Returns the result with only the highest pass of each phase, under the phase's name.
+    """Returns the replay result with only the pass of highest peak in each phase, under the phase's name.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.

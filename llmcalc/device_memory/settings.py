@@ -85,21 +85,21 @@ fp8, mxfp8 and nvfp4 are bf16-master whose matrix products run in 8 or 4 bits (`
 """
 
 PRODUCT_FORMAT_BY_PRECISION: Mapping[str, str] = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
-"""Training precision → number format of its matrix products, where that is narrower than the weights'.
+"""Training precision → number format of its matrix products, if narrower than the format of the weights.
 
 fp8 has a scale per tensor, mxfp8 one per 32 elements, nvfp4 one per 16 (Transformer Engine's recipes).
 """
 
 DEFAULT_KV_BLOCK_TOKENS = 16
-"""Default tokens of a block of a paged cache: that of vLLM (vllm/config/cache.py, `block_size`)."""
+"""Default tokens per block of a paged cache: vLLM's default (vllm/config/cache.py, `block_size`)."""
 
 DEFAULT_PROMPT_PASS_TOKENS = 8192
-"""Default tokens of a pass over prompts in inference: what vLLM takes on GPUs of 70 GiB and more
+"""Default number of tokens in a prompt pass of inference: vLLM's default on GPUs of 70 GiB and more
 (vllm/engine/arg_utils.py, `default_max_num_batched_tokens`).
 """
 
 MOST_MICROBATCHES = 2**20
-"""The most micro-batches per step. From the second on all are alike, so two are replayed."""
+"""Largest number of micro-batches per step; only two are replayed, as all after the first are alike."""
 
 
 def _scheme_names() -> Iterable[str]:
@@ -734,7 +734,7 @@ CHECKPOINTING_SETTING = DeclaredSetting(
 SETTINGS_BY_SHORTHAND: Mapping[str, DeclaredSetting] = {
     declaration.name: declaration for declaration in (USERS_SETTING, CHECKPOINTING_SETTING)
 }
-"""Names that stand for a setting, beside its own."""
+"""Short name (`users`, `checkpointing`) → the declaration of the option that stands for another setting."""
 
 
 def users_in_training_error(conflicting_option: str) -> InputError:

@@ -101,7 +101,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
 
 
 EAGER_SCORE_FEATURES = ("joint_softmax", "local_mask", "at_distance")
-"""Verbs of attention that no call of scaled_dot_product_attention replaces."""
+"""Recorder verbs of attention that scaled_dot_product_attention cannot compute."""
 
 
 def default_attention(run_settings: Settings, spec: ModelSpec) -> AttentionImplementation:

@@ -121,7 +121,7 @@ class MemoryUse:
 
     @property
     def trained_format(self) -> str:
-        """The number format of the trained tensors: adapters, the last layers alone, or all weights."""
+        """The number format of the trained tensors: adapters, only the last layers, or all weights."""
         return self.adapter_dtype or self.trained_dtype or self.dtype
 
     @property
@@ -215,10 +215,11 @@ class MemoryUse:
 
 
 QuantizedSizes: TypeAlias = dict[tuple[str | None, str, frozenset[str]], QuantizedSize]
-"""(`--quantize`, format of unconverted tensors, optional parts) → the size of the weights of one model and config."""
+"""Cache for one model and config: (`--quantize`, format of unconverted tensors, optional parts) → size of the weights.
+"""
 
 DEFAULT_SETTINGS = Settings()
-"""Inference with all defaults."""
+"""The settings of an inference run with all defaults."""
 
 
 def memory(

@@ -115,7 +115,7 @@ class TrainingConfig:
 
 
 MOST_LAYERS = 10**6
-"""A number of layers above that of all models."""
+"""A number of layers that no model exceeds."""
 
 
 def _path_without_indices(parameter_key: ModulePath) -> str:
@@ -242,7 +242,7 @@ class TrainingRun:
 
     @cached_property
     def _layer_prefixes(self) -> tuple[str, ...]:
-        """Returns the beginnings of the paths, without indices, of modules in transformer layers."""
+        """Returns the path prefixes, without indices, of modules in transformer layers."""
         return tuple(f"{layer_name}." for layer_name in layers_of(self.program.node()))
 
     @cached_property
@@ -314,7 +314,7 @@ class TrainingRun:
 
     @property
     def gradient_hook(self) -> Callable[[Tensor], None] | None:
-        """Returns the function to call when a parameter's gradient is complete; None without such a hook."""
+        """Returns the function to call when a parameter's gradient is complete; None if nothing is to be called."""
         return self._update_parameter if self.training_config.optimizer_in_backward else None
 
     def finish_backward(self) -> None:

@@ -45,7 +45,7 @@ MODULE_NAMES_BY_PATH: Mapping[str, str] = {
     "projection": "embedding_projection | embedding_proj_layer",
     "projection.proj": ".embedding_projection | .embedding_proj_layer",
 }
-"""Names that most classes use instead of the reference's: those of Llama's class and classes modelled on it."""
+"""Node name → the module name in most classes, which are modelled on Llama's class."""
 
 EARLIER_NAMES: Mapping[str, tuple[str, ...]] = {
     "gate": ("router",),
@@ -53,17 +53,17 @@ EARLIER_NAMES: Mapping[str, tuple[str, ...]] = {
     "shared_experts": ("shared_expert",),
     "shared_expert": ("shared_experts",),
 }
-"""Component of a published name → what it is called in checkpoints that other versions or libraries wrote."""
+"""Component of a published module name → its names in checkpoints of other versions or libraries."""
 
 EXPERT_MATRIX_NAMES: Mapping[str, tuple[str, ...]] = {
     "gate_proj": ("gate_proj", "w1"),
     "up_proj": ("up_proj", "w3"),
     "down_proj": ("down_proj", "w2"),
 }
-"""Matrix of the routed experts → its names in checkpoints in which every expert is a module."""
+"""Weight matrix of routed experts → its names in checkpoints that store every expert as a separate module."""
 
 CLASS_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
-"""Prefixes of a text model's modules, alone and in the wrappers of both layouts of `transformers`."""
+"""Path prefixes of a text model's modules: alone, and in `transformers` multimodal classes of both layouts."""
 
 
 class ModuleNames:
@@ -287,7 +287,7 @@ class ModuleNames:
 
 
 class _LayerNames(NamedTuple):
-    """The layers of one kind in a stack, with the names of the module lists that contain them.
+    """The layers of one kind in a stack, and the names of the module lists with these layers.
 
     indices: their indices. are_predictors: whether they are multi-token-prediction modules, numbered after the others.
     layer_numbers: index → number among the stack's layers with parameters of their own.

@@ -17,7 +17,7 @@ from .tree import Node
 from .value import Value, Weight
 
 UNEXECUTED_ROLES = ("idle", "kept")
-"""The roles of parts that have parameters and never run."""
+"""The roles of model parts whose parameters exist but are not used in the pass."""
 
 
 class Step:

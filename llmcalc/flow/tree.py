@@ -22,7 +22,7 @@ from ..ops.base import BUFFER_EFFECTS, CACHE_EFFECTS, FLOP_EFFECTS, PARAM_EFFECT
 from ..workload.run_config import RunConfig
 
 Role: TypeAlias = Literal["own", "shared", "kept", "idle", "no_grad"]
-"""The role of a node and of everything below it.
+"""The role of a node and of all nodes below, which decides what counts.
 
 own: it has its parameters and runs.
 shared: it runs with the parameters of another node, where they are counted.
@@ -38,7 +38,7 @@ EXCLUDED_EFFECTS_BY_ROLE: Mapping[Role, frozenset[str]] = {
     "idle": FLOP_EFFECTS | CACHE_EFFECTS | SKIPPED_PARAM_EFFECTS | {"active_params"},
     "no_grad": frozenset({"backward_flops"}),
 }
-"""The effects of an op that do not count at a node with that role."""
+"""Role of a node → the effects of its operation that do not count."""
 
 
 @cache
@@ -276,7 +276,7 @@ def _cost_per_repeat(
 
 
 Cost: TypeAlias = Callable[[CountedOp], Number]
-"""A cost function of a primitive with the roles of its node: `cost(counted_op)`."""
+"""The type of a cost function, `cost(counted_op)`, of a primitive operation with the roles of its node."""
 
 
 def cost_by_kind(

@@ -14,7 +14,7 @@ FLOP_EFFECTS = frozenset({"forward_flops", "backward_flops"})
 CACHE_EFFECTS = frozenset({"cache_bits"})
 SKIPPED_PARAM_EFFECTS = frozenset({"max_skipped_params", "mean_skipped_params"})
 EFFECTS = PARAM_EFFECTS | BUFFER_EFFECTS | FLOP_EFFECTS | CACHE_EFFECTS | SKIPPED_PARAM_EFFECTS
-"""All effects that a primitive can have. An effect that it does not declare is 0."""
+"""All effects (parameters, FLOPs, …) that a primitive operation can declare; an undeclared effect is 0."""
 
 
 @frozen(slots=True)

@@ -12,8 +12,8 @@ from ..workload.run_config import RunConfig
 from .attention import AttentionCore
 from .base import CACHE_EFFECTS, FLOP_EFFECTS, Op
 
-COMPRESSED = "compressed_attention"
-"""The kind that `llmcalc kv` lists the caches of layers with compressed entries under."""
+COMPRESSED_CACHE_KIND = "compressed_attention"
+"""The kind of cache, in tables of `llmcalc kv`, of layers with compressed entries."""
 
 
 @frozen(slots=True)
@@ -298,7 +298,7 @@ class EntryCache(Op):
     width: Number
     tokens_per_entry: Number
     pending_width: Number
-    cache_kind: str = COMPRESSED
+    cache_kind: str = COMPRESSED_CACHE_KIND
     rows: Rows = TOKENS
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
@@ -322,7 +322,7 @@ class PendingEntryCache(Op):
 
     width: Number
     tokens_per_entry: Number
-    cache_kind: str = COMPRESSED
+    cache_kind: str = COMPRESSED_CACHE_KIND
     rows: Rows = TOKENS
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:

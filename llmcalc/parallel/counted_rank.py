@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .rank_model import RankModel, SelectedRank
 
 LAYOUT_OPTION_NAMES = ("tp", "sequence_parallel", "pp", "vpp", "pp_layout", "cp", "dp", "ep", "etp")
-"""The settings of a layout by which counts of one rank differ."""
+"""The options of a layout that change the counts of a single rank."""
 
 RANK_SETTING = DeclaredSetting(
     "rank", int, Setting("Count what this rank of the layout has.", "Layout", "the rank that has most", minimum=0)
@@ -73,7 +73,7 @@ class RankRequest:
 
 
 NO_RANK_OPTIONS = RankRequest()
-"""A request without options."""
+"""A rank request without options, which means the whole model."""
 
 
 def rank_settings() -> dict[str, DeclaredSetting]:

@@ -297,4 +297,4 @@ def version_date(version: str) -> date | None:
 
 
 NO_LAYOUT_OPTIONS = LayoutRequest()
-"""A request without options."""
+"""A layout request without options, which means one device."""

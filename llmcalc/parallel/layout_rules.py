@@ -61,7 +61,7 @@ class LayoutRules:
         return self.with_divided_tokens(layout, layout_request, trains_experts=trains_experts)
 
     def with_divided_tokens(self, layout: Layout, layout_request: LayoutRequest, *, trains_experts: bool) -> Layout:
-        """Returns a layout of a request, with sequence parallelism where it comes with the framework's experts."""
+        """Returns a request's layout, with sequence parallelism if the framework requires it for expert parallelism."""
         divides_tokens = self.sequence_parallel and (trains_experts or layout.ep > 1) and layout.tp > 1
         if divides_tokens and layout_request.sequence_parallel is None:
             return replace(layout, sequence_parallel=True)

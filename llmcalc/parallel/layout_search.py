@@ -26,7 +26,7 @@ from .rank_program import (
 from .schedules import check_micro_batches
 
 CHUNK_COUNTS = (1, 2, 4)
-"""Chunks per rank that are tried."""
+"""Numbers of model chunks per pipeline rank that a search tries."""
 
 LONG_SEQUENCE_TOKENS = 8192
 """Length of a sequence in tokens from which context parallelism is tried."""
@@ -53,7 +53,7 @@ SHORTEST_SEQUENCE_PART = 1024
     "twice --cp does not divide the tokens of a sequence",
     "one replica, whose states --zero does not divide",
 )
-"""Reasons against a layout."""
+"""Reasons why a layout is refused, in the words of messages."""
 
 
 @dataclass
@@ -294,10 +294,10 @@ def _follows_layout_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]
 
 
 REPLAYED_SCHEDULES = ("1f1b", "interleaved")
-"""The schedules that the frameworks' replays run."""
+"""The pipeline schedules that the frameworks' memory replays support."""
 
 FIXED_OPTIONS = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch", "schedule")
-"""Options other than sizes of groups; a given one applies to every layout."""
+"""Layout options other than group sizes; a typed one applies to every layout of the search."""
 
 
 def _layout_of_sizes(

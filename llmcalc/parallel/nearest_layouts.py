@@ -27,16 +27,16 @@ from .rank_program import (
 )
 
 GROUP_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp", "etp")
-"""Sizes of groups that a suggestion may change."""
+"""Names of the group sizes that a suggested layout may change."""
 
 SIZES_TO_TRY = 4
-"""Number of sizes of each group that are tried."""
+"""Number of sizes that are tried for each parallel group."""
 
 LARGEST_SIZE_FACTOR = 4
-"""Largest factor by which a size may grow or shrink."""
+"""Largest factor by which a suggested group size may differ from the requested size."""
 
 REQUESTED_SIZE_WEIGHT, UNEVEN_STAGES_DISTANCE = 2.0, 0.3
-"""Weight of a size that was given, against 1 of other sizes; and weight of stages with unequal numbers of layers."""
+"""Distance weights: of a change to a requested size (1 for others), and of stages with unequal numbers of layers."""
 
 
 @contextmanager

@@ -54,10 +54,10 @@ VERBS_THAT_MIX_ROWS = frozenset(
         "state",
     }
 )
-"""Verbs of the recorder whose result for a token depends on other tokens, as that of the ops in `SCAN_OP_NAMES`."""
+"""Recorder verbs whose result for a token depends on other tokens, in addition to the ops in `SCAN_OP_NAMES`."""
 
 VERBS_THAT_SAVE_NOTHING = frozenset({"add", "sub", "dropout", "hold", "keep", "enter", "leave", "split", "take"})
-"""Verbs of the recorder that save nothing for the backward pass."""
+"""Recorder verbs that save no tensor for the backward pass."""
 
 SCAN_OP_NAMES = (
     "SelectiveScan", "HeadScan", "ChunkedScan", "DeltaRule", "DecayScan", "LightningAttentionCore", "MatrixMemory",

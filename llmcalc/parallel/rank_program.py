@@ -32,11 +32,12 @@ from .layout import ONE_DEVICE, Coordinates, ImpossibleLayout, Layout, RankChunk
 TENSOR_PARALLEL_AXES = frozenset(
     {"heads", "kv_heads", "key_heads", "block_index_heads", "ffn", "vocab", "groups", "output_groups", "inner"}
 )
-"""The axes that tensor parallelism divides."""
+"""Names of the axes that tensor parallelism divides."""
 
 COPIED_AXES = frozenset({"kv_heads", "block_index_heads"})
-"""Axes of which ranks have copies where there are more ranks: each has the heads that its query heads read (vLLM,
-`QKVParallelLinear`, `MinimaxM3QKVParallelLinearWithIndexer`)."""
+"""Axes of heads that ranks replicate if there are more ranks than heads: each has the heads that its queries read
+(vLLM, `QKVParallelLinear`, `MinimaxM3QKVParallelLinearWithIndexer`).
+"""
 
 FIELD_OF_AXIS = {
     "heads": "num_attention_heads",
@@ -50,16 +51,16 @@ FIELD_OF_AXIS = {
     "groups": "n_groups",
     "output_groups": "o_groups",
 }
-"""Axis → its field in a configuration."""
+"""Name of an axis → the config field with its length."""
 
 VERBS_WITHOUT_OPERATION = frozenset({"hold", "keep", "enter", "leave", "add_output"})
-"""Verbs of the recorder that compute nothing."""
+"""Recorder verbs that compute nothing."""
 
 SUMMING_VERBS = frozenset({"linear", "experts", "again"})
-"""Verbs whose output is a sum over the axes of the input."""
+"""Recorder verbs whose output is a sum over the axes of the input."""
 
 UNEVEN_AXES = frozenset({"vocab"})
-"""Axes whose last shard may be shorter than the others."""
+"""Names of axes whose last shard may be shorter than the others."""
 
 
 @frozen(slots=True)
@@ -532,7 +533,7 @@ def has_whole_towers(spec: ModelSpec, rank_axes: RankAxes) -> bool:
 
 
 _shared_programs: IdentityCache[RankFlow] = IdentityCache(512)
-"""Recorded programs of models."""
+"""Cache of the recorded programs of ranks, by model."""
 
 
 def cached_rank_program(
@@ -562,7 +563,7 @@ def cached_rank_program(
 
 
 _representative_stages: IdentityCache[Stage] = IdentityCache(1024)
-"""Stages of models, the first of each kind."""
+"""Cache of pipeline stages by model: the first stage of each kind."""
 
 
 def representative_stage(spec: ModelSpec, stage: Stage) -> Stage:

@@ -27,7 +27,7 @@ from ..frozen import frozen
 from .layout import Layout, Schedule
 
 PassKind: TypeAlias = Literal["F", "B", "I", "W"]
-"""torch's letters (torch.distributed.pipelining): forward, whole backward, backward of inputs, backward of weights."""
+"""Kind of pass, in torch's letters: forward, whole backward, backward of inputs, backward of weights."""
 
 
 class PassAction(NamedTuple):
@@ -148,7 +148,7 @@ class Pipeline:
 
 
 _IN_FLIGHT_CHANGES = {"F": 1, "B": -1, "I": 0, "W": -1}
-"""Kind of action → the change of the number of micro-batches in flight."""
+"""Kind of pass → the change of a rank's number of micro-batches in flight."""
 
 
 def effective_schedule(layout: Layout) -> Schedule:
@@ -437,7 +437,7 @@ def timetable(pipeline: Pipeline, pass_durations: PassDurations | None = None) -
 
 
 StagePass: TypeAlias = tuple[PassKind, int]
-"""A pass of a micro-batch through a stage: its kind, and stage · micro-batches + micro-batch."""
+"""A pass of a micro-batch through a stage: the kind of pass, and the number stage · micro-batches + micro-batch."""
 
 
 class _StepSimulation:

@@ -16,7 +16,7 @@ from ..ops.base import ParamTensor
 from .rank_program import RankFlow, is_divided
 
 ParameterPath: TypeAlias = tuple[tuple[str, Sequence[int] | None], ...]
-"""The names of the modules around a parameter, each with the indices that it stands for in a module list."""
+"""The path of a parameter: module names, each with the indices that the module stands for in a module list."""
 
 
 class WeightShard(NamedTuple):

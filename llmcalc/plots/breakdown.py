@@ -29,10 +29,10 @@ BAR_HEIGHT = 0.62
 """Height of a bar, in rows."""
 
 AXIS_LENGTH_FACTOR = 1.28
-"""Length of an axis over its longest bar, with room for the bar's text."""
+"""Length of an axis divided by its longest bar, which leaves room for the bar's text."""
 
 NARROW_AXIS_LENGTH_FACTOR = 2
-"""The same in a picture for one column of a paper, whose text is as large and whose bars are shorter."""
+"""Length of an axis divided by its longest bar in a picture for one paper column, where the text needs more room."""
 
 
 @in_llmcalc_style

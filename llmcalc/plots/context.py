@@ -23,7 +23,7 @@ CONTEXT_LENGTHS = tuple(2 ** (10 + i // 2) if i % 2 == 0 else round(2 ** (10.5 +
 """Context lengths in tokens: from 1,024 to 1,048,576, two per doubling."""
 
 
-def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
+def plot_cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
     """Plots the cache bytes of one sequence against the tokens, on log axes.
 
     dtype: format of keys and values.
@@ -144,10 +144,10 @@ def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) ->
 
 
 LABEL_INCHES = 0.17
-"""Inches from a label to the next one."""
+"""Least vertical distance between labels, in inches."""
 
 AXES_HEIGHT_SHARE = 0.78
-"""Height of the axes as a part of the figure's."""
+"""Height of the axes as a fraction of the figure's height."""
 
 
 def _tokens_text(token_count: float) -> str:

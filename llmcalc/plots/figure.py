@@ -34,7 +34,7 @@ MATPLOTLIB_STYLE = {
 
 
 COLUMN_INCHES = {1: 4.5, 2: 9.3}
-"""Columns of a paper → width of a picture, whose text of 10 points has 7.5 when it is printed 3.4 or 7 inches wide."""
+"""Number of paper columns → picture width in inches; printed 3.4 or 7 inches wide, text of 10 points has 7.5."""
 
 _paper_columns: ContextVar[int | None] = ContextVar("paper_columns", default=None)
 

@@ -17,10 +17,10 @@ LABEL_GAP_POINTS = 6
 """Points (1/72 inch) between a point and its name."""
 
 FRAME_GAP_PIXELS = 3
-"""Pixels between a name and the frame."""
+"""Least number of pixels between a name and the frame of the axes."""
 
 LABEL_MARGIN_SHARE = 0.03
-"""Share of a name's width that is kept free on either side: another resolution writes names a little wider."""
+"""Fraction of a name's width that stays free on either side, because other resolutions write names a little wider."""
 
 LABEL_PLACES = (
     (LABEL_GAP_POINTS, 0, "left"),
@@ -28,7 +28,7 @@ LABEL_PLACES = (
     (0, 2 * LABEL_GAP_POINTS, "center"),
     (0, -2 * LABEL_GAP_POINTS, "center"),
 )
-"""Places of a name: offset from its point in points (1/72 inch), and the name's alignment."""
+"""Possible places of a name: offset (x, y) from its data point in points (1/72 inch), and the name's alignment."""
 
 FAR_LABEL_PLACES: tuple[tuple[float, float, Any], ...] = (
     (0, 4 * LABEL_GAP_POINTS, "center"),
@@ -36,7 +36,7 @@ FAR_LABEL_PLACES: tuple[tuple[float, float, Any], ...] = (
     (3 * LABEL_GAP_POINTS, -3 * LABEL_GAP_POINTS, "left"),
     (3 * LABEL_GAP_POINTS, 3 * LABEL_GAP_POINTS, "left"),
 )
-"""Places farther away, for pictures of few points."""
+"""Possible places of a name farther from its data point, for pictures with few points."""
 
 
 def escape_label(label_text: str) -> str:
@@ -53,7 +53,7 @@ RING_LABEL_PLACES: tuple[tuple[float, float, Any], ...] = tuple(
     for radius in (3, 5, 8, 12)
     for across, up in ((1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0))
 )
-"""Places around a point at growing distances, for names that must be written."""
+"""Possible places around a data point at growing distances, for names that must be written."""
 
 
 def axis_tick_text(tick_value: float, write_value: Callable[[Any], str]) -> str:
@@ -87,7 +87,7 @@ def spread_labels(wanted_heights: Sequence[float], least_distance: float) -> lis
 
 
 LINE_SAMPLES = [index / 20 for index in range(21)]
-"""Shares of a line from a point to its name at which no other name may lie."""
+"""Fractions of the line from a data point to its name that no other name may cover."""
 
 
 class LabelBox(NamedTuple):

@@ -24,7 +24,7 @@ TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad
 
 
 @in_llmcalc_style
-def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[MemoryFit] = ()) -> Figure:
+def plot_memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[MemoryFit] = ()) -> Figure:
     """Draws two panels: stacked bars of the memory by kind and phase, and memory over time, module by module.
 
     The first bar is the device's need, which is the number in the title.
@@ -44,7 +44,7 @@ def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Memor
 
 
 OVERHEAD_LABEL = "free blocks, CUDA context"
-"""What the allocator and the runtime take beside tensors at the peak."""
+"""Label of the bytes that the allocator and the runtime need in addition to tensors at the peak."""
 
 
 def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[MemoryFit] = ()) -> None:

@@ -30,7 +30,7 @@ COMPONENT_LABELS = {
 
 
 @in_llmcalc_style
-def params(counts_by_model: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
+def plot_params(counts_by_model: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
     """Draws a 100 % bar per model in order, with the number of parameters.
 
     counts_by_model: (name, parameters).

@@ -36,7 +36,7 @@ def params_picture(models: Sequence[Preset], included_parts: frozenset[str] = fr
     """Draws the parameters of models: a bar per model, by component."""
     require_matplotlib()
     from ..costs.params import params
-    from .params import params as plot_params
+    from .params import plot_params
 
     return plot_params([(preset.display, params(preset.model, included_parts)) for preset in models])
 
@@ -45,7 +45,7 @@ def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
     """Draws the KV cache of one sequence against its tokens."""
     require_matplotlib()
     from ..costs.cache import kv
-    from .context import cache as plot_cache
+    from .context import plot_cache
 
     for model_preset in models:
         with target_in_errors(model_preset):
@@ -118,7 +118,7 @@ def _preset_of_label(name_or_alias: str) -> str:
 def memory_picture(run_question: RunQuestion) -> Figure:
     """Draws the memory of one device by phase, with the capacity of named accelerators."""
     require_matplotlib()
-    from .memory import memory as plot_memory
+    from .memory import plot_memory
 
     with target_in_errors(run_question.preset):
         run_memory = run_question.with_defaults_of_tag().memory_on_one_device()

@@ -23,7 +23,7 @@ LARGEST_POINT_AREA, SMALLEST_POINT_AREA = 900.0, 14.0
 
 
 SHARED_LABEL_DISTANCE = 0.06
-"""Distance of two points below which they have one name, in decades of either axis."""
+"""Distance below which two points share one name, in decades of either axis."""
 
 
 @in_llmcalc_style

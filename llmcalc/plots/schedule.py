@@ -22,12 +22,12 @@ SIDE_INCHES = 2.6
 """Width of the ranks' names and of micro-batches in flight, in inches."""
 
 PASS_INCHES, DIGIT_INCHES, OUTLINED_PASS_INCHES = 0.2, 0.085, 0.03
-"""Inches: of the shortest pass where the width allows them; of a digit, and of a pass that has an outline and hatching.
-What has less room is drawn without.
+"""Widths in inches: of the shortest pass if there is room, of a digit, and of the smallest pass with outline and
+hatching. A pass with less room is drawn without them.
 """
 
 TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
-"""Background of a number on hatching."""
+"""Text background of a number on a hatched bar."""
 
 BAR_HEIGHT = 0.8
 """Height of a bar, in rows."""

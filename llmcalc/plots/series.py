@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from ..reports.palette import CURVE_COLOURS
 
 LINE_STYLES: tuple[Any, ...] = ("-", (0, (7, 2)), (0, (7, 2, 1.5, 2)))
-"""Lines of the first eight curves, of the next eight, and of eight more; dots say something else."""
+"""Line styles of the first eight curves, the next eight, and the last eight; dotted lines have another meaning."""
 
 COLOUR_SHADES = (1.0, 0.62, 0.35)
-"""How much of a colour each of those has; the rest is black."""
+"""For each line style the fraction of a curve's colour; the rest is black."""
 
 
 class CurveStyle(NamedTuple):

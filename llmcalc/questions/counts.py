@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from ..workload.run_config import RunConfig
 
 Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "time", "all"]
-"""Quantities that can be explained; `all` is parameters, FLOPs and caches."""
+"""Quantities that `llmcalc explain` explains; `all` is parameters, FLOPs and caches."""
 
 PassPhase: TypeAlias = Literal["training", "prefill", "decode"]
-"""Phases whose kernels' time can be explained."""
+"""Phases for which `llmcalc explain` explains the kernels' time."""
 
 SCHEME_WITHOUT_ENGINE_ERROR = (
     "--quantize: the cache has its own format, --kv-dtype; for the tokens beside weights add --engine"
 )
-"""The error of a scheme of weights where no engine has them beside the cache."""
+"""The error for `--quantize`, a scheme of weights, in a question about the cache without a serving engine."""
 
 
 @frozen
@@ -311,7 +311,7 @@ QUANTITIES_BY_SETTING = {
     "phase": ("time",),
     "stack": ("time",),
 }
-"""Setting → the quantities that it applies to."""
+"""Option of `llmcalc explain` → the quantities to which the option applies."""
 
 
 @frozen

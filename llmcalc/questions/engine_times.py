@@ -24,10 +24,10 @@ CACHE_FORMAT_BY_ENGINE_WORD = {
     "fp8_e5m2": "fp8",
     "q8_0": "q8_0",
 }
-"""Word of an engine for the format of the cache → that of llmcalc; None for the published one."""
+"""Engine's name of a cache format → llmcalc's name; None for the published format."""
 
 CACHE_FORMAT_SETTINGS = ("cache_type_k", "cache_type_v")
-"""Settings with the formats of keys and of values, of engines that have one for each."""
+"""Engine settings with the separate cache formats of keys and of values."""
 
 
 def decoded_token_time(

@@ -32,7 +32,7 @@ ONE_ACCELERATOR_ERROR = (
     "--hardware: with --engine the answer is for one accelerator; expected it once. Cards of two sizes under "
     "llama.cpp: the larger one with --devices 2 -ts 24,12, whose line 'all, CUDA1' is what the smaller one needs"
 )
-"""The message on several accelerators beside `--engine`."""
+"""The error message for several accelerators together with `--engine`."""
 
 if TYPE_CHECKING:
     from ..reports.document import Report
@@ -368,7 +368,7 @@ def ask_engine_fit(
 
 
 def _slots_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
-    """Returns the number of slots that a launch file divides the cache into, such as that of `-np 2`; else 1.
+    """Returns the number of slots into which a launch file divides the cache (2 for `-np 2`); 1 by default.
 
     Engines whose cache takes any number of requests have no slots; with `--kv-unified` slots share llama.cpp's cache.
     """

@@ -87,7 +87,7 @@ def _memory_verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int)
 
 
 def _rollout_note(memory_answer: DeviceMemoryAnswer | RanksMemoryAnswer) -> list[str]:
-    """Returns a note for a run of reinforcement learning, of which the update alone is computed."""
+    """Returns a note that only the update phase of a reinforcement-learning run is computed."""
     launch = getattr(memory_answer, "launch", None)
     if launch is None or launch.rollout is None:
         return []

@@ -29,7 +29,7 @@ SORT_KEYS: dict[str, Callable[[CountedPreset], Any]] = {
 
 
 FRESH_PERIOD = timedelta(days=180)
-"""How long the facts of a preset count as fresh after the day on which a source was read."""
+"""The time for which a preset's facts count as fresh after its sources were read."""
 
 
 def is_stale(preset: Preset, today: date) -> bool:

@@ -13,7 +13,7 @@ from ..sources.preset import Preset, target_in_errors
 from ..sources.target_names import STDIN
 
 LOCK_FILE = "llmcalc.lock.json"
-"""The lock file that is checked where no other is named."""
+"""The default name of the lock file."""
 
 MOST_MODELS = 1000
 """Largest number of models of a lock file."""

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from .runs import RunQuestion
 
 ANY_DEVICE = Hardware(name="any", title="any", memory_bytes=2**50, usable_memory_bytes=2**50)
-"""A device for what is the same on each: weights, tokens of a cache of known size, and layers of known places."""
+"""A stand-in accelerator for values that are the same on every device, such as weights and cache tokens."""
 
 MISSING_MEMORY_TEXT = "the device's memory: the log does not state it; expected --hardware NAME too"
-"""The missing value in a message about a log that states no memory of the device."""
+"""The error text for a log that does not state the memory of the device."""
 
 DERIVED_TERMS = ("budget", "kv_cache")
-"""Terms that follow from others: they are named as off only where no other term is."""
+"""Memory terms computed from other terms, which are reported as wrong only if no other term is wrong."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _computed_bytes_of_engine(
 
 
 CACHE_BYTES_FLAG = "kv_cache_memory_bytes"
-"""The name of the flag for the bytes of the cache, of engines that have one."""
+"""The flag name for the cache size in bytes, in engines with such a flag."""
 
 
 def _engine_memory_of_log(
@@ -300,7 +300,7 @@ def _engine_memory_of_log(
 NO_CACHE_ROOM_REMARK = (
     "computed, nothing is left for the cache: the log does not show all of the layout and of the flags"
 )
-"""The remark on a log of a server that started, where the computed one has no room for its cache."""
+"""The remark on a log of a server that started, although the computed memory leaves no room for its cache."""
 
 
 def has_logged_cache(parsed_log: ParsedLog) -> bool:
@@ -334,7 +334,7 @@ def _has_half_cache_bytes(parsed_log: ParsedLog, engine_memory: EngineMemory) ->
 
 
 FP8_TOLERANCE = 0.08
-"""How far from 2 the ratio of the bytes per token may be: what a log prints is rounded."""
+"""Largest deviation from 2 of the ratio of computed to logged bytes per token; logs print rounded values."""
 
 
 def _compared_term(

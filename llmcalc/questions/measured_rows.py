@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     Timer: TypeAlias = Callable[[RunQuestion, TimeOptions], TimedRun]
 
 MOST_BYTES = 2**20
-"""Largest size of the file."""
+"""Largest size of a `--calibrate` file, in bytes."""
 
 MOST_ROWS = 300
-"""Largest number of rows."""
+"""Largest number of measured rows in a `--calibrate` file."""
 
 TRAINING_PHASE = "training"
-"""The phase whose runs have a stack of their own."""
+"""The phase with separate software stacks: training."""
 
 MEASUREMENT_COLUMNS = ("seconds", "model", "hardware")
 
 TIME_COLUMNS = ("global_batch", "engine", "context", "stack", "overlap", "nic")
-"""Options of `time` beside settings and layout."""
+"""Columns of a `--calibrate` file for options of `time`, in addition to settings and layout."""
 
 LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
 

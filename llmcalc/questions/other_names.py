@@ -83,8 +83,9 @@ OTHER_OPTION_NAMES = {
     "--hardware SIZE, such as 24GiB": "--vram --gpu-memory --vram-gb --gpu-vram",
     "--price": "--cost --price-per-hour --hourly",
 }
-"""Options here, with the names that other programs give them, which have other letters. The first that a command has
-is what an error suggests."""
+"""Option of llmcalc → other programs' names of it, with different letters. An error suggests the first option that the
+command has.
+"""
 
 OTHER_COMMANDS = {
     "presets": "list models ls search",
@@ -99,7 +100,7 @@ OTHER_COMMANDS = {
     "memory --phase training": "train training finetune",
     "memory --phase inference": "inference infer",
 }
-"""Commands here, with the words that people type for them, which have other letters."""
+"""Command of llmcalc → words with different letters that people type for it."""
 
 
 MODEL_ARGUMENT_NAMES = (

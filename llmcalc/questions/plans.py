@@ -114,10 +114,10 @@ def ask_plan(
     """Finds the layouts of a training run over many devices that fit, best first.
 
     global_batch: see `ask_fit`.
-    row_count: number of layouts that are replayed and shown; None (default) for `ROWS`, or `SCREEN_ROWS` of a screen.
+    row_count: number of layouts that are replayed and shown; default `LISTED_LAYOUTS`, on a screen `SCREEN_LAYOUTS`.
     order_name: order of the layouts, time or memory; None (default) for time where it can be estimated.
     size_filter: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
-    time_settings: see `plan_of`.
+    time_settings: see `plan_layouts`.
     is_for_screen: whether the answer is shown on a screen alone, without all rows; false by default.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
@@ -152,7 +152,7 @@ def _planned_answer(
     is_for_screen: bool,
     comparison: FrameworkComparison,
 ) -> ReportedAnswer:
-    """Returns the answer of `ask_plan`, beside which other frameworks are compared.
+    """Returns the answer of `ask_plan`, while other processes compare other frameworks.
 
     requested_sizes: sizes of a layout whose place in the order is asked for; None for none.
     """
@@ -161,20 +161,20 @@ def _planned_answer(
     from ..parallel.nearest_layouts import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.layout_order import FURTHER_REPLAYS
-    from ..studies.plan import ROWS, SCREEN_ROWS, first_fitting_plan, plan_of
+    from ..studies.plan import LISTED_LAYOUTS, SCREEN_LAYOUTS, first_fitting_plan, plan_layouts
 
     layout, preset, hardware = run_question.layout, run_question.preset, run_question.hardware
     assert hardware is not None
     assert layout.devices is not None
     plans_all_frameworks = run_question.settings.lora_rank is not None  # other frameworks have rows of their own
-    default_rows = SCREEN_ROWS if is_for_screen and requested_sizes is None else ROWS
+    default_rows = SCREEN_LAYOUTS if is_for_screen and requested_sizes is None else LISTED_LAYOUTS
 
     def layouts_beside(planned_framework: Framework) -> CompareFrameworks:
         return partial(comparison.layouts, planned_framework.name)
 
     plans = answers_of_planned_runs(
         run_question,
-        lambda memory, run_layout: plan_of(
+        lambda memory, run_layout: plan_layouts(
             memory,
             hardware,
             run_layout,
@@ -183,7 +183,7 @@ def _planned_answer(
             order_name=order_name,
             suggests_nearest="if none fits",
             time_settings=time_settings,
-            replay_limit=(row_count or ROWS) + FURTHER_REPLAYS,
+            replay_limit=(row_count or LISTED_LAYOUTS) + FURTHER_REPLAYS,
             compare_frameworks=None
             if plans_all_frameworks
             else partial(comparison.layouts, framework_of(run_layout).name),
@@ -269,7 +269,7 @@ class FrameworkComparison:
             self._calls.begin([(None, None)], is_beside_other_work=True)
 
     def layouts(self, planned_framework: str, stack_name: str, global_batch: int) -> tuple[ComparedLayout, ...]:
-        """Returns the fastest layout, or that none fits, of each other usual framework that shards weights.
+        """Returns, for each other usual framework that shards weights, the fastest layout, or the fact that none fits.
 
         The tuple is empty if a framework was named.
         stack_name, global_batch: software of the times, and sequences per step of the plan.
@@ -309,7 +309,7 @@ class FrameworkComparison:
 
 
 class ExpectedComparison(NamedTuple):
-    """The comparison of an expected plan.
+    """The comparison of other frameworks with the plan that is expected before it is computed.
 
     plan_key: the plan's framework, the software of its times, and its sequences per step.
     layouts: the fastest layouts under other frameworks.
@@ -322,7 +322,7 @@ class ExpectedComparison(NamedTuple):
 
 
 LONGER_MICRO_BATCHES = 2, 3, 4, 6, 8
-"""Sequences of a micro-batch that a plan compares with one, where its fastest layout waits for the host."""
+"""Numbers of sequences per micro-batch that a plan compares with one, if its fastest layout waits for the host."""
 
 
 def longer_micro_batches(
@@ -335,7 +335,7 @@ def longer_micro_batches(
     does not divide the sequences of a replica of the fastest layout.
     """
     from ..simulator.simulated_work import WorkBudget
-    from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, plan_of
+    from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, plan_layouts
     from ..timing.time_ranges import TIE_SHARE
 
     first_plan, first_candidate = plan.first_row
@@ -352,7 +352,7 @@ def longer_micro_batches(
         if plan.global_batch % micro_batch:
             continue
         try:
-            longer_plan = plan_of(
+            longer_plan = plan_layouts(
                 first_plan.memory.with_changes(batch=micro_batch),
                 plan.hardware,
                 replace(run_question.layout, framework=first_plan.framework.name),
@@ -391,7 +391,7 @@ def _compared_layouts(
     """Returns the layouts of `FrameworkComparison.layouts`."""
     from ..frameworks.registry import DEFAULT_FRAMEWORK, frameworks_for_plans
     from ..simulator.simulated_work import WorkBudget
-    from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, IncompleteSearchError, plan_of
+    from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, IncompleteSearchError, plan_layouts
 
     if planned_framework == DEFAULT_FRAMEWORK or run_question.hardware is None:
         return ()
@@ -405,7 +405,7 @@ def _compared_layouts(
             run_memory = run_question.with_framework(framework_record).memory_on_one_device()
             framework_record.check_run(run_memory, "")
             check_framework(run_question.settings, framework_record)
-            plan = plan_of(
+            plan = plan_layouts(
                 run_memory,
                 run_question.hardware,
                 replace(run_question.layout, framework=framework_record.name),

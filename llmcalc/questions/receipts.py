@@ -19,13 +19,13 @@ from ..sources.presets import known_model
 from .logs import bytes_in_use_before_run, read_flags
 
 MEASURED_TERMS = ("weights", "profile_run", "non_torch", "cuda_graphs")
-"""Terms of a log that stand in place of computed ones."""
+"""Memory terms of a log that replace computed terms."""
 
 MODEL_INDEPENDENT_TERMS = ("non_torch",)
-"""Terms that are the same for every model."""
+"""Memory terms whose bytes are the same for every model."""
 
 VERSION_INDEPENDENT_TERMS = ("weights",)
-"""Terms that are the same in every version of an engine."""
+"""Memory terms whose bytes are the same in every version of an engine."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ReceiptFile:
 
     @cached_property
     def other_version(self) -> str:
-        """The log's engine version, if its rules differ from those of the question's version; else empty."""
+        """The log's engine version, if it has other memory rules than the question's version; else empty."""
         version = self.parsed_log.version
         return "" if not version or self.engine.version(version).record == self.version.record else version
 

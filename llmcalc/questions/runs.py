@@ -217,7 +217,7 @@ class RunQuestion(RunOptions):
         return self.preset.model_copy(update={"run_notes": (*earlier_notes, note)})
 
     def refuse_inputs(self, command: str) -> None:
-        """Raises `InputError` for images and audio, for commands that do not count encoders."""
+        """Raises `InputError` for images and audio in a command that does not count encoders."""
         option = self.settings.inputs.option
         if option:
             raise InputError(
@@ -226,7 +226,7 @@ class RunQuestion(RunOptions):
             )
 
     def require_one_accelerator(self) -> None:
-        """Raises `InputError` for several accelerators, where an answer is for one."""
+        """Raises `InputError` for several accelerators in a question whose answer is for a single accelerator."""
         from ..sources.hardware import require_one_accelerator
 
         require_one_accelerator([hardware.name for hardware in self.accelerators])
@@ -287,7 +287,7 @@ def scheme_of_tag(preset: Preset) -> str | None:
 
 
 INTEGER_METHODS = ("gptq", "awq")
-"""Methods of checkpoints in integers beside which transformers trains adapters (quantizers, `is_trainable`)."""
+"""Quantization methods with integer weights on which transformers can train adapters (quantizers, `is_trainable`)."""
 
 
 def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
@@ -471,7 +471,7 @@ def _without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 LOGIT_SETTINGS = ("cross_entropy", "logits_dtype", "loss_chunk", "logits_to_keep", "divide_logits", "keep_logits")
-"""Settings of the loss of logits."""
+"""Settings of the language-model loss and its logits."""
 
 
 def _require_target(target: Any, command: str) -> Any:
@@ -543,10 +543,10 @@ def model_of_file(
 
 
 _PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
-"""The path of a folder or a file, which a launch file may name on another machine."""
+"""Pattern of a model's path in a launch file, possibly on another machine."""
 
 _FOLDER_OF_VARIABLE = re.compile(r"\$\w+/(?:[^$`/]+/)*[^$`/]+/?")
-"""The path of a folder or a file in a folder that a shell variable names."""
+"""Pattern of a path that begins with a shell variable: `$MODELS/Llama-3-8B`."""
 
 
 def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
@@ -560,7 +560,7 @@ def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str,
 
 
 SIXTEEN_BIT_FORMATS = ("bfloat16", "float16")
-"""Number formats of 16 bits, in which weights are trained as they are published."""
+"""16-bit number formats; weights that are published in one of them are trained in it."""
 
 
 def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from ..timing.speculation import Speculation
 
 AUTO_FORMAT = "auto"
-"""The word for the published number format in lists of formats."""
+"""The word that stands for the published number format in lists of formats."""
 
 MOST_FORMAT_COMBINATIONS = 8
 """Largest number of combinations of formats that are tried."""
 
 
 OUTPUT_TOKENS = 128
-"""Tokens of an answer where none are stated: those that `vllm bench serve` asks for.
+"""Default number of tokens of an answer: the default of `vllm bench serve`.
 
 Source: the default of its `--random-output-len`, https://docs.vllm.ai/en/latest/cli/bench/serve/
 """
@@ -68,7 +68,8 @@ def ask_serve(
 
 
 def _with_assumed_request(preset: Preset, options: ServeOptions) -> tuple[ServeOptions, str]:
-    """Returns the options with the tokens of a request, and a note on those that are assumed; empty for none.
+    """Returns the options with the tokens of a request, and a note on assumed tokens; the note is empty if all are
+    stated.
 
     A prompt is shorter than that of `vllm bench serve` where the model's learned positions end before.
     """
@@ -189,7 +190,7 @@ def _memory_flags(engine_record: Engine, options: ServeOptions) -> dict[str, Any
 
 
 MOST_REPLICAS_OF_A_SIDE = 64
-"""Largest number in a ratio of `--disaggregate`."""
+"""Largest number of replicas on either side of a `--disaggregate` ratio."""
 
 
 def _prefill_decode_ratio(options: ServeOptions, request_sizes: RequestSizes) -> tuple[int, int] | None:

@@ -24,14 +24,16 @@ MAX_DEPTH = 8
 MAX_NIC = 10**6
 """Largest bandwidth of `--nic` in GB/s."""
 
-MOST_MONEY = 1e12
-"""Largest price, power or rate."""
+LARGEST_AMOUNT = 1e12
+"""Largest accepted price, power or request rate."""
 
 MOST_TPOT_WITHOUT_UNIT, MOST_TTFT_WITHOUT_UNIT = 5.0, 60.0
-"""Seconds of a token, and to the first one. A larger number without a unit is refused, as milliseconds were meant."""
+"""Largest seconds per token and to the first token without a unit; a larger number is probably in milliseconds and
+refused.
+"""
 
 DRAFT_TOKENS = 3
-"""Tokens that are drafted in a step where `--draft-tokens` is not given."""
+"""Default of `--draft-tokens`, the number of drafted tokens per step."""
 
 
 def parse_nic(option_name: str, gigabytes: Any) -> float:
@@ -48,7 +50,7 @@ def parse_positive(option_name: str, option_value: Any, example_value: str) -> f
     number_pattern = r"(?:[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})(?:[eE][+-]?[0-9]{1,2})?"
     text_match = re.fullmatch(number_pattern, str(option_value).strip())
     number = math.nan if text_match is None or isinstance(option_value, bool) else float(text_match[0])
-    if not 0 < number <= MOST_MONEY:
+    if not 0 < number <= LARGEST_AMOUNT:
         raise InputError(
             f"{option_name}: {short_repr(option_value)}; expected a number above 0, such as {example_value}"
         )
@@ -59,7 +61,7 @@ _CURRENCY = r"[$€£¥]|USD|EUR|GBP|CNY"
 _PRICE = re.compile(
     rf"(?:(?:{_CURRENCY})\s*)?(?P<amount>[0-9.]+)\s*(?:{_CURRENCY})?\s*(?:(?:/|per)\s*(?:h|hr|hour))?", re.IGNORECASE
 )
-"""A price with its currency and its hour, which people write beside it: `$2.5`, `2.50 USD/h`."""
+"""Pattern of an hourly price, with or without a currency and `/h`: `$2.5`, `2.50 USD/h`."""
 
 
 def parse_price(option_name: str, option_value: Any) -> float:
@@ -68,7 +70,7 @@ def parse_price(option_name: str, option_value: Any) -> float:
 
 
 _WATTS = re.compile(r"(?P<amount>[0-9.]+)\s*(?:w|watts?)", re.IGNORECASE)
-"""A power with its unit: `700W`."""
+"""Pattern of a power with its unit: `700W`."""
 
 
 def parse_watts(option_name: str, option_value: Any) -> float:
@@ -77,7 +79,7 @@ def parse_watts(option_name: str, option_value: Any) -> float:
 
 
 def _parse_amount(amount_pattern: re.Pattern[str], option_name: str, option_value: Any, example_text: str) -> float:
-    """Parses a positive number, alone or with the unit of a pattern. Raises `InputError` for other values."""
+    """Parses a positive number, without a unit or with the unit of a pattern. Raises `InputError` for other values."""
     amount_match = amount_pattern.fullmatch(str(option_value).strip())
     number = option_value if amount_match is None else amount_match["amount"]
     return parse_positive(option_name, number, example_text)
@@ -110,7 +112,7 @@ def _parse_count(option_name: str, option_value: Any) -> int:
 
 
 common_setting = partial(Setting, is_common=True)
-"""A setting that `--help` lists."""
+"""Declares a setting that `--help` lists, not only `--help-all`."""
 
 InputTokens: TypeAlias = Annotated[int | None, common_setting("Tokens of a prompt.")]
 OutputTokens: TypeAlias = Annotated[
@@ -213,7 +215,7 @@ class TimeOptions:
 
 
 TIME_ORDER_OPTIONS = ("stack", "overlap", "nic", "calibrate")
-"""Options of time that only mean something in a plan by time."""
+"""Options of `llmcalc time` that `llmcalc plan` accepts only when it sorts by time."""
 
 layout_size_setting = partial(common_setting, panel="Layout", maximum=1024)
 load_setting = partial(common_setting, panel="Inference")

@@ -66,7 +66,7 @@ def settings_with_phase(
 
 
 ASSUMED_PHASES = {"decode": "decoding of a token", "prefill": "a prompt"}
-"""Phase that is timed where none is stated → its name in a sentence."""
+"""Phase that is timed if the user states none → its name in a sentence."""
 
 
 @name_file_in_errors
@@ -254,7 +254,7 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
     A typed layout is planned as typed, as by `time`; if it does not fit, with the fewest further options that make it
     fit.
     """
-    from ..studies.plan import incomplete_search_error, plan_of
+    from ..studies.plan import incomplete_search_error, plan_layouts
     from .plans import answer_of_fitting_run
 
     hardware = run_question.hardware
@@ -265,7 +265,7 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
     ) -> LayoutPlan:
         return answer_of_fitting_run(
             replace(run_question, layout=layout_request),
-            lambda run_memory, layout: plan_of(
+            lambda run_memory, layout: plan_layouts(
                 run_memory,
                 hardware,
                 layout,
@@ -492,7 +492,7 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
 
 
 SLOW_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-"""Environment variables → the value with which the host waits for each kernel, or for all ranks before a message."""
+"""Environment variable → the value that makes the host wait for each kernel, or for all ranks before a message."""
 
 
 def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
@@ -632,7 +632,7 @@ def _llama_cpp_layout(
     It divides layers where only a number of accelerators is stated, as `fit` has it (--split-mode of
     tools/server/README.md, whose default is `layer`).
     """
-    from ..studies.fit_serving import WHOLE_COMPUTERS
+    from ..studies.fit_serving import COMPUTER_VENDORS
     from .usual_engines import divided_by_layers, replica_under_usual_engine
 
     device_request = replace(layout_request, devices=layout_request.devices or layout_request.layout().world_size)
@@ -642,7 +642,7 @@ def _llama_cpp_layout(
     if replica is not None:
         return replica.layout, replica.fit.needed_bytes
     layout = serving_layout(run_memory, hardware, layout_request)
-    is_several_computers = hardware.vendor in WHOLE_COMPUTERS and layout.world_size > 1
+    is_several_computers = hardware.vendor in COMPUTER_VENDORS and layout.world_size > 1
     if layout_request.is_undivided and not is_several_computers:
         layout = divided_by_layers(run_memory, layout)
     return layout, None

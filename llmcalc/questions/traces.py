@@ -25,19 +25,19 @@ from ..workload.setting import length_of
 from ..workload.validation import validate_whole
 
 MOST_BYTES = 2**23
-"""Largest size of the file."""
+"""Largest size of a trace file, in bytes."""
 
 MOST_REQUESTS = 20_000
-"""Largest number of requests."""
+"""Largest number of requests in a trace."""
 
 MOST_TOKENS = 2**24
 """Most tokens of a prompt or an answer."""
 
 MOST_INPUT_TOKENS = 200_000_000
-"""Most tokens of all prompts together, which are computed step by step."""
+"""Most tokens of all prompts of a trace together, because each step is simulated."""
 
 MOST_SECONDS = 30 * 86400.0
-"""Latest arrival."""
+"""Latest arrival of a request, in seconds: 30 days."""
 
 TRACE_COLUMNS = ("arrival", "input", "output")
 

@@ -36,11 +36,11 @@ from ..studies.fit import (
     single_setting_changes,
 )
 from ..studies.fit_options import MOST_SPLIT_DEVICES, HardwareOption
-from ..studies.fit_serving import WHOLE_COMPUTERS, ReplicaFit, ServingFitAnswer, is_whole_computer
+from ..studies.fit_serving import COMPUTER_VENDORS, ReplicaFit, ServingFitAnswer, is_whole_computer
 from ..units import DTYPE_BITS, dtype
 
 FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
-"""Settings that name the format of weights and cache."""
+"""Settings that state a number format of weights or cache."""
 
 
 def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tuple[str, str] | None:
@@ -189,7 +189,7 @@ class UsualEngine:
 
         Empty for a run that fits here, for accelerators that are no computers, and if no computer is large enough.
         """
-        if memory_fit.verdict != "no" or self.hardware.vendor not in WHOLE_COMPUTERS:
+        if memory_fit.verdict != "no" or self.hardware.vendor not in COMPUTER_VENDORS:
             return []
         chip_fits = (replace(memory_fit, hardware=chip) for chip in chips_of_generation(self.hardware))
         chip_fit = next((chip_fit for chip_fit in chip_fits if chip_fit.verdict != "no"), None)
@@ -306,11 +306,13 @@ class UsualEngine:
         return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding, split_engine.seq)
 
     def _for_devices(self, devices: int) -> UsualEngine:
-        """Returns the engine that divides the layers among so many accelerators, with its context on them."""
+        """Returns the engine with its layers divided among `devices` accelerators, and with its default context on
+        them.
+        """
         return replace(self, devices=devices, seq=self._default_seq(devices))
 
     def _default_seq(self, devices: int) -> int:
-        """Returns the tokens of each request that the engine has by default on so many accelerators."""
+        """Returns the engine's default tokens per request on `devices` accelerators."""
         if self.default_context is None:
             return self.seq
         return self.settings.seq_in_context(self.default_context(devices))
@@ -329,7 +331,7 @@ class UsualEngine:
 
 
 def _with_seq(run_memory: Memory, seq: int) -> Memory:
-    """Returns a run with so many tokens of each sequence."""
+    """Returns a run with `seq` tokens per sequence."""
     return run_memory if seq == run_memory.states.workload.seq else run_memory.with_changes(seq=seq)
 
 
@@ -392,7 +394,7 @@ def _engine_that_divides_layers(
     """Returns the usual engine of a run if only whole layers are divided among devices; otherwise None."""
     divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
     is_several_computers = is_whole_computer(hardware) and (layout_request.devices or 1) > 1
-    is_several_computers |= hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
+    is_several_computers |= hardware.vendor in COMPUTER_VENDORS and layout_request.devices != 1
     if not divides_layers or is_several_computers:
         return None
     return UsualEngine.of_run(preset, run_memory, hardware, default_context)

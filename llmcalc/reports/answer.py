@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 MODEL_FIELD: Any = field(default_factory=lambda: Preset.model_construct(name="model"), repr=False, compare=False)
-"""Default of the field `preset` of a count: a model without a name."""
+"""Field `preset` of an answer, by default a preset named `model` without figures."""
 
 
 MOST_SHOWN_MODELS = 3
-"""Most models that the line of an answer names."""
+"""Largest number of models that an answer's one-line text names."""
 
 
 CONSTRUCTION_ATTRIBUTES = ("make_report", "of_result")
-"""Attributes with which answers are built, which no error suggests."""
+"""Attributes for the construction of answers, which error messages do not suggest."""
 
 
 class Answer(ABC):

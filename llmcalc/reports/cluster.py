@@ -35,8 +35,8 @@ from .rank_texts import layout_text
 from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .summary import model_data
 
-ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed|(CUDA graphs|DeepEP): ")
-"""A launch file's note on which the whole answer depends: devices, batch, what divides them, or what is not counted."""
+ASSUMPTION_NOTE = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed|(CUDA graphs|DeepEP): ")
+"""Matches a launch file's note on an assumption that changes the whole answer, such as the number of devices."""
 
 
 def _shorten_even_chunks(layers: str) -> str:
@@ -132,7 +132,7 @@ def report(
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launched_run)}"
     layout_note = "" if planned_hardware is None else _layout_note(planned_hardware, accelerator_fits)
     notes_on_host = host_notes(largest_rank.device, layout.world_size)
-    assumptions = [note for note in _launch_notes(launched_run) if ASSUMPTIONS.match(note)]
+    assumptions = [note for note in _launch_notes(launched_run) if ASSUMPTION_NOTE.match(note)]
     notes = without_repetitions(
         [
             *warnings,
@@ -229,7 +229,9 @@ def _sharding_advice(cluster: Cluster, accelerator_fits: Sequence[MemoryFit], la
 
 
 def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
-    """Returns a note on a training run's image and audio encoders, which the answer does not count; else no note."""
+    """Returns a note on a training run's image and audio encoders, which the answer does not count; empty for other
+    runs.
+    """
     tower_elements = cluster.memory.states.parameter_count.left_out.get(TOWERS.name) if cluster.trains else None
     if not tower_elements:
         return []
@@ -246,7 +248,7 @@ def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
 def _longest_samples_notes(
     cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None, assumed_accelerator: str
 ) -> list[str]:
-    """Returns a note on the counted length of samples, if a run does not fit on a named accelerator; else no note."""
+    """Returns a note on the counted length of samples if a run does not fit on a named accelerator; empty otherwise."""
     if (
         assumed_accelerator
         or launched_run is None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..studies.timed_run import TimedRun
 
 TableLayout: TypeAlias = Literal["terminal", "columns", "rows"]
-"""Blocks as wide as the terminal; one block of all models; a row a model."""
+"""Layout of a comparison's tables: blocks that fit the terminal, one column per model, or one row per model."""
 
 LAYOUT_BY_FORMAT: dict[Format, TableLayout] = {
     "table": "terminal",
@@ -49,7 +49,7 @@ MOST_COLUMNS = 12
 """Largest number of models in columns; more models are a row each."""
 
 QuantityLine: TypeAlias = tuple[str, Callable[[ModelQuantities], str]]
-"""(heading of a row, function that writes its quantity)."""
+"""A row of a comparison: (heading, function that writes a model's quantity)."""
 
 
 def _tpot_range(timed_run: TimedRun | None) -> str:
@@ -68,7 +68,7 @@ class DecodingLoad(NamedTuple):
     user_count: int
 
     def data(self, model_quantities: ModelQuantities) -> dict[str, Any]:
-        """Returns seconds per token and tokens/s as raw values, null where they are unknown."""
+        """Returns seconds per token and tokens/s as raw values; unknown values are null."""
         timed_run = model_quantities.decoding
         seconds: dict[str, Any] = (
             dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.time_range.amount.as_data()

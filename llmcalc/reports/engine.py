@@ -28,7 +28,7 @@ TERM_TITLES = {
 }
 
 CACHE_TERMS = ("kv_cache", "kv_buffer")
-"""Names of the terms that are the cache."""
+"""Names of the memory terms that are the KV cache."""
 
 TERM_COLUMNS = (
     Column("term", "term", justify="left"),

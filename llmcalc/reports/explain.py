@@ -33,9 +33,9 @@ LATENT_FORMS = (
     "latents once more",
     "FLOPs, absorbed: as decode runs MLA with S keys, each head attending to the latents",
 )
-"""Notes about formulas in the two forms of latent attention."""
+"""Notes on the formulas of latent attention in its two forms."""
 LENGTH_DEPENDENT_QUANTITIES = frozenset({"flops", "flops_absorbed", "activations"})
-"""Quantities that depend on the length of a sequence."""
+"""Names of the quantities that depend on the length of a sequence."""
 RECORD_COLUMNS = (
     Column("node", "node", justify="left"),
     Column("quantity", "quantity", justify="left"),

@@ -22,7 +22,7 @@ LOG_TITLES = {
     "params": "parameters",
     "trainable": "trainable parameters",
 }
-"""Name of a term → its title; of others the name with spaces."""
+"""Name of a memory term → its title, if that is not the name with spaces."""
 
 LOG_COLUMNS = (
     Column("term", "term", justify="left"),

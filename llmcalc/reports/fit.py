@@ -19,7 +19,7 @@ from ..studies.fit_options import (
     MOST_SPLIT_DEVICES,
     HardwareOption,
 )
-from ..studies.fit_serving import WHOLE_COMPUTERS, ServingFitAnswer, is_whole_computer
+from ..studies.fit_serving import COMPUTER_VENDORS, ServingFitAnswer, is_whole_computer
 from ..studies.timed_run import TimedRun
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
@@ -300,7 +300,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     if memory.has_gguf_weights and not engine_title:
         buffers_text += ", not llama.cpp's buffers"
         divides_matrices = best_replica.layout.tp > 1 or best_replica.layout.ep > 1
-        if divides_matrices and accelerator_fit.hardware.vendor not in WHOLE_COMPUTERS:
+        if divides_matrices and accelerator_fit.hardware.vendor not in COMPUTER_VENDORS:
             buffers_text += ", which are known where layers alone are divided (--pp, --dp)"
     notes = [
         f"{buffers_text}; the layout with most replicas that fits, or the one that requires least",
@@ -490,7 +490,7 @@ def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list
 
 
 def _wired_limit_notes(accelerator_fit: MemoryFit) -> list[str]:
-    """Returns the note that macOS can let the GPU of a Mac use as much as a run needs that does not fit."""
+    """Returns a note that macOS can raise a Mac's GPU limit so far that a run fits which otherwise does not."""
     hardware = accelerator_fit.hardware
     limit_mib = hardware.wired_limit_mib(accelerator_fit.needed_bytes)
     if accelerator_fit.verdict != "no" or limit_mib is None:

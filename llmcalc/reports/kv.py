@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..parallel.rank_model import SelectedRank
 
 SHOWN_DTYPES = ("bfloat16", "float8", "int8", "int4")
-"""Number formats of the columns of what-ifs; the user's format is added before them."""
+"""Number formats of the columns of the what-if table, after the user's format."""
 
 
 def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None = None) -> Report:
@@ -146,7 +146,9 @@ def _kinds_table(
 
 
 def headline(cache_size: CacheSize) -> str:
-    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for recurrent states alone, their formats."""
+    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for a cache of only recurrent states, the
+    formats of these.
+    """
     if not cache_size.bytes_per_token:
         sequences = cache_size.workload.batch
         return (

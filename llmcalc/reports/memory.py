@@ -63,7 +63,7 @@ FIT_COLUMNS = (
 )
 
 TERMS_IN_PEAK = ("tensors", "cuBLAS workspaces", "rounding to blocks")
-"""The terms whose sum is the peak; the others come on top of it."""
+"""Names of the memory terms whose sum is the peak; other terms are added to the peak."""
 
 
 KIND_NAMES = {
@@ -143,11 +143,11 @@ def report(
 
 
 VERDICT_TEXTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
-"""Verdict → the words before an accelerator's name in the first line."""
+"""Verdict → the words before an accelerator's name in the first line of an answer."""
 
 
 def verdict_text(accelerator_fits: Sequence[MemoryFit], required_bytes: int) -> str:
-    """Writes whether a run fits on the accelerator that was named; empty for none and for several.
+    """Writes whether a run fits on the single named accelerator; empty if none or several are named.
 
     required_bytes: the bytes that the answer states. Paged states beyond the accelerator's memory lie on the host.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .document import Report
 
 ASSUMED_ACCELERATOR = "H100"
-"""The accelerator whose runtime is assumed where none is named."""
+"""The name of the accelerator whose CUDA runtime is assumed if the user names none."""
 
 
 def _capacity_sort_key(accelerator_fit: MemoryFit) -> tuple[int, str]:
@@ -111,7 +111,7 @@ class DeviceMemoryAnswer(MemoryAnswer, Memory):
 
     @cached_property
     def fits(self) -> list[MemoryFit]:
-        """As of `MemoryAnswer`, by the engine's buffers where they are known."""
+        """The verdict for each accelerator, by the usual engine's buffers if they are known."""
         return [
             self.engine_fits.get(accelerator_fit.hardware.name, accelerator_fit) for accelerator_fit in super().fits
         ]

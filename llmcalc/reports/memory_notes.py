@@ -32,7 +32,7 @@ ZERO_BYTES_PER_PARAMETER = 16
 """Bytes per parameter of mixed-precision training with Adam: ZeRO, arXiv:1910.02054, §3.1."""
 
 TERM_NAMES = {"free blocks": "fragmentation"}
-"""Term of a device's memory → its name in tables, where that differs."""
+"""Name of a memory term → its name in tables, if different."""
 
 
 def displayed_term_name(memory_term: MemoryTerm) -> str:

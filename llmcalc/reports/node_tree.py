@@ -9,7 +9,7 @@ from ..algebra import times
 from ..flow.tree import Cost, NodePosition
 
 FiguresFunction: TypeAlias = Callable[[NodePosition], dict[str, Any]]
-"""Function of a node in its context that returns its numbers by name."""
+"""A function that returns the numbers of a node at its position, by name."""
 
 
 def tree_data(node_position: NodePosition, figures_function: FiguresFunction) -> dict[str, Any]:

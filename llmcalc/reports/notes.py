@@ -160,7 +160,7 @@ def unread_format_notes(preset: Preset) -> list[str]:
 
 
 def published_tag_notes(preset: Preset, software_title: str) -> list[str]:
-    """Returns a note if software is asked about the name of a GGUF file, which it does not read.
+    """Returns a note if the question names a GGUF file for software that cannot read such files.
 
     software_title: the software, which loads the published weights.
     """

@@ -34,7 +34,7 @@ head green; everything else is `OTHER_COLOUR`.
 OTHER_COLOUR = "#999999"
 
 BOUND_COLOURS = {"compute": "#0072B2", "memory": "#E69F00", "network": "#CC79A7", "wait": "#999999"}
-"""What bounds a part of a run's time → its colour."""
+"""Bound of a part of a run's time (compute, memory, …) → its colour."""
 
 CURVE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222", "#7B5EA7")
 """Colours of curves, in order."""
@@ -46,4 +46,4 @@ PASS_HATCHES = {"F": "", "B": "/////", "I": "/////", "W": "...."}
 """Pass of a pipeline's schedule → its hatching, which tells it apart without colour."""
 
 TEXT_COLOUR, LINE_COLOUR = "#222222", "#bbbbbb"
-"""Colours of text and of lines beside it."""
+"""Colours of text, and of lines such as axes."""

@@ -83,7 +83,7 @@ def count_text(parameter_count: ParameterCount) -> str:
 
 
 ComponentRow: TypeAlias = tuple[str, Row]
-"""(component, row without its bar)."""
+"""A table row of parameters before its bar is added: (component, row)."""
 
 
 def _component_rows(node_tree: Node, total_params: int, included_parts: frozenset[str]) -> list[Row]:

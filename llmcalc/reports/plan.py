@@ -196,7 +196,7 @@ def _answer_text(plan: LayoutPlan) -> str:
 
 
 def _more_rows_hint(plan: LayoutPlan) -> str:
-    """Writes which option counts the layouts in full that were not replayed, or why they were not."""
+    """Writes the option that replays more layouts, or the reason why the other layouts were not replayed."""
     if plan.ranked_layouts.ended_early:
         return f"the search ended early: {FEWER_LAYOUTS_ADVICE}"
     return f"--rows {plan.rows + len(plan.ranked_layouts.unreplayed)} counts more"
@@ -307,10 +307,10 @@ def _order_notes(plan: LayoutPlan) -> list[str]:
 
 
 EXPANDABLE_OPTION = "--allocator expandable"
-"""The option with which torch's allocator leaves few unused bytes between tensors."""
+"""The option for expandable segments, with which torch's allocator leaves few unused bytes between tensors."""
 
 LITTLE_HEADROOM = 0.02
-"""Share of a device's memory that the buffers of NCCL may take; llmcalc counts them for few layouts."""
+"""Fraction of a device's memory that NCCL's buffers may need; llmcalc counts these for few layouts."""
 
 
 def _nccl_headroom_notes(plan: LayoutPlan) -> list[str]:
@@ -348,7 +348,7 @@ def _exchange_notes(plan: LayoutPlan) -> list[str]:
 
 
 def notes_on_other_accelerators(plan: LayoutPlan) -> list[str]:
-    """Returns notes on frameworks that are not tried, and on one that does not run on the plan's accelerator."""
+    """Returns notes on frameworks that are not tried, or that do not run on the plan's accelerator."""
     hardware, untried_notes = plan.hardware, list(plan.untried_frameworks)
     if hardware is None or (hardware.is_gpu and hardware.vendor != "Apple"):
         return untried_notes

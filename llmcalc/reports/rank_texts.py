@@ -59,7 +59,7 @@ def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
 ONE_DEVICE_TEXT = "one device"
 
 WHOLE_EXPERTS_TEXT = "etp 1"
-"""Says that ranks of tensor parallelism divide no expert, as `--etp 1` does."""
+"""The text for whole experts on each tensor-parallel rank (`--etp 1`)."""
 
 
 def _parallel_size_texts(layout: Layout) -> list[str]:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..accelerator import Hardware, MemoryFit
-from ..device_memory.cuda_runtime import UNIFIED_MEMORY, CudaRuntime, cuda_runtime_of
+from ..device_memory.cuda_runtime import VENDORS_WITHOUT_CUDA_CONTEXT, CudaRuntime, cuda_runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
@@ -86,7 +86,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
         Ranks that train exchange tensors by NCCL or RCCL, which chips such as Apple's do not have.
         """
         needs_nccl = self.trains and (self.layout.world_size > 1 or self.framework.name != DEFAULT_FRAMEWORK)
-        if needs_nccl and hardware.vendor in UNIFIED_MEMORY and not self.accelerators:
+        if needs_nccl and hardware.vendor in VENDORS_WITHOUT_CUDA_CONTEXT and not self.accelerators:
             return False
         return self._engine_runs_on(hardware)
 

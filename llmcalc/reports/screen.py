@@ -17,7 +17,7 @@ SCREEN_COLUMNS = 80
 FEWEST_ROWS = 3
 
 RESERVED_LINES = 3
-"""Lines beside tables and notes: an empty one before each, and how much is left out."""
+"""Number of lines other than tables and notes: empty lines before them, and the line on omitted rows."""
 
 
 def trim_to_screen(report: Report) -> Report:

@@ -23,7 +23,7 @@ from .time_estimate import duration_text, exchange_notes, range_unit, test_error
 UNCOUNTED_EFFECTS = (
     "routing between replicas", "requests of uneven length", "uneven routing of experts", "uneven stages", "failures",
 )  # fmt: skip
-"""What no estimate of a server counts. Of arrivals that are spread it counts no bursts either."""
+"""Effects that no estimate of a server counts; with spread arrivals, bursts are not counted either."""
 
 
 def money_text(money_amount: float) -> str:
@@ -186,12 +186,12 @@ def _subtitle_text(serve_study: ServeStudy) -> str:
 
 
 AT_RISK_VERDICT = "at risk"
-"""Verdict on a server that likely keeps the limit of its first token, whose range ends above it."""
+"""Verdict on a server whose likely time to the first token is within the limit, but whose range ends above it."""
 
 AT_RISK_IN_BURST, AT_RISK_IF_SPREAD = "80 %", "68 %"
-"""Shares of measured servers at risk that kept limits of 0.2 to 5 s (tests/timing/test_measured.py).
+"""Percentages of measured servers "at risk" that kept limits of 0.2 to 5 s (tests/timing/test_measured.py).
 
-They are compared by the likely first token of a burst, and by that of spread arrivals.
+The first counts servers by the likely first token of a burst, the second by that of spread arrivals.
 """
 
 

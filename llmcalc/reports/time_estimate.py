@@ -45,7 +45,7 @@ PART_COLUMNS = (
     Column("bound_share", "share", units.percent),
 )
 FIRST_BOUND_COLUMN = 3
-"""The first column of what bounds a run, a list of its own beside the run's parts."""
+"""Index of the first column about the bounds of a run, which form a second list beside the parts of the run."""
 
 NODE_COLUMNS = (
     Column("node", "node", justify="left", may_wrap=True),
@@ -57,7 +57,7 @@ NODE_COLUMNS = (
 )
 
 DEFAULT_NODE_COUNT = 4
-"""Nodes of a screen without `--by-node`."""
+"""Number of nodes that a screen shows without `--by-node`."""
 
 
 def duration_text(seconds: float, time_unit: str = "", digit_count: int = 2) -> str:
@@ -199,7 +199,7 @@ def pass_notes(timed_run: TimedRun) -> list[str]:
 
 
 TIE_RATIO = 1.03
-"""Ratio of two times up to which equal runs differ as much."""
+"""Ratio of two times up to which the difference may be the spread of equal runs."""
 
 
 def _other_exchange_notes(timed_run: TimedRun) -> list[str]:
@@ -257,7 +257,7 @@ def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) ->
 
 
 def _messaging_devices(timed_run: TimedRun) -> int:
-    """Returns the number of devices that send messages to each other: in training all, otherwise those of a replica."""
+    """Returns the number of devices that send messages to each other: in training all, otherwise a replica's."""
     layout = timed_run.layout
     return layout.world_size if timed_run.phase == "training" else layout.replica_devices
 

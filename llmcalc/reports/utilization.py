@@ -10,11 +10,11 @@ from ..studies.utilization import Utilization
 from .document import Column, Table, row
 
 EXACT_CAUSAL_KEY = "exact_causal"
-"""The key of the exact count of unmasked pairs: the fewest FLOPs with which kernels can compute the pass."""
+"""The key of the exact count with causal pairs, the fewest FLOPs that a kernel needs for the pass."""
 
 
 def _high_utilization_notes(utilization: Utilization) -> list[str]:
-    """Returns a note on a utilization above 100 %, under the exact count or under other conventions alone."""
+    """Returns a note on a utilization above 100 % under the exact count, or only under other conventions."""
     rows_above_peak = [convention_row for convention_row in utilization.conventions if convention_row.hfu > 1]
     if not rows_above_peak:
         return []

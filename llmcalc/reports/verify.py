@@ -30,7 +30,7 @@ QUANTITY_NAMES = {
 }
 
 CHECK_NOUNS = {MEMORY_PREFIX: "moment", LOSS_QUANTITY: "step"}
-"""Quantity → noun for one of its checks, where that is not a node."""
+"""Quantity → noun for what one of the quantity's checks compares, if not a node."""
 
 MOST_FAILURES = 20
 

@@ -98,8 +98,8 @@ def _error_reason(error: Exception) -> str:
 
 
 _JSON_SIGN = r'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{,]'
-"""A string, or a sign that begins or separates values. A string that does not end is one to the end of the text: if it
-matched nothing, the search would begin again at each of its quotes.
+"""Matches a JSON string, or a sign that begins or separates values. An unterminated string matches to the end of the
+text: otherwise the search would begin again at each of its quotes.
 """
 
 

@@ -99,13 +99,13 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
 
 
 RECIPES_WITHOUT_LINEAR_ATTENTION = ("fp8-dynamic", "nvfp4", "mxfp4-linear")
-"""Schemes whose table leaves gated DeltaNets in 16 bits, unlike the scheme of the same name for `--quantize`."""
+"""Quantization schemes whose table here leaves gated DeltaNets in 16 bits; `--quantize` with the same name does not."""
 
 SCHEMES_OF_ALL_LINEAR_LAYERS = ("nvfp4", "mxfp4-linear", "mxfp8")
-"""Schemes whose checkpoints leave out layers by model and publisher, such as those of attention."""
+"""Schemes whose checkpoints leave some layers, such as attention, unquantized, depending on model and publisher."""
 
 PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
-"""Publishers whose checkpoints `-NVFP4` have every linear layer in it (llm-compressor with `targets: Linear`)."""
+"""Publishers whose `-NVFP4` checkpoints have every linear layer in NVFP4 (llm-compressor with `targets: Linear`)."""
 
 
 @cache
@@ -171,7 +171,7 @@ FP8_BLOCKS_OF_LLM_COMPRESSOR = _compressed_tensors_config(
     {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": [128, 128]},
     LINEAR_ATTENTION_PATTERN,
 )
-"""The table of checkpoints `-FP8-block` (llm-compressor's scheme FP8_BLOCK)."""
+"""The `quantization_config` of `-FP8-block` checkpoints (llm-compressor's scheme FP8_BLOCK)."""
 
 
 def recipe_quantization_config(
@@ -207,7 +207,7 @@ def recipe_quantization_config(
 
 
 def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
-    """Returns the `quantization_config` of a checkpoint with known 16-bit layers, and the formats in words.
+    """Returns the `quantization_config` of a checkpoint whose 16-bit layers are known, and its formats in words.
 
     checkpoint_name: a hub id or a path. scheme: the scheme in its name. None if the scheme alone says how it is stored.
     """

@@ -253,7 +253,7 @@ EXPECTED_BY_ERROR_TYPE = {
     "tuple_type": "a list",
     "list_type": "a list",
 }
-"""pydantic's error type → the expected value."""
+"""Type of a pydantic validation error → the expected value, in words."""
 
 
 def explain_value(error: Mapping[str, Any]) -> str:

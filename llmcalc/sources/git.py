@@ -27,7 +27,7 @@ TIMEOUT_SECONDS = 30
 """Timeout of a call of git, in seconds."""
 
 LARGEST_MESSAGE_BYTES = 64_000
-"""Largest size of git's messages and of answers that are not files, in bytes."""
+"""Largest size in bytes of git's error messages, and of git's output other than file contents."""
 
 GIT_SETTINGS = (
     "safe.bareRepository=explicit",  # a bare repository is one only where GIT_DIR names it
@@ -36,7 +36,7 @@ GIT_SETTINGS = (
     f"core.hooksPath={os.devnull}",
     "fetch.bundleURI=",
 )
-"""Settings of each call, which override those of the repository."""
+"""Git settings of each call, which override the repository's settings."""
 
 GIT_ENVIRONMENT = {
     "GIT_NO_LAZY_FETCH": "1",  # a partial clone fetches nothing
@@ -45,7 +45,7 @@ GIT_ENVIRONMENT = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_LITERAL_PATHSPECS": "1",
 }
-"""Environment variables of each call."""
+"""Environment variables of each call of git."""
 
 REPOSITORY_VARIABLES = (
     "GIT_DIR",

@@ -63,7 +63,7 @@ MAKER_WORDS = re.compile(
     r"^\s*(?:(?:nvidia|amd|intel|tesla|geforce|quadro|instinct|radeon|apple|macbook|mac|pro|air|studio|mini)[\s_-]+)+",
     re.I,
 )
-"""The words of a maker and of its brand or computer, which stand before a name and are no part of it."""
+"""Matches the vendor, brand or computer words before an accelerator's name, which are dropped."""
 
 APPLE_COMPUTERS = {
     "macstudio": "m3-ultra, m4-max or m4-max-64gb",
@@ -73,41 +73,41 @@ APPLE_COMPUTERS = {
     "mac": "m4, m4-pro or m4-max-64gb",
     "applesilicon": "m4, m4-pro or m4-max-64gb",
 }
-"""Apple's computers without their chip → chips with which they are sold, for the error message."""
+"""Name of an Apple computer without its chip → the chips with which it is sold, for the error message."""
 
 NOTEBOOK_SERVICES = {"colab": "t4 (without a subscription), l4 or a100-40gb", "kaggle": "p100, or t4 with --devices 2"}
-"""Services that lend notebooks → accelerators of those, for the error message.
+"""Notebook service (Colab, Kaggle, …) → the accelerators that it lends, for the error message.
 
 Sources: https://mccormickml.com/2024/04/23/colab-gpus-features-and-pricing and
 https://www.kaggle.com/docs/efficient-gpu-usage.
 """
 
 NOTEBOOK_TPUS = {"colab": "tpu-v5e", "kaggle": "tpu-v5e --devices 8"}
-"""The same services → the TPUs that they lend (https://github.com/jax-ml/jax-ai-stack/pull/242, of October 2025)."""
+"""Notebook service → the TPUs that it lends (https://github.com/jax-ml/jax-ai-stack/pull/242, of October 2025)."""
 
 SURROUNDING_WORDS = re.compile(
     r"\b(?:gpus?|google|colab|kaggle|macbook(?:[\s_-]+(?:pro|air))?|mac[\s_-]*(?:mini|studio|pro)|imac|air|mini|studio)\b",
     re.I,
 )
-"""Words for a computer, or for a service that lends accelerators, beside an accelerator's name: `T4 GPU (Colab)`."""
+"""Matches words for a computer or a lending service next to an accelerator's name: `T4 GPU (Colab)`."""
 
 PROCESSOR_WORD = re.compile(
     r"\b(?:cpu|ram|xeon|epyc|threadripper|ryzen|i[3579][\s-]?[0-9]{4,5}[a-z]{0,3}|core i[3579])\b", re.I
 )
-"""Words that name a processor, or its memory."""
+"""Matches words that name a CPU or its memory."""
 
 SMALL_COMPUTER_WORD = re.compile(
     r"\b(?:raspberry|rpi ?[0-9]?|iphone|ipad|pixel ?[0-9]*|galaxy|android|steam ?deck|nuc)\b", re.I
 )
-"""Words that name a telephone, a tablet or a small computer."""
+"""Matches words that name a telephone, a tablet or a small computer."""
 
 TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
-"""The signs that drivers print behind the words of a maker."""
+"""The trademark signs that drivers print after vendor and brand names."""
 
 COUNT_WORDS = {
     "dual": 2, "two": 2, "a pair of": 2, "triple": 3, "three": 3, "quad": 4, "four": 4, "six": 6, "eight": 8
 }  # fmt: skip
-"""Words for a number of accelerators, before their name."""
+"""Word for a number of accelerators, before their name → the number."""
 
 ACCELERATOR_COUNT_PATTERNS = (
     re.compile(r"(?P<count>[0-9]{1,7})\s*[x×*]\s*(?P<name>.+)", re.I),
@@ -235,7 +235,7 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
 
 @cache
 def machine_types() -> dict[str, tuple[str, int]]:
-    """Returns the contents of `machine_types.toml`: machine type → its accelerator and the number of them."""
+    """Returns the contents of `machine_types.toml`: machine type → (accelerator, number of accelerators)."""
     machine_table = tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
     return {
         machine_type: (hardware_name, device_count)
@@ -268,7 +268,7 @@ def accelerator_of_machine_family(machine_type: str) -> str:
 
 
 def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:
-    """Returns the accelerator of a cloud's machine, such as `g5.12xlarge`, and the number of them; None if unknown."""
+    """Returns (accelerator, number of accelerators) of a cloud's machine such as `g5.12xlarge`; None if unknown."""
     # SageMaker writes "ml." before the type
     return _machines_by_normalized_type().get(normalized(machine_type.removeprefix("ml.")))
 
@@ -452,7 +452,7 @@ def with_configuration(hardware: Hardware, memory_configuration: MemoryConfigura
 
 
 def chips_of_generation(hardware: Hardware) -> list[Hardware]:
-    """Returns the chips of an Apple chip's generation in every memory size, smallest memory first: those of `m4-…`."""
+    """Returns the chips of an Apple chip's generation (`m4-…`) in every memory size, smallest memory first."""
     generation = hardware.name.partition("-")[0]
     chips = [load_hardware(name) for name in hardware_names() if name.partition("-")[0] == generation]
     return sorted(
@@ -462,7 +462,7 @@ def chips_of_generation(hardware: Hardware) -> list[Hardware]:
 
 
 def require_one_accelerator(accelerator_names: Sequence[str]) -> None:
-    """Raises `InputError` for several accelerators where an answer is for one."""
+    """Raises `InputError` for several accelerators in a question whose answer is for a single accelerator."""
     if len(set(accelerator_names)) > 1:
         names_text = " and ".join(accelerator_names)
         raise InputError(

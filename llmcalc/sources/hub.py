@@ -33,19 +33,19 @@ REQUEST_SECONDS = 10
 """Most seconds without an answer to one request."""
 
 RETRY_SECONDS = 300.0
-"""Seconds in which an unreachable hub is not asked again for files beside cached configs."""
+"""Seconds after a failed request in which the hub is not asked again for files beside cached configs."""
 
 FIRST_REQUEST_BYTES = 100_000
-"""Bytes of a checkpoint that are asked for first. They hold most headers."""
+"""Number of bytes at the start of a weights file that are fetched first; most headers are shorter."""
 
 MOST_CONNECTIONS = 8
-"""Headers that are fetched at the same time."""
+"""Number of headers that are fetched in parallel."""
 
 Result = TypeVar("Result")
 
 
 _unreachable_until: dict[str, float] = {}
-"""Address of a hub that did not answer → the time of the monotonic clock from which it is asked again."""
+"""Address of a hub that did not answer → the time (monotonic clock, in seconds) of the next allowed request."""
 
 
 class UnreachableHub(InputError):

@@ -28,7 +28,7 @@ FIELD_LINE = re.compile(r"(\w+(?:, \w+)*): (.*)")
 """A line of a docstring that describes fields: their names and the beginning of the text."""
 
 PARTIAL_ENDING = "Partial"
-"""The end of the name of a definition without required fields."""
+"""The name suffix of a schema definition in which no field is required."""
 
 
 def description_schema() -> dict[str, Any]:

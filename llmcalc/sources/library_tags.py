@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 USUAL_SCHEME = "q4_k_m"
-"""The scheme of `--quantize` of most tags without a format."""
+"""The scheme of `--quantize` for most tags of Ollama's library that state no format."""
 
 _WORD_OF_NO_SIZE = re.compile(r"(?:^|-)(?:instruct|it|chat|text|base|code|think(?:ing)?)$")
-"""A word at the end of a tag that says how the model was tuned."""
+"""Matches a word at the end of a tag that says how the model was tuned, such as `instruct`."""
 
 
 @dataclass(frozen=True)
 class LibraryName:
-    """A name in Ollama's library.
+    """A model name in Ollama's library, with the size, format and version that its tags leave out.
 
     latest: the tag that `latest` is, with its size.
     scheme: the scheme of tags without a format; `none` for 16 bits.
@@ -38,7 +38,9 @@ class LibraryName:
     context_lengths: Mapping[str, int] = field(default_factory=dict)
 
     def size_tag(self, tag: str) -> str:
-        """Returns the tag with the size of a tag: `8b` for `8b-instruct`, that of `latest` for `latest` and `""`."""
+        """Returns the part of a tag with the size: `8b` for `8b-instruct`; for `latest` and `""` the size that they
+        mean.
+        """
         if tag in self.presets or tag in self.schemes:
             return tag
         return _WORD_OF_NO_SIZE.sub("", "" if tag == "latest" else tag) or self.latest
@@ -324,4 +326,4 @@ LIBRARY_NAMES = {
         "7b", "q4_0", presets={"141b": "mixtral-8x22b", "7b-alpha": "mistral-7b", "7b-beta": "mistral-7b"}
     ),
 }
-"""Name in the library, in lower case → what its tags leave out."""
+"""Model name in Ollama's library, in lower case → what the name's tags leave out."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..flow.module_names import Checkpoint
 
 
-class Published(Record):
+class PublishedFigures(Record):
     """The figures that the publisher states, or that the published weights show.
 
     parameters: exact parameter count of the released weights.
@@ -68,7 +68,7 @@ class Training(Record):
 
 
 LOADED_FIELDS = ("name", "asked", "changes", "config", "named_checkpoint", "notes", "run_notes")
-"""Fields of `Preset` that no file states."""
+"""Fields of `Preset` that are set when a model is loaded, and cannot be stated in a file."""
 
 
 class Preset(Record):
@@ -110,7 +110,7 @@ class Preset(Record):
     rope_parameters: dict[str, Any] | None = None
     quantization_config: dict[str, Any] | None = None
     sources: tuple[FigureSource, ...] = ()
-    published: Published = Published.model_construct()
+    published: PublishedFigures = PublishedFigures.model_construct()
     training: Training = Training.model_construct()
     assumptions: tuple[str, ...] = ()
     omissions: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=8)
@@ -158,7 +158,7 @@ class Preset(Record):
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """How the published checkpoint names and quantizes its modules; None for a preset that states neither.
+        """The module names and quantization of the published checkpoint; None for a preset that states neither.
 
         It follows from the config, or from the storage of the weights that the preset states.
         """

@@ -60,7 +60,7 @@ def load_preset(preset_name: str) -> Preset:
 
 
 LONGEST_NAME = 400
-"""Largest number of letters of a name that is compared with the presets': a hub id with its revision has fewer."""
+"""Largest number of characters of a name that is compared with preset names; hub ids with a revision are shorter."""
 
 
 @cache
@@ -97,7 +97,7 @@ _LIBRARY_TAG = re.compile(
 
 
 LIBRARY_ENGINE = "ollama"
-"""The engine whose library has these tags."""
+"""The inference engine (Ollama) whose library has the tags in `LIBRARY`."""
 
 
 NEWEST_TAG = ":latest"
@@ -134,14 +134,14 @@ def _has_later_version(library_name: str, preset_name: str) -> bool:
 
 
 def library_scheme(name: str) -> str | None:
-    """Returns the scheme of a tag without a format in Ollama's library where it is not q4_k_m; None for other names."""
+    """Returns the scheme of an Ollama tag without a format if it is not the usual q4_k_m; None for other names."""
     library_tag = _library_tag(name)
     scheme = USUAL_SCHEME if library_tag is None else library_tag[0].scheme_of_tag(library_tag[1])
     return None if scheme == USUAL_SCHEME else scheme
 
 
 def library_context(name: str) -> int | None:
-    """Returns the context length in tokens of a tag in Ollama's library where it is not the preset's.
+    """Returns the context length in tokens of an Ollama tag if it differs from the preset's.
 
     It is that of the tag without its format: that of `codellama:70b` for `codellama:70b-instruct-q4_K_M`.
     """
@@ -156,7 +156,7 @@ def library_context(name: str) -> int | None:
 
 
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}")
-"""A name and a tag, as in Ollama's library."""
+"""Pattern of a model name and a tag, as in Ollama's library: `qwen3:30b`."""
 
 _GGUF_REPOSITORY = re.compile(
     r"(?P<ollama>(?:hf\.co|huggingface\.co)/)?[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}[-_.]gguf(?:[:@][\w.-]{1,60})?",
@@ -186,7 +186,7 @@ def is_library_tag(name: str) -> bool:
 
 
 def names_gguf_file(name: str) -> bool:
-    """Whether a name is a tag of Ollama's library, or a known model's repository of GGUF files. `?` as above."""
+    """Whether a name is a tag of Ollama's library, or a known model's repository of GGUF files."""
     return is_library_tag(name) or checkpoint_of_tag(name) is not None
 
 
@@ -305,7 +305,7 @@ def preset_within_name(model_name: str) -> str | None:
 
 
 MOST_WORDS = 20
-"""Largest number of words of a name whose parts are compared with the presets'."""
+"""Largest number of words in a name of which parts are compared with preset names."""
 
 
 def _has_size(model_name: str) -> bool:
@@ -324,7 +324,7 @@ def _repository_name(model_path: str) -> str:
 
 
 LONGEST_PATH = 4_096
-"""Largest number of letters of a path in which a model's name is looked for; that of Linux (PATH_MAX)."""
+"""Largest length of a path in which a model's name is searched: Linux's limit (PATH_MAX)."""
 
 
 def known_model(model_name: str) -> Preset | None:
@@ -392,7 +392,7 @@ SCHEMES_OF_MLX = tuple((rf"(?:mlx[-_])?{bits}[-_]?bit(?:[-_](?:dwq|mlx))*", f"ml
 
 
 USUAL_GROUP, SMALLER_GROUP = "-g128", "-g32"
-"""Columns of a group of weights in 4 or 8 bits, and those where 128 does not divide a matrix.
+"""Scheme suffixes for groups of 128 columns of 4-bit or 8-bit weights, and of 32 if 128 does not divide a matrix.
 
 cpatonn/GLM-4.5-Air-AWQ-4bit, whose first layer has 10,944 columns, has groups of 32: 59.1 GiB on disk.
 """
@@ -411,7 +411,7 @@ SCHEMES_OF_WHOLE_GROUPS = ("awq-int4-g128", "w4a16-g128")
 
 
 PUBLISHERS_OF_BLOCKS = {"qwen": "", "zai-org": "glm-5", "stepfun-ai": "step-3.7"}
-"""Publisher → how the presets begin whose checkpoints `-FP8` have a scale for each block of 128 x 128 weights.
+"""Publisher → name prefixes of the presets whose `-FP8` checkpoints have a scale per block of 128 x 128 weights.
 
 Qwen's model cards: "fine-grained fp8 quantization with block size of 128" (Qwen3, Qwen3-VL, Qwen3.5, 3.6, 3.8). Configs
 of zai-org/GLM-5-FP8, GLM-5.1-FP8, GLM-5.2-FP8 and stepfun-ai/Step-3.7-Flash-FP8: https://github.com/ai-dynamo/
@@ -521,7 +521,7 @@ _UNQUANTIZED_ENDING = re.compile(r"-(?:bf16|hf)$", re.IGNORECASE)
 
 
 _META_PREFIX = re.compile(r"^meta-", re.IGNORECASE)
-"""Beginning of the names of Llama 2, 3 and 3.1, which most people leave out."""
+"""Matches the prefix `Meta-` of the repositories of Llama 2, 3 and 3.1, which most people leave out."""
 
 _VERSION_ENDING = re.compile(r"-(?:v[0-9]+(?:\.[0-9]+)?|[0-9]{4})$", re.IGNORECASE)
 """Version or date at the end of a repository's name: `Mixtral-8x7B-Instruct-v0.1`, `Apertus-70B-Instruct-2509`."""

@@ -189,7 +189,7 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
 
 
 def _with_context_of_tag(preset_description: dict[str, Any], model_target: str) -> dict[str, Any]:
-    """Returns a description with the context length of the file that a tag of Ollama's library has."""
+    """Returns a description with the context length of the file behind a tag of Ollama's library."""
     context = library_context(model_target)
     if context is None:
         return preset_description
@@ -299,15 +299,15 @@ def _is_true_of_path(path_test: Callable[[], bool]) -> bool:
 VARIANT_WORD = re.compile(
     r"^meta-|[-_ :](?:instruct|chat|it|base|hf|pt|gguf|awq|gptq|fp8|bnb-4bit|v[0-9.]+)(?=[-_ :]|$)", re.I
 )
-"""Words of a repository's name that say how a model was tuned or stored."""
+"""Words in a repository's name that say how the model was tuned or stored."""
 
 
-PRINTED_MESSAGE = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|seq)[_ ]len", re.I)
-"""Words of a message about memory, of which no model's name has any."""
+MEMORY_MESSAGE_WORD = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|seq)[_ ]len", re.I)
+"""Matches words of a printed error message about memory, which no model's name contains."""
 
 
 def _is_kind_of_drafts(name: str) -> bool:
-    """Whether a name is that of a kind of draft models; false if config readers are missing, as on the web page."""
+    """Whether a name is the name of a kind of draft model; false if config readers are missing, as on the web page."""
     with suppress(ModuleNotFoundError):
         from .huggingface.drafts import CLASS_PATTERN_BY_TYPE
 
@@ -316,7 +316,7 @@ def _is_kind_of_drafts(name: str) -> bool:
 
 
 def _unknown_target_error(model_target: str) -> str:
-    if " " in model_target and PRINTED_MESSAGE.search(model_target[:LONGEST_NAME]):
+    if " " in model_target and MEMORY_MESSAGE_WORD.search(model_target[:LONGEST_NAME]):
         return (
             "TARGET: is a message that a program printed; expected a model's name, or llmcalc explain-log with the "
             "message or its log, which compares its sizes"
@@ -396,7 +396,7 @@ def _wrapper_types(model_name: str, preset_name: str) -> list[str]:
 
 
 FEWEST_LETTERS_OF_TYPE = 4
-"""Letters and digits of a model type from which on a model's name that starts with it is of that type."""
+"""Least length of a model type, in letters and digits, for a name that starts with it to be of that type."""
 
 
 def _starts_with_type(model_name: str, model_type: str) -> bool:
@@ -502,7 +502,7 @@ OTHER_FIELD_NAMES = {
     "max_position_embeddings": "n_positions n_ctx max_seq_len context_length block_size seq_length",
     "num_experts": "n_experts n_routed_experts num_local_experts",
 }
-"""Fields with the names that other configs and programs give them."""
+"""Field of a description → the names of the field in other configs and programs, separated by spaces."""
 
 
 def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: str) -> list[str]:

@@ -35,7 +35,7 @@ def hub_id_of(name_or_url: str) -> str:
 LIBRARY_TAG_PREFIX = (
     r"^(?:(?:https?://)?(?:www\.)?ollama\.com/library/(?=[^/]+$)|ollama +(?:run|pull) +|ollama(?:_chat)?/(?=[^/:]+:))"
 )
-"""What stands before a tag of Ollama's library: the URL of its page, Ollama's command, or the provider in LiteLLM."""
+"""Matches the text before a tag of Ollama's library: its page's URL, Ollama's command, or the provider in LiteLLM."""
 
 HUB_ID_PATTERN = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$"
 

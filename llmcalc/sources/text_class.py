@@ -1,4 +1,4 @@
-"""Models with encoders of which `AutoModelForCausalLM` loads a class of the text model alone."""
+"""Multimodal models for which `AutoModelForCausalLM` loads a class of only the text model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Source: transformers/models/auto/modeling_auto.py, `MODEL_FOR_CAUSAL_LM_MAPPING_
 """
 
 TEXT_TYPES = frozenset({"llama4_text", "mllama_text_model", "qwen3_5_text", "qwen3_next"})
-"""Types of the text models of these, as `to_config` names them without encoders."""
+"""Model types, as `to_config` names them without encoders, of the text models of multimodal models."""
 
 
 def has_text_class(preset: Preset) -> bool:

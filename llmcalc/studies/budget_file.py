@@ -36,10 +36,10 @@ KIND_BY_QUANTITY: Mapping[str, QuantityKind] = {
     "flops_per_token": "FLOPs",
     "memory": "bytes",
 }
-"""Key of a bound → the kind of its value."""
+"""Key of a bound in a budget file → the kind of its value."""
 
 RUN_SETTINGS = {**declarations_of(RunSettings), **SETTINGS_BY_SHORTHAND}
-"""Name → setting of a run on one device."""
+"""Name of a setting → the declared setting of a run on one device."""
 
 CACHE_FORMAT_SETTING = RUN_SETTINGS["kv_dtype"]
 PHASE_SETTING = DeclaredSetting("phase", Phase, Setting("The pass that is counted.", "What runs"))
@@ -52,7 +52,7 @@ SETTINGS_BY_KEY: Mapping[str, Mapping[str, DeclaredSetting]] = {
     "memory": RUN_SETTINGS,
     "fits": RUN_SETTINGS,
 }
-"""Key → settings that change its value, by their names in the file."""
+"""Key of a bound → the settings that change its value, by their names in the budget file."""
 
 DECIMAL_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18, "z": 10**21}
 UNIT_FACTORS: Mapping[QuantityKind, Mapping[str, int]] = {
@@ -69,7 +69,7 @@ UNIT_FACTORS: Mapping[QuantityKind, Mapping[str, int]] = {
         **{f"{prefix}ib": 2 ** (10 * i) for i, prefix in enumerate("kmgtp", start=1)},
     },
 }
-"""Kind of value → factors of its units, in lower case."""
+"""Kind of value → unit in lower case → the unit's factor."""
 
 LIMIT_EXAMPLES: Mapping[QuantityKind, str] = {
     "count": "8.1B or 350M",

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..frozen import frozen
+from ..timing.device import DEFAULT_DOMAIN_SIZE
 from ..timing.time_ranges import RangedAmount, TimeRange
 
 if TYPE_CHECKING:
     from .plan import LayoutPlan
     from .server import LoadPoint, Server
-
-NODE_DEVICES = 8
-"""Accelerators of a node."""
 
 SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
 
@@ -33,7 +31,7 @@ class Cost:
     @property
     def includes_lost_time(self) -> bool:
         """Whether the upper end of a training run's seconds includes lost time, see `add_lost_time`."""
-        return self.devices > NODE_DEVICES and self.seconds.low < self.seconds.high
+        return self.devices > DEFAULT_DOMAIN_SIZE and self.seconds.low < self.seconds.high
 
     @property
     def days(self) -> RangedAmount:
@@ -69,10 +67,10 @@ UNCOUNTED_COSTS = {
     "requests": ("idle hours", "bursts of arrivals", "failures", "storage", "network traffic"),
     "power": ("hosts", "network", "cooling"),
 }
-"""What a cost leaves out, by what is run, and in its energy."""
+"""Kind of run, or `power` for energy → the costs that an estimate leaves out."""
 
 LEAST_TIME_IN_STEPS = 0.78
-"""Low end of the share of a long run's time that goes into steps that count, of six that are published.
+"""Low estimate of the fraction of a long training run's time spent in useful steps, from six published runs.
 
 0.59 OPT-175B, 0.778 HLAT restarted by hand (arXiv:2404.10630), 0.85 and 0.97 Gemini (arXiv:2312.11805), 0.90
 Llama 3 405B (arXiv:2407.21783), 0.988 HLAT restarted by its scheduler: five of six, as of every range, are at or above
@@ -85,7 +83,7 @@ def add_lost_time(training_seconds: RangedAmount, devices: int) -> RangedAmount:
 
     Runs on the devices of one node keep their range: the published ones have hundreds of devices or more.
     """
-    if devices <= NODE_DEVICES:
+    if devices <= DEFAULT_DOMAIN_SIZE:
         return training_seconds
     return training_seconds._replace(high=training_seconds.high / LEAST_TIME_IN_STEPS)
 

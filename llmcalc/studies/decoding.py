@@ -16,20 +16,20 @@ from .run_time import TimeSettings, time_inference
 from .timed_run import TimedRun
 
 LLAMA_CPP_STACK = "llamacpp"
-"""The stack of weights in the formats of llama.cpp, and of accelerators of its vendors on which vLLM does not run."""
+"""The software stack for weights in llama.cpp's formats, and for its vendors' accelerators without vLLM."""
 
 MLX_STACK = "mlx"
-"""The stack of weights in the formats of MLX on Apple's chips."""
+"""The software stack for weights in MLX's formats on Apple's chips."""
 
 TRANSFORMERS_STACK = "transformers"
-"""The stack of models with an encoder and a decoder."""
+"""The software stack for encoder-decoder models."""
 
 LLAMA_CPP_VENDORS = ("Apple", "NVIDIA")
 """Vendors of accelerators on which llama.cpp runs where vLLM does not: Apple's chips and NVIDIA's GPUs before Volta."""
 
 
 SHORT_CONTEXT = 1024
-"""Tokens after which a token is also timed if no length is asked for: the prompts of `vllm bench serve`.
+"""Context in tokens at which decoding is also timed if no length is given: the prompts of `vllm bench serve`.
 
 Source: the default of its `--random-input-len`, https://docs.vllm.ai/en/latest/cli/bench/serve/
 """

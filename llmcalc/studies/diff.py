@@ -21,10 +21,10 @@ from ..workload.run_config import RunConfig
 QuantityUnit: TypeAlias = Literal["parameters", "FLOPs", "bytes"]
 
 QuantityValue: TypeAlias = tuple[float | None, QuantityUnit]
-"""A value and its unit."""
+"""The value of a compared quantity (None if missing), and its unit."""
 
 LAYER_INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
-"""Indices of layers in the path of a node: `layers.0-31`."""
+"""Pattern of layer indices in the path of a node: `.0-31` in `layers.0-31`."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ COMPARED_COSTS: dict[str, tuple[Callable[[str], Cost], QuantityUnit]] = {
     "forward FLOPs": (lambda dtype: forward_flops_of, "FLOPs"),
     "KV cache": (cache_bits_of, "bytes"),
 }
-"""Quantity that is compared by node → (format of the cache → the cost of a node for one sequence), and its unit."""
+"""Quantity that is compared node by node → (function from the cache format to a node's cost, unit)."""
 
 
 def _costs_by_path(

@@ -24,25 +24,25 @@ from .decoding import LLAMA_CPP_STACK, SHORT_CONTEXT, runs_llama_cpp, time_decod
 from .timed_run import TimedRun
 
 MOST_BATCH = 2**20
-"""Largest number of sequences that is tried."""
+"""Largest number of sequences that a search for the largest run tries."""
 
 MOST_SEQ = 2**24
-"""Longest sequence that is tried, in tokens."""
+"""Longest sequence, in tokens, that a search for the largest run tries."""
 
 PROMPT_CHUNK_TOKENS = 2048
-"""Tokens per chunk of a prompt, in the change that reads prompts in chunks."""
+"""Tokens per chunk in the suggested change to read prompts in chunks."""
 
 MOST_INSUFFICIENT_CHANGES = 5
-"""Number of insufficient changes that are reported: those that require least."""
+"""Number of reported changes that are not sufficient: those with the least required memory."""
 
 DEEP_MODEL_LAYERS = 256
-"""Layers beyond which few changes are tried, since each is a replay of all layers."""
+"""Number of layers above which few changes are tried, because each requires a replay of all layers."""
 
 MOST_CHANGES_OF_DEEP_MODEL = 4
-"""Number of changes of a deep model that are tried: those with the least weights, gradients' copies and states."""
+"""Number of changes that are tried for a deep model: those with the least static bytes."""
 
 TRIED_LORA_RANK = 16
-"""Rank of the adapters that are tried: the default of many recipes."""
+"""Rank of the low-rank adapters in a suggested change, the default of many recipes."""
 
 
 @frozen
@@ -86,7 +86,8 @@ class FitAnswer:
 
 
 EngineFit: TypeAlias = Callable[[Memory, Hardware], MemoryFit | None]
-"""(run, accelerator) → the verdict by the buffers of the engine that runs its weights; None if torch's decide."""
+"""(run, accelerator) → the verdict by the buffers of the engine that usually runs the weights; None if torch runs them.
+"""
 
 
 def fit(model_memory: Memory, hardware: Hardware, fit_with_engine: EngineFit = lambda *_: None) -> FitAnswer:
@@ -254,10 +255,10 @@ def largest_fitting_number(
 
 
 LARGEST_GROWTH_FACTOR = 16
-"""Largest factor by which the next number is greater, while everything fits."""
+"""Largest factor from one tried number to the next, as long as every tried number fits."""
 
 INTERPOLATION_RATIO = 4
-"""Largest ratio of a bracket's ends at which it is searched by linear interpolation."""
+"""Largest ratio of a search interval's ends at which linear interpolation replaces bisection."""
 
 
 def _next_trial_number(
@@ -357,10 +358,10 @@ def _memory_saving_changes(
 
 
 WIDE_CACHES = ("bfloat16", "float16", "float32")
-"""Formats of a cache which a narrower one replaces."""
+"""Cache formats that a suggested change replaces by a narrower format."""
 
 GGUF_SCHEMES, GGUF_CACHE = ("q8_0", "q4_k_m"), "q8_0"
-"""The mixes of GGUF files that are advised, and the narrower format of llama.cpp's cache."""
+"""The GGUF mixes that a suggested change names, and the narrower format of llama.cpp's cache."""
 
 
 def has_many_layers(model_memory: Memory) -> bool:
@@ -604,7 +605,7 @@ def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[d
 
 
 LARGEST_NARROWER_SHARE = 0.75
-"""The weights of a quantized checkpoint are advised in another format where that leaves at most this share of them."""
+"""Largest fraction of a quantized checkpoint's bytes that a suggested narrower format may leave."""
 
 
 def _is_narrower(model_memory: Memory, scheme_name: str) -> bool:
@@ -619,7 +620,7 @@ def _is_narrower(model_memory: Memory, scheme_name: str) -> bool:
 
 
 LEAST_PART_OF_SEQUENCE = 1 / 8
-"""Sequences are advised to be shorter where this part of their length remains: less is another task."""
+"""Least fraction of the sequence length in a suggested shorter run, because much shorter sequences are another task."""
 
 
 def _smaller_workloads(model_memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:

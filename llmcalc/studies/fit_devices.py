@@ -27,7 +27,7 @@ from .plan import (
     LayoutPlan,
     OrderName,
     incomplete_search_error,
-    plan_of,
+    plan_layouts,
     replayed_bytes,
 )
 from .step_size import usual_micro_batches
@@ -167,7 +167,7 @@ class DevicesQuestion:
         tries_variants: as in `search_layouts`; default false.
         """
         layout_request = replace(self.layout_request, devices=devices)
-        return plan_of(
+        return plan_layouts(
             self.estimates.memory,
             self.hardware,
             layout_request,
@@ -273,7 +273,7 @@ SEARCH_REPLAYS = 4
 """Number of replays in the search for the largest run; there are more only if none fits."""
 
 SEARCH_TOLERANCE = 0.01
-"""Relative distance at which the search ends; blocks of the allocator are larger."""
+"""Relative width of the search interval at which the search ends; the allocator's blocks are larger."""
 
 
 def _largest_number(

@@ -26,18 +26,18 @@ MOST_DEVICES = 64
 """Largest number of accelerators that is tried."""
 
 MOST_COMPUTERS = 4
-"""Largest number of such computers: those that MLX's documentation joins, each by a Thunderbolt cable to every other
+"""Largest number of Macs that work together: MLX's documentation joins each to every other by a Thunderbolt cable
 (https://ml-explore.github.io/mlx/build/html/usage/launching_distributed.html).
 """
 
 MOST_TRAINING_COMPUTERS = 1
-"""The number of such computers that train: torch has no messages between them (NCCL), so no sharded training."""
+"""Largest number of Macs in a training run: torch has no messages between Macs (no NCCL), so no sharded training."""
 
 MOST_SPLIT_DEVICES = 16
 """Largest number of accelerators among which llama.cpp divides layers: GGML_CUDA_MAX_DEVICES of ggml-cuda.h."""
 
 RuntimeFunction = Callable[[Hardware], CudaRuntime]
-"""The CUDA runtime of a run on an accelerator."""
+"""A function that returns the CUDA runtime of a run on an accelerator."""
 
 
 @frozen

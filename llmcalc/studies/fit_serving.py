@@ -18,15 +18,13 @@ from ..parallel.layout_request import LayoutRequest
 from ..parallel.layout_search import UNDIVIDED_HEADS, UNDIVIDED_WIDTHS, check_depth, even_stage_sizes, layout_refusal
 from ..parallel.rank_program import model_axes
 from ..simulator.simulated_work import WorkBudget
+from ..timing.device import DEFAULT_DOMAIN_SIZE
 from .decoding import time_decoded_token
 from .fit import FitAnswer, SettingChange, devices_option, fit, largest_run
 from .timed_run import TimedRun
 
-NODE_DEVICES = 8
-"""Largest tensor-parallel group that is tried: devices that share the fastest link."""
-
-WHOLE_COMPUTERS = ("Apple",)
-"""Vendors whose chips are each a computer of its own."""
+COMPUTER_VENDORS = ("Apple",)
+"""Vendors whose chips are each a separate computer."""
 
 MOST_TRIED_DEVICES = 2**10
 """Largest number of accelerators that is tried."""
@@ -34,12 +32,12 @@ MOST_TRIED_DEVICES = 2**10
 
 def is_whole_computer(hardware: Hardware) -> bool:
     """Whether each accelerator of a kind is in a separate computer: Apple's chips, processors, and laptop GPUs."""
-    return hardware.vendor in WHOLE_COMPUTERS or hardware.is_processor or hardware.is_laptop_gpu
+    return hardware.vendor in COMPUTER_VENDORS or hardware.is_processor or hardware.is_laptop_gpu
 
 
 def _cannot_join(hardware: Hardware) -> bool:
     """Whether no replica is divided among accelerators of a kind: separate computers without a link, but Macs (MLX)."""
-    return is_whole_computer(hardware) and hardware.interconnect is None and hardware.vendor not in WHOLE_COMPUTERS
+    return is_whole_computer(hardware) and hardware.interconnect is None and hardware.vendor not in COMPUTER_VENDORS
 
 
 @frozen
@@ -84,7 +82,7 @@ class ServingFitAnswer:
 
 
 UncountedLayout: TypeAlias = tuple[Layout, str]
-"""A layout, and the reason why a rank of it cannot be counted."""
+"""A layout with a rank that cannot be counted, and the reason."""
 
 
 MOST_LAYERS = 10_000
@@ -204,7 +202,7 @@ def serving_layouts(
     spec = model_memory.spec
     layer_count, axes = spec.layer_count, model_axes(spec)
     stage_counts = divisors(devices, layer_count) if layout_request.pp is None else [layout_request.pp]
-    tp_sizes = divisors(devices, NODE_DEVICES) if layout_request.tp is None else [layout_request.tp]
+    tp_sizes = divisors(devices, DEFAULT_DOMAIN_SIZE) if layout_request.tp is None else [layout_request.tp]
     replica_sizes = sorted((tp * pp, pp, tp) for pp in stage_counts for tp in tp_sizes if devices % (tp * pp) == 0)
     for replica_size, pp, tp in replica_sizes:
         dp = devices // replica_size

@@ -14,7 +14,7 @@ from ..parallel.schedule_formulas import bubble_fraction
 from ..timing.time_ranges import TIE_SHARE
 
 CONFIGURED_RECOMPUTE = ""
-"""A candidate's recomputation where it is that of the run's settings."""
+"""The value of a candidate's recomputation that means the recomputation in the run's settings."""
 
 
 class LayoutRun(NamedTuple):
@@ -103,7 +103,7 @@ def _parallelism_counts(candidate: Candidate) -> tuple[int, int]:
 
 
 def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each candidate, sorted by time, whether its time ties with the one before it (see `TIE_SHARE`)."""
+    """Returns for each candidate, sorted by time, whether its time ties with the previous candidate's (`TIE_SHARE`)."""
     tie_flags: list[bool] = []
     least_seconds = 0.0
     for candidate in candidates:
@@ -114,7 +114,7 @@ def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
 
 
 PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
-"""Names of sizes by which the place of a layout may be asked for."""
+"""Names of the group sizes by which a user can ask for a layout's position (`--where`)."""
 
 
 def parse_sizes(sizes_text: str) -> dict[str, int]:
@@ -145,7 +145,7 @@ def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, i
 
 
 ENOUGH_HEADROOM = 0.1
-"""Share of a device's memory beyond which more headroom is no merit."""
+"""Fraction of a device's memory above which more headroom does not improve a layout's rank."""
 
 
 def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:

@@ -1,4 +1,4 @@
-"""What a search of layouts estimates of each: bytes of its ranks, bytes that are sent, and seconds of a step.
+"""Estimates of each layout in a search: bytes of the ranks, bytes that are sent, and seconds of a step.
 
 A run is a layout with its micro-batches per step and its recomputation. The estimates of runs with the same
 recomputation share the measurements of their kernels.

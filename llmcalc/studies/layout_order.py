@@ -23,12 +23,12 @@ from .layout_estimates import RunEstimates
 from .layout_replays import EstimatedLayout, EstimateTask, LayoutReplays
 
 NearestPolicy: TypeAlias = Literal["always", "if none fits", "never"]
-"""When a plan searches for the layout that requires least, of those that do not fit."""
+"""The cases in which a plan searches for the layout with the least memory among layouts that do not fit."""
 
 TOO_MUCH_MEMORY = "needs more than the usable memory"
 
 UNTRIED_REASON = "not tried: the search ended before it"
-"""The reason of layouts that were left when the budget of a search was spent."""
+"""The reason against layouts that were not tried before the search's budget was spent."""
 
 WORK_OF_SEARCH = 14_000_000
 """Units of work after which a search ends, 5 to 20 seconds by the model. See `simulator/simulated_work.py`."""
@@ -37,7 +37,7 @@ ESTIMATES_WORK_SHARE = 0.35
 """Share of a search's work after which it estimates no further layouts."""
 
 UNEVEN_TASK_FACTOR = 2
-"""Times its even part of the estimates' work that a task in another process may do, as some layouts need more of it."""
+"""Factor by which a task in another process may exceed its equal share of the estimates' work."""
 
 FURTHER_REPLAYS = 10
 """Largest number of further replays if some replayed layouts do not fit."""
@@ -214,7 +214,7 @@ class LayoutOrder:
             return 0.0
 
     def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
+        """Returns candidates in the order of the plan: by time if it is estimated, otherwise by memory."""
         return (sorted_by_time if self.run_estimates.are_timed else sorted_by_memory)(candidates)
 
     def _replay_in_order(
@@ -323,7 +323,7 @@ class LayoutOrder:
         return candidates_or_errors
 
     def _needs_estimate(self, layout: Layout, has_too_large_static_bytes: bool) -> bool:
-        """Whether a layout may fit by its static bytes, or is the first with its kernels."""
+        """Whether a layout must be estimated: its static bytes may fit, or no earlier layout has the same kernels."""
         return not has_too_large_static_bytes or _kernel_layout_sizes(layout) not in self._estimated_sizes
 
     def _candidate_or_error(self, layout: Layout, micro_batches: int) -> Candidate | InputError | None:
@@ -499,7 +499,7 @@ class LayoutOrder:
         return None if has_skipped_mode else last_candidate
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
-        """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""
+        """Returns the candidate with the next `--recompute` value that may fit; None if no value may fit."""
         modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (

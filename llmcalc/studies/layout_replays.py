@@ -91,7 +91,7 @@ def _largest_replay(
     ranks: Sequence[int],
     replay_rank: Callable[[int], RankReplay],
 ) -> ReplayedLayout:
-    """Returns the replay of the largest of a layout's ranks, without those that surely need no more than another.
+    """Returns the replay of a layout's largest rank; skips ranks that surely need no more than a replayed rank.
 
     ranks: those that may need the most. replay_rank: rank → its replay. Work before an error is counted.
     """
@@ -159,11 +159,11 @@ class EstimatedLayout(NamedTuple):
 
 
 EstimateLayouts: TypeAlias = Callable[[EstimateTask], dict[int, EstimatedLayout]]
-"""(task) → number of a layout → its estimate, for the first layouts of the task."""
+"""A function from an estimate task to (number of a layout → its estimate), for the first layouts of the task."""
 
 
 SearchTask: TypeAlias = ReplayTask | StageTask | EstimateTask
-"""A task that another process may run."""
+"""A task of a layout search that another process may run."""
 
 
 class LayoutReplays:
@@ -294,7 +294,7 @@ class LayoutReplays:
         return ReplayTask(layout_run, stage_peaks, byte_limit, self._budget.units_left if has_no_limit else None)
 
     def _run_task(self, task: SearchTask) -> Any:
-        """Runs a task, possibly in another process. Who asks for the result counts its work."""
+        """Runs a task, possibly in another process. The caller that uses the result counts the task's work."""
         if isinstance(task, EstimateTask):
             assert self._estimate_layouts is not None
             return self._estimate_layouts(task)

@@ -27,7 +27,9 @@ from ..sources.to_toml import model_description
 from ..units import short_dtype
 
 LOCKED_FORMATS = ("fp8", "int8", "nf4", "awq-int4-g128", "mxfp4", "q8_0", "q4_k_m")
-"""Formats, as `--quantize` names them, in which the bytes of the weights are locked beside those of the checkpoint."""
+"""Formats (names of `--quantize`) in which a lock file states the weights' bytes, in addition to the checkpoint's
+format.
+"""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 MODEL_KINDS = ("decoder", "encoder", "encoder-decoder")
 
 KINDS_BY_HEADS = ("mha", "gqa", "mqa", "sliding")
-"""Kinds of attention that its heads and its window make; any other is the `type` of a token mixer."""
+"""Kinds of attention that are named by their heads or window; any other kind is the `type` of a token mixer."""
 
 ATTENTION_EXAMPLES = f"{', '.join(KINDS_BY_HEADS)}, mla, mamba2, gated_delta_net, …"
-"""Kinds of token mixers of published models."""
+"""Examples of kinds of attention in published models, for help and error texts."""
 
 
 @frozen(slots=True)
@@ -60,7 +60,7 @@ class ModelFilter:
 
 
 EVERY_MODEL = ModelFilter()
-"""No filter."""
+"""The filter that accepts every model."""
 
 
 def _check_attention_name(attention_name: str) -> None:

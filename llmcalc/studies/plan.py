@@ -25,6 +25,7 @@ from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.layout_search import LayoutSearch, check_depth, search_layouts
 from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
+from ..timing.device import DEFAULT_DOMAIN_SIZE
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_time
 from .layout_estimates import FULL_RECOMPUTE, LayoutEstimates, RunEstimates
@@ -34,21 +35,18 @@ from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
 
 OrderName: TypeAlias = Literal["time", "memory"]
-"""Orders of the layouts of a plan."""
-
-NODE_DEVICES = 8
-"""Default number of devices that share the fastest link."""
+"""The quantity by which a plan sorts its layouts."""
 
 FEWER_LAYOUTS_ADVICE = "expected sizes of groups that leave fewer layouts (--tp, --pp, --ep)"
-"""What mends a search that ended early."""
+"""The advice in an error about a search that ended early."""
 
 WORK_OF_COMPARISON = 2_000_000
-"""Units of work after which the search under another framework ends, of which one row is compared."""
+"""Work units after which the search for the fastest layout under another framework ends."""
 
-ROWS = 10
+LISTED_LAYOUTS = 10
 """Number of layouts that a plan replays and lists, unless the user states another."""
 
-SCREEN_ROWS = 5
+SCREEN_LAYOUTS = 5
 """Number of layouts that a plan replays for a screen, which shows no more: the first choice and its rivals."""
 
 
@@ -75,7 +73,7 @@ class ComparedLayout:
 
 
 CompareFrameworks: TypeAlias = Callable[[str, int], tuple[ComparedLayout, ...]]
-"""(software of the times, sequences per step) → the fastest layouts under other frameworks."""
+"""A function of (software stack, sequences per step) that returns the fastest layouts under other frameworks."""
 
 
 @frozen
@@ -160,7 +158,7 @@ class LayoutPlan:
 
     @property
     def first_row(self) -> tuple[LayoutPlan, Candidate | None]:
-        """The first layout that fits, with the plan of its framework; this plan and None where none fits."""
+        """The first layout that fits, with the plan of its framework; this plan and None if none fits."""
         return next(iter(self.rows_of_frameworks), (self, None))
 
     @cached_property
@@ -248,7 +246,7 @@ MOST_SEARCHED_LAYERS = 256
 
 
 @without_garbage_collection()
-def plan_of(
+def plan_layouts(
     model_memory: Memory,
     hardware: Hardware,
     layout_request: LayoutRequest,
@@ -285,7 +283,8 @@ def plan_of(
     framework_record = framework(layout_request.framework or DEFAULT_FRAMEWORK)
     memory_use, spec = model_memory.states, model_memory.spec
     interconnect = hardware.interconnect
-    node_devices = min(NODE_DEVICES, (interconnect.domain_size if interconnect is not None else None) or NODE_DEVICES)
+    domain_size = interconnect.domain_size if interconnect is not None else None
+    node_devices = min(DEFAULT_DOMAIN_SIZE, domain_size or DEFAULT_DOMAIN_SIZE)
     micro_batches = model_memory.settings.num_microbatches
     if micro_batches is not None:
         raise InputError(
@@ -357,7 +356,7 @@ def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
 
 
 class IncompleteSearchError(InputError):
-    """The error of a search that ended early and found no fitting layout, although one may exist."""
+    """Raised for a search that ended early and found no fitting layout, although one may exist."""
 
 
 def incomplete_search_error(plan: LayoutPlan) -> IncompleteSearchError:

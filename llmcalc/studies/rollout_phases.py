@@ -24,10 +24,10 @@ from ..sources.preset import Preset
 from ..units import DTYPE_BITS
 
 HIDDEN_VECTORS = 4
-"""Vectors of the hidden size that are alive per token in a layer's pass without gradients."""
+"""Number of hidden-size vectors that are alive per token in a layer's pass without gradients."""
 
 TRAINED_STATE_KINDS = ("weights", "gradients", "optimizer")
-"""Kinds of memory of the trained model that stay between its passes."""
+"""Kinds of memory that the trained model keeps between its passes."""
 
 
 class PhaseTerm(NamedTuple):

@@ -17,6 +17,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION
 from ..device_memory.simulated_run import supports_sdpa
+from ..device_memory.static import GRADIENT_FORMATS
 from ..errors import InputError
 from ..flow.module_names import config_fields
 from ..frozen import frozen
@@ -55,14 +56,14 @@ from .timed_run import TimedRun, TimePhase
 from .unpriced_options import is_stepwise_adamw, unpriced_options
 
 SCHEME_FORMATS = (("fp8", "fp8"), ("w8a8", "int8"), ("nvfp4", "fp4"), ("mxfp4", "fp4"))
-"""Beginning of a quantization scheme's label → format of its products; all others are decoded to 16 bits."""
+"""(prefix of a quantization scheme's label, number format of its matrix products); other schemes decode to 16 bits."""
 
 DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "fp4"}
-"""Number format of weights → format of their products; 16-bit formats are `bf16`."""
+"""Number format of weights → format of their matrix products; `bf16` for 16-bit formats."""
 
 
 def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> InputError:
-    """Returns the error for training in a precision whose products an accelerator has no units for."""
+    """Returns the error for training in a precision that the accelerator's matrix units do not support."""
     sixteen_bit_option = "no --precision, which is fp16 there," if hardware.lacks_bfloat16 else "bf16-master"
     return InputError(
         f"--precision {precision}: {hardware.name} has no {dtype} units; expected {sixteen_bit_option} or another "
@@ -73,17 +74,14 @@ def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> Input
 UNMEASURED_SCHEDULES = "zb-h1", "dualpipe"
 """Pipeline schedules that no measured run has."""
 
-GRADIENT_FORMATS = "float32", "bfloat16", "float16"
-"""Number formats of gradients whose sums are timed."""
-
 BLACKWELL_CAPABILITY = 10.0
 """NVIDIA's first compute capability whose units multiply numbers with a scale per 32 elements (mxfp8)."""
 
 LARGE_WEIGHT_ELEMENTS = 2**24
-"""Elements of a weight matrix by which the bits of an element with its scales are counted."""
+"""Elements of an example weight matrix from which a scheme's bits per element, with scales, are computed."""
 
 SELECTIVE_RECOMPUTE_SHARE = 0.5
-"""Share of a layer that runs again where checkpointing keeps some of its products."""
+"""Fraction of a layer's forward pass that runs again if checkpointing keeps some of its products."""
 
 
 @frozen
@@ -135,7 +133,7 @@ torch 2.11 on an H100 (tests/data/gpu) reach the generation's rate, 1.6 times th
 """
 
 CUDNN_CAPABILITIES = "9.", "10."
-"""Beginnings of the compute capabilities on which torch prefers cuDNN's attention."""
+"""Prefixes of the compute capabilities on which torch prefers cuDNN's attention."""
 
 
 def _with_attention_of_run(

@@ -10,10 +10,10 @@ from ..timing.trace import ServedRequest, StepBudget, StepSeconds, TracedRequest
 from .server import LatencyLimits, Server
 
 PERCENTILES = (50, 90, 99)
-"""Percentiles of the requests' times."""
+"""Percentiles of request latencies that are reported."""
 
 LIMIT_PERCENTILE = 90
-"""Percentile of the requests that has to keep the limits."""
+"""Percentile of request latencies that must be within the limits."""
 
 MOST_REPLICAS = 64
 """Most replicas that are tried for a trace."""
@@ -109,7 +109,7 @@ def _tpots_of_requests(served_requests: Sequence[ServedRequest]) -> list[float]:
 
 
 def _percentiles_of_runs(simulated_latencies: Sequence[Sequence[float]]) -> dict[int, RangedAmount]:
-    """Returns each latency percentile of the likely, fast and slow simulations; 0 without such a latency."""
+    """Returns each latency percentile of the likely, fast and slow simulations; 0 if no request has the latency."""
     return {
         percentile: RangedAmount(*(_percentile(seconds_of_run, percentile) for seconds_of_run in simulated_latencies))
         for percentile in PERCENTILES

@@ -244,7 +244,7 @@ class Server:
         return latency_limits.violated_limits(self.latencies(concurrency))
 
     def with_replicas(self, replica_count: int) -> Server:
-        """The same server with another number of replicas."""
+        """Returns the server with another number of replicas."""
         return replace(self, replicas=replica_count)
 
     @cached_property

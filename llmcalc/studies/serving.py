@@ -23,13 +23,12 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.rank_program import no_pipeline_reason
 from ..sources.preset import Preset
 from ..timing.batching import Replica, RequestSizes
-from ..timing.device import Device
+from ..timing.device import DEFAULT_DOMAIN_SIZE, Device
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
 from ..timing.time_ranges import TIE_SHARE
 from ..timing.timing_constants import SoftwareStack
 from ..timing.trace import StepBudget
-from .fit_serving import NODE_DEVICES
 from .run_time import inference_formats
 from .serve_trace import RequestTrace, TraceTimes, size_server_for_trace
 from .server import LatencyLimits, LayoutSizes, LoadPoint, Server, largest_number
@@ -41,16 +40,16 @@ MOST_DEVICES = 1024
 """Largest number of devices of a server."""
 
 STAGE_COUNTS = (1, 2, 4)
-"""Pipeline stages that are tried."""
+"""Numbers of pipeline stages that a search for servers tries."""
 
 ATTENTION_RANKS = (2, 4, 8, 16)
-"""Ranks with attention of their own that are tried, of models with experts."""
+"""Numbers of data-parallel attention ranks that a search tries for models with experts."""
 
-TENSOR_RANKS = (1, 2, 4, NODE_DEVICES)
-"""Ranks that divide heads and widths that are tried."""
+TENSOR_RANKS = (1, 2, 4, DEFAULT_DOMAIN_SIZE)
+"""Numbers of tensor-parallel ranks that a search for servers tries."""
 
 MOST_STAGES = 8
-"""Largest number of pipeline stages that is tried where no usual layout fits; no measured server has more."""
+"""Largest number of pipeline stages that a search tries if no usual layout fits; no measured server has more."""
 
 
 @frozen
@@ -92,7 +91,7 @@ class SizesRequest:
             return
         further_sizes = set(_replica_layouts(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA_DEVICES + 1), experts))
         further_sizes.difference_update(tried_sizes)
-        for used_devices in range(self.devices, max(0, self.devices - NODE_DEVICES * MOST_STAGES), -1):
+        for used_devices in range(self.devices, max(0, self.devices - DEFAULT_DOMAIN_SIZE * MOST_STAGES), -1):
             sizes_to_try = self._layouts_by_devices(further_sizes, used_devices)
             further_sizes.difference_update(sizes_to_try)
             for stage_count in range(1, MOST_STAGES + 1):
@@ -365,7 +364,7 @@ class ServeStudy:
         )
 
     def _exchange_flags(self, layout: Layout, used_flags: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the flags of the library that sends tokens to experts; empty where all tokens are gathered."""
+        """Returns the flags of the library that sends tokens to experts; empty if all tokens are gathered."""
         if not self.stack.exchange or self.stack.gathers_on(layout.dp, layout.ep):
             return {}
         option_name, library_name = self.stack.exchange.split()

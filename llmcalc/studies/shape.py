@@ -37,9 +37,9 @@ LEAST_ASPECT, MOST_ASPECT = 8, 1024
 LEAST_WIDTHS, MOST_WIDTHS = 48, 256
 """Smallest and largest number of hidden sizes that a study counts; a budget may allow fewer."""
 FEWEST_ALLOWED_WIDTHS = 6
-"""Where a budget allows fewer hidden sizes than these, their step is halved."""
+"""If a budget allows fewer hidden sizes than this number, the step between hidden sizes is halved."""
 SIZE_MULTIPLE, SMALL_SIZE_MULTIPLE = 64, 16
-"""Hidden sizes and FFN widths are multiples of the first number, and for a small budget of the second."""
+"""Number of which hidden sizes and FFN widths are multiples: for usual budgets, and for small budgets."""
 LEAST_HEAD_DIM = 16
 """The smallest head size that a study makes by halving a model's head size."""
 LARGEST_WIDTH, LARGEST_DEPTH = 2**21, 2**16
@@ -583,7 +583,7 @@ def _shape_of_size(
 
 
 def _scaled_target(target_spec: ModelSpec | None, budget: CostBudget) -> tuple[float, float, float] | None:
-    """Returns the target model's h and L scaled to the budget's training compute, and that compute over its own.
+    """Returns the target model's h and L scaled to the budget's training compute, and the ratio of both computes.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).

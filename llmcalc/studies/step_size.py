@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..parallel.layout import Layout
 
 STEP_TOKENS = 2**22
-"""Tokens of a usual training step: 4M, as of Llama 2 (arXiv:2307.09288) and of the first steps of Llama 3 405B."""
+"""Tokens of a usual training step: 4M, as for Llama 2 (arXiv:2307.09288) and the first steps of Llama 3 405B."""
 
 LEAST_DEVICE_TOKENS = 2**10
 """Fewest tokens of a device in a usual step: Llama 3 405B had 16M tokens on 16,384 H100 (arXiv:2407.21783, table 4).

@@ -39,7 +39,7 @@ SYMBOL_MEANINGS = {
     "S0": "keys at which attention reaches half of its rate",
     "b": "sequences times key heads, which fill the device in decoding attention",
 }
-"""Symbol → what it stands for."""
+"""Symbol in a time formula → its meaning in words."""
 
 
 @dataclass(frozen=True)

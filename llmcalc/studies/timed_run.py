@@ -38,7 +38,7 @@ ASSUMED_UTILIZATION = 0.45
 """Model FLOPs utilization that the rules 6ND and 8ND assume."""
 
 HOST_BANDWIDTH = 100_000_000_000
-"""Bytes/s of a host's memory for which a bound is printed: DDR5-6400 of two channels has 102.4 GB/s."""
+"""Assumed bytes/s of a host's memory for layers on the host: DDR5-6400 with two channels has 102.4 GB/s."""
 
 HOST_SAMPLING = "sampling on the host"
 
@@ -47,7 +47,7 @@ UNCOUNTED_EFFECTS = {
     "prefill": ("queueing", "tokenization", "uneven routing of experts"),
     "decode": ("prompts that join the batch", "queueing", HOST_SAMPLING, "uneven routing of experts"),
 }
-"""Phase → what no estimate counts."""
+"""Phase → the costs that a time estimate leaves out."""
 
 
 class TimedNode(NamedTuple):
@@ -141,12 +141,12 @@ class TimedRun:
 
     @property
     def leaves_layers_on_host(self) -> bool:
-        """Whether the run does not fit, and its software runs layers on the host, which has memory of its own."""
+        """Whether the run does not fit, and its software runs the other layers on the host, with separate memory."""
         return not self.fits and self.stack.splits_to_host and not self.hardware.unified_memory
 
     @property
     def seconds_with_host(self) -> float | None:
-        """The least seconds of a token where layers that do not fit run on a host; None without such layers.
+        """The least seconds of a token if the layers that do not fit run on a host; None if all layers fit.
 
         One host reads the weights of those layers of all ranks, at most at `HOST_BANDWIDTH` and no faster than a device
         reads those of its own rank. The device's part is at the low end of the range.

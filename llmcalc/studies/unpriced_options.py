@@ -9,7 +9,7 @@ from ..timing.timing_constants import SoftwareStack
 from ..workload.setting import option
 
 UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dropout", "lora_library", "logits_to_keep")
-"""Settings of training that change the kernels of a step, and with which it is timed as without them."""
+"""Training settings that change a step's kernels, but that the time estimate ignores."""
 
 
 def is_stepwise_adamw(memory: Memory) -> bool:

@@ -304,6 +304,6 @@ def _shared_entry_path(stack: PathNames) -> PathNames:
 
 
 def _entry_outside_nodes(path_names: PathNames) -> FormulaNode:
-    """Returns a table entry for saved bytes that belong to no node, such as those of the loss."""
+    """Returns a table entry for saved bytes that belong to no node, such as the loss's saved bytes."""
     node = Node(path_names[-1])
     return FormulaNode(tuple((name, "", ()) for name in path_names), ".".join(path_names), (), node, node, 1, "", "")

@@ -57,13 +57,13 @@ HEAD_SIZE_FIELDS = frozenset({"head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
 LARGEST_DENOMINATOR = 1000
 
 RecomputeChoice: TypeAlias = Literal["none", "full", "selective", "attention", "attention+matmuls"]
-"""Values of `--recompute` with which equal layers save the same activations."""
+"""Values of `--recompute` under which equal layers save the same activations, so that formulas exist."""
 
 NodePath: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
-"""(name, label, indices) of each node on a path, from the top down."""
+"""A path in the model's tree: (name, label, layer indices) of each node, from the top down."""
 
 SumStyle: TypeAlias = Callable[[Any], Any]
-"""Function that rewrites a sum without changing its value."""
+"""A function that rewrites a symbolic sum without changing its value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,13 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 
 LabelledPath: TypeAlias = tuple[tuple[str, str], ...]
-"""(name, label) of each node on the way to a node."""
+"""A path in the model's tree: (name, label of the layer's kind) of each node, from the top down."""
 
 PathNames: TypeAlias = tuple[str, ...]
-"""The names of a path."""
+"""The names of the nodes on a path, without labels."""
 
 LOSS_PATH: LabelledPath = (("loss", ""),)
-"""The loss, which is not a node of the model."""
+"""The path that stands for the loss, which is not a node of the model."""
 
 
 class StorageLocation(NamedTuple):

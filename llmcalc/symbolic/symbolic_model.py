@@ -26,15 +26,15 @@ from ..parallel.rank_model import RankModel
 from .symbolic_int import SymbolicInt
 
 KEYS_LETTER = "S"
-"""The number of keys that a token attends to, which is the number of tokens of a sequence."""
+"""The letter for the number of keys that a token attends to: the number of tokens of a sequence."""
 ELEMENT_BYTES_LETTER = "b"
-"""Bytes per cached element."""
+"""The letter for the bytes per cached element."""
 SEQUENCES_LETTER = "B"
-"""The number of sequences of a pass."""
+"""The letter for the number of sequences of a pass."""
 DEPTH_FIELD = "num_hidden_layers"
 
 PART_NAMES = {"attention": "self", "cross_attention": "cross", "feed_forward": "dense", "shared_expert": "shared"}
-"""Field of a part → its subscript; other parts use their own names."""
+"""Field of a component → the subscript of its symbols; other components use the field's name."""
 SIDE_NAMES = {"encoder": "enc", "decoder": "dec"}
 
 
@@ -98,11 +98,11 @@ GROUP_MEANINGS = {
     "ep": "ranks that divide the experts",
     "etp": "ranks that divide an expert",
 }
-"""Size of a layout in the formulas of a rank → its meaning."""
+"""Group size of a layout, as in the formulas of a rank → its meaning."""
 
 
 _latest_model: IdentityCache[SymbolicModel] = IdentityCache(1)
-"""The latest model's tree in symbols."""
+"""Cache of the latest model's tree in symbols."""
 
 
 def cached_symbolic(spec: ModelSpec) -> SymbolicModel:

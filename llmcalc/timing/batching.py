@@ -53,10 +53,10 @@ from .time_estimator import SIXTEEN_BIT_FORMATS, NumberFormats, TimedOperation
 from .timing_constants import SoftwareStack
 
 PER_SEQUENCE_KERNELS = frozenset({"attention", "state"})
-"""Kinds of kernels that run for each sequence by itself, whatever else the step computes."""
+"""Kinds of kernels that run separately for each sequence, whatever else the step computes."""
 
 SHARED_WEIGHT_KERNELS = frozenset({"product", "experts"})
-"""Kinds of kernels whose weights a step reads once for all of its tokens."""
+"""Kinds of kernels with weights, which a step reads once for all tokens."""
 
 
 @frozen

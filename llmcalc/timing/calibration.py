@@ -1,4 +1,4 @@
-"""Fits a time stack to measured runs, by factors of compute, memory, network and waiting seconds.
+"""Fits a software stack to measured runs, by factors of compute, memory, network and waiting seconds.
 
 A factor of 1.2 of `memory` says that bytes take 1.2 times as long as on other systems with this accelerator and stack.
 An estimate is nearly linear in the factors: its share that each of them bounds is found by changing that one. The fit
@@ -23,17 +23,17 @@ from .device import Device
 from .time_ranges import TIE_SHARE
 from .timing_constants import SoftwareStack
 
-Pricer: TypeAlias = Callable[["CalibrationFactors"], float]
-"""Seconds that are estimated for a run with these factors."""
+SecondsFunction: TypeAlias = Callable[["CalibrationFactors"], float]
+"""A function from calibration factors to the estimated seconds of a run."""
 
 WAIT_CONSTANTS = (
     "kernel_gap", "host_kernel", "host_prompt_kernel", "host_step", "host_sequence", "first_token",
     "layer_wait", "exchange_wait", "host_update", "offloaded_update", "dtensor_operation",
 )  # fmt: skip
-"""Seconds of a stack in which no kernel runs."""
+"""Names of a software stack's constants for seconds in which no kernel runs."""
 
 WAIT_CONSTANTS_BY_FORMAT = "product_wait", "expert_wait", "host_expert"
-"""Those that a stack states for each number format."""
+"""Names of a software stack's waiting constants that have a value for each number format."""
 
 
 @frozen
@@ -69,7 +69,7 @@ class CalibrationFactors:
         )
 
     def stack(self, software_stack: SoftwareStack) -> SoftwareStack:
-        """Returns the time stack with waits and network times scaled by the factors."""
+        """Returns the software stack with waits and network times scaled by the factors."""
         scaled_waits = {factor_name: getattr(software_stack, factor_name) * self.wait for factor_name in WAIT_CONSTANTS}
         waits_by_format = {
             factor_name: {dtype: seconds * self.wait for dtype, seconds in getattr(software_stack, factor_name).items()}
@@ -93,7 +93,7 @@ class MeasuredRun:
 
     name: str
     seconds: float
-    estimate_seconds: Pricer
+    estimate_seconds: SecondsFunction
     comparison_group: tuple[object, ...] = ()
 
 
@@ -134,19 +134,19 @@ class LinearizedRuns:
 
 
 FACTOR_STEP = 1.1
-"""Factor by which one part of an estimate is changed to find its share."""
+"""Factor by which one calibration factor is changed to find its share of an estimate."""
 
 FACTOR_RANGE = (1 / 8, 8.0)
-"""Smallest and largest factor."""
+"""Smallest and largest calibration factor."""
 
 
-def _seconds_by_factor(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator[float]:
+def _seconds_by_factor(estimate_seconds: SecondsFunction, base_factors: CalibrationFactors) -> Iterator[float]:
     """Yields for each calibration factor the seconds of an estimate that the factor multiplies."""
-    base_seconds = pricer(base_factors)
+    base_seconds = estimate_seconds(base_factors)
     seconds_by_factor = []
     for factor_name in FACTOR_NAMES:
         factor_value = getattr(base_factors, factor_name)
-        changed_estimate = pricer(replace(base_factors, **{factor_name: factor_value * FACTOR_STEP}))
+        changed_estimate = estimate_seconds(replace(base_factors, **{factor_name: factor_value * FACTOR_STEP}))
         seconds_by_factor.append(max(0.0, (changed_estimate - base_seconds) / (factor_value * (FACTOR_STEP - 1))))
     total_seconds = sum(
         factor_seconds * getattr(base_factors, factor_name)
@@ -157,18 +157,18 @@ def _seconds_by_factor(pricer: Pricer, base_factors: CalibrationFactors) -> Iter
 
 
 COMMON_SPREAD = 0.05
-"""The typical logarithm of the factor by which a system differs from others. Some differ by far more: the expected
-spread grows with what is found (a prior with heavy tails), so that a clear difference is hardly made smaller.
+"""Prior spread of the factor common to all parts of the estimate, as a logarithm. Some systems differ by far more: the
+prior has heavy tails, so that it hardly shrinks a clear difference.
 """
 
 FACTOR_SPREAD = 0.2
-"""The typical logarithm of what separates one factor from the common one."""
+"""Prior spread of each calibration factor around the common factor, as a logarithm."""
 
 LEAST_ERROR_SCALE = 0.02
-"""Smallest typical error of a fit's runs: equal runs repeat no better."""
+"""Smallest error scale of a fit, as a logarithm, because equal runs do not repeat more exactly."""
 
 MOST_ROUNDS = 60
-"""Most rounds of a fit; each weighs the runs by the errors of the one before."""
+"""Largest number of rounds of a fit; each round weights the runs by the errors of the previous round."""
 
 
 def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
@@ -268,7 +268,7 @@ class ErrorStatistics:
 
 
 LEAST_LAYOUTS = 3
-"""Measured layouts of one run from which its regret is known."""
+"""Least number of measured layouts of one run for a known regret."""
 
 
 def _regret(layout_group: Sequence[tuple[float, float]], choice_count: int) -> float:
@@ -277,19 +277,19 @@ def _regret(layout_group: Sequence[tuple[float, float]], choice_count: int) -> f
 
 
 LEAST_RUNS = 3
-"""Fewest runs from which factors are fitted."""
+"""Least number of measured runs for a fit."""
 
 LARGEST_ERROR_RATIO = 0.9
-"""Largest median error of runs that are left out over that without a fit by which a fit is proved."""
+"""Largest ratio of the left-out runs' median error with a fit to that without, for the fit to count as proved."""
 
 LEAST_BETTER_SHARE = 2 / 3
-"""Smallest share of the runs that are left out which a proved fit estimates better: else a few far ones decided it."""
+"""Least fraction of left-out runs that a proved fit estimates better, so that a few outliers cannot decide."""
 
 LEAST_Z_SCORE = NormalDist().inv_cdf(0.975)
-"""The smallest score of the runs' gains by which a fit is proved: chance alone gives it once in forty times."""
+"""Least z-score of the runs' gains for a proved fit; chance alone reaches it once in forty times."""
 
 UNPROVED_CHANGE_SHARE = 0.05
-"""Largest change of an estimate by a fit that is not proved, as a share of the median error.
+"""Largest change of an estimate by a fit that is not proved, as a fraction of the median error.
 
 Such a change lowers the median error of other runs of the source more often than not, and cannot raise it by much.
 """
@@ -420,7 +420,7 @@ def _rejection_reason(errors_without_fit: ErrorStatistics, errors_with_fit: Erro
 
 
 MOST_ESTIMATES = 3000
-"""Most runs over all fits with runs left out: of up to 54 runs each is left out alone, of 300 every tenth together."""
+"""Limit on the sum of runs over all leave-out fits: up to 54 runs are left out one by one, 300 runs in groups of 30."""
 
 
 def _left_out_errors(linearized_runs: LinearizedRuns) -> list[float]:

@@ -29,22 +29,22 @@ PEAK_NAMES_BY_FORMAT = {
     "int8": ("int8",),
     "fp4": ("float4",),
 }
-"""Format of products → names of its peak in an accelerator's record, the first that it has.
+"""Number format of products → names of its peak in an accelerator's record; the first that the record has counts.
 
 torch multiplies float32 in full precision unless it is told otherwise (`torch.backends.cuda.matmul.allow_tf32`).
 """
 
 DEEP_PRODUCT_SIZE = 4096
-"""Inner size of the products whose rates the generations state."""
+"""Inner size of the matrix products to which the rates of accelerator generations apply."""
 
 DEFAULT_DOMAIN_SIZE = 8
-"""Accelerators of a scale-up domain whose size no source states."""
+"""Default number of accelerators in a scale-up domain."""
 
 DEFAULT_NIC_RATE = 25_000_000_000
-"""Bytes/s of an accelerator's network where its record has none: 200 Gbit/s, or as a slower link to the host."""
+"""Default bytes/s of an accelerator's network: 200 Gbit/s, or less with a slower link to the host."""
 
 PCIE_LINK_RATE = 64_000_000_000
-"""Bytes/s of a link in one direction up to which it is PCI Express 5.0 or older."""
+"""Largest bytes/s, in one direction, of a link that is taken for PCI Express 5.0 or older."""
 
 BRIDGED_LINK_RATES = {"8": 32_000_000_000, "9": 64_000_000_000}
 """Major compute capability of cards that NVLink bridges join → bytes/s of the PCI Express link, of generation 4.0 or
@@ -52,7 +52,7 @@ BRIDGED_LINK_RATES = {"8": 32_000_000_000, "9": 64_000_000_000}
 """
 
 PCIE_SHARE, UNPEERED_SHARE = 0.4, 0.26
-"""Share of a PCI Express link that a message reaches, with and without access to the memory of other accelerators.
+"""Fraction of a PCI Express link's rate that a message reaches, with and without peer access between accelerators.
 
 With access: 0.35 (32 MiB, NCCL's defaults) to 0.64 among eight RTX PRO 6000 (github.com/voipmonitor/rtx6kpro,
 hardware/pcie-bandwidth.md). Without, every byte goes into the host's memory and out of it: two RTX 4090 copy 8.4 of
@@ -70,7 +70,7 @@ reduce-scatters 0.53 and 0.59, all-to-alls 0.40 and 0.70. Among four and eight R
 """
 
 LinkProtocol: TypeAlias = tuple[float, float, float]
-"""A protocol of a ring: share of the link's rate, seconds of a message, seconds of each of its steps."""
+"""A ring protocol: (fraction of the link's rate, seconds per message, seconds per step of a message)."""
 
 PCIE_PROTOCOLS: tuple[LinkProtocol, ...] = (0.5, 6.6e-6, 1.0e-6), (1.0, 8.4e-6, 5.7e-6)
 """NCCL's protocols of rings over PCI Express, LL and Simple (nccl 5067397c, src/graph/tuning.cc: baseLatencies,
@@ -79,10 +79,10 @@ that reduce in one step need NVLink there (vllm/distributed/device_communicators
 """
 
 PAIR_REDUCTION_SECONDS = 5e-6
-"""Seconds of an all-reduce between two accelerators with peer access beside its bytes, in one kernel that reads the
-other's memory: vLLM's custom all-reduce, which SGLang has too (custom_all_reduce.py). In graphs, 4 KiB take 4.5
-microseconds between two RTX PRO 6000 and 5.6 between two L40S (tables of aiconfigurator, comm/vllm and comm/sglang);
-NCCL's kernels take 6.7 and 6.5.
+"""Latency in seconds of an all-reduce between two accelerators with peer access, in one kernel that reads the other's
+memory: vLLM's custom all-reduce, which SGLang has too (custom_all_reduce.py). In graphs, 4 KiB take 4.5 microseconds
+between two RTX PRO 6000 and 5.6 between two L40S (tables of aiconfigurator, comm/vllm and comm/sglang); NCCL's kernels
+take 6.7 and 6.5.
 """
 
 UNPEERED_LL_STEP = 2.4e-6

@@ -22,11 +22,11 @@ from .batching import LoadLatencies, Replica
 from .inference import rank_pass
 from .work_recorder import rank_work
 
-ITERATIONS = 12
-"""Iterations in which the decoding sequences at a concurrency are found: d(c) grows slowly."""
+ITERATION_COUNT = 12
+"""Number of iterations of the search for the number of decoding sequences at a concurrency."""
 
 MOST_DECODING_REPLICAS = 8
-"""Largest number of decoding replicas of a group whose ratio is chosen."""
+"""Largest number of decoding replicas in a group, if llmcalc chooses the ratio."""
 
 
 @frozen
@@ -126,7 +126,7 @@ class DisaggregatedServer:
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
         tpot = self.token_seconds(1)
-        for _ in range(ITERATIONS):
+        for _ in range(ITERATION_COUNT):
             requests_per_second = min(
                 concurrency / (first_token_seconds + (output_tokens - 1) * tpot),
                 self.prefill_replicas / self.busy_seconds,

@@ -6,7 +6,7 @@ from ..flow.program import Step
 
 
 def eager_kernel_key(operation: Step) -> str:
-    """Returns the key in `TimeStack.kernels` for the number of kernels of an element-wise step."""
+    """Returns the key in `SoftwareStack.kernels` for the number of kernels of an element-wise step."""
     if operation.verb == "norm" and operation.options["spec"].type == "layernorm":
         is_stepwise = operation.options["spec"].float32_product and operation.options["spec"].weight
         return "stepwise_layernorm" if is_stepwise else "layernorm"

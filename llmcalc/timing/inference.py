@@ -33,7 +33,7 @@ class InferencePass:
     timed_passes: list[TimedPass] = field(repr=False)
 
     def with_part(self, part_name: str, seconds: Number) -> InferencePass:
-        """Returns the pass with one more part of its time."""
+        """Returns the pass with an additional part of its seconds."""
         return replace(
             self, seconds=self.seconds + seconds, seconds_by_part={**self.seconds_by_part, part_name: seconds}
         )
@@ -128,7 +128,7 @@ def graph_prompt_tokens(spec: ModelSpec, software_stack: SoftwareStack, pp: Numb
 def seconds_without_graphs(
     prompt_pass: InferencePass, software_stack: SoftwareStack, number_formats: NumberFormats, graph_tokens: int
 ) -> float:
-    """Returns the seconds by which a prompt's pass takes longer where the host launches every kernel.
+    """Returns the additional seconds of a prompt's pass if the host launches every kernel.
 
     graph_tokens: most tokens of a pass whose kernels graphs launch otherwise.
     """

@@ -21,16 +21,16 @@ KernelKind: TypeAlias = Literal[
     "product", "experts", "scores", "attention", "scan", "elementwise", "adapter", "look-up", "permutation", "state",
     "loss", "dequantization", "expert-bias",
 ]  # fmt: skip
-"""What a kernel does; `scores` is a product of queries and keys alone, `scan` any other operation with FLOPs, whose
+"""Kind of a kernel; `scores` is a product of queries and keys alone, `scan` any other operation with FLOPs, whose
 cost only its op knows, `adapter` the element-wise work around an adapter's products, `dequantization` what makes
 16-bit copies of a frozen weight in 4 bits for a product, and `expert-bias` the sum of the experts' outputs and biases.
 """
 
 BEFORE_LAYERS, AFTER_LAYERS = -1, -2
-"""The layer index of what runs before the first layer, and after the last one."""
+"""Layer indices that stand for kernels before the first layer and after the last layer."""
 
 STATE_BITS = 16
-"""Bits per element of a recurrent state without a number format of its own."""
+"""Default bits per element of a recurrent state."""
 
 
 @dataclass(slots=True)

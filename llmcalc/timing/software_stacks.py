@@ -1,4 +1,4 @@
-"""Finds time stacks by name: measured efficiencies of the software that runs a model."""
+"""Finds software stacks by name: measured efficiencies of the software that runs a model."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..parallel.layout import Schedule
 from .timing_constants import MOST_SETTINGS, SoftwareStack, combined_stack, software_stacks
 
 OVERLAPPED_GROUPS = ("dp", "tp", "ep")
-"""Values of `--overlap`, beside `none` and `all`: the messages that run beside products."""
+"""Values of `--overlap` other than `none` and `all`: the groups whose messages overlap with computation."""
 
 
 def stack_names(phase: str = "") -> list[str]:
-    """Returns the names of all time stacks, or of the time stacks for training or for inference."""
+    """Returns the names of all software stacks, or of the software stacks for training or for inference."""
     return [stack_name for stack_name, stack in software_stacks().items() if phase in ("", stack.phase)]
 
 
 def find_stack(stack_name: str, phase: str = "") -> SoftwareStack:
-    """Returns a time stack by its name; `+` joins the names of a stack and of settings.
+    """Returns a software stack by its name; `+` joins the names of a stack and of settings.
 
     phase: the required phase, `training` or `inference`; default either.
 
@@ -56,11 +56,11 @@ class Overlap:
 
 
 FULL_OVERLAP = Overlap()
-"""What Megatron-Core's options of overlap hide (the stack `megatron`)."""
+"""The overlap with all of Megatron-Core's overlap options, as in the stack `megatron`."""
 
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
-    """Returns the name of an accelerator vendor's time stack for a phase; empty without such a stack."""
+    """Returns the name of an accelerator vendor's software stack for a phase; empty without such a stack."""
     return next((name for name in stack_names(phase) if vendor in software_stacks()[name].vendors), "")
 
 
@@ -133,7 +133,7 @@ NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
     "input": (0.0, 6.0),
     "output": (10.0, 4.0),
 }
-"""Bytes per element that PEFT's adapters in 16 bits move beside their products, as `SoftwareStack.adapter_bytes`: no
+"""Bytes per element that PEFT's 16-bit adapters move in addition to their products (`SoftwareStack.adapter_bytes`): no
 cast, the output is scaled (4) and added to the layer's (6), its gradient scaled (4), and that of the input added (6)
 (peft/tuners/lora/layer.py).
 """
@@ -151,11 +151,12 @@ def with_16_bit_adapters(software_stack: SoftwareStack) -> SoftwareStack:
 
 
 ADAMW_STATE_BYTES = 8.0
-"""Bytes per parameter of AdamW's two states in fp32, which `TimeStack.optimizer_bytes` has twice: read and written."""
+"""Bytes per parameter of AdamW's two fp32 states; `SoftwareStack.optimizer_bytes` counts them twice, read and written.
+"""
 
 
 STEPWISE_ADAMW = 7.0
-"""Bytes that torch's AdamW moves more where it runs step by step (`foreach` and `loop`), over those of its states.
+"""Additional bytes that torch's AdamW moves step by step (`foreach` and `loop`), divided by the bytes of its states.
 
 Per parameter, in elements of the size of a state: the decay reads and writes the parameter once more (2), the square
 root's copy is written, and read and written by two steps and read by the last (6), the second state is read and written
@@ -210,7 +211,7 @@ def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: fro
 
 
 def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> SoftwareStack:
-    """Returns a time stack with the stated overlap of each group's messages, such as `dp,ep`; unchanged for None.
+    """Returns a software stack with the stated overlap of each group's messages, such as `dp,ep`; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """

@@ -21,8 +21,8 @@ from .inference import forward_pass, prefill, rank_pass
 from .time_estimator import SIXTEEN_BIT_FORMATS, NumberFormats
 from .timing_constants import SoftwareStack
 
-BISECTIONS = 60
-"""Halvings of the interval in which the chance of a drafted token is sought."""
+BISECTION_COUNT = 60
+"""Number of halvings in the search for the acceptance chance of a drafted token."""
 
 
 def tokens_of_step(tokens: int, acceptance: float) -> float:
@@ -42,7 +42,7 @@ def acceptance_of_length(length: float, tokens: int) -> float:
             "expected less, or more --draft-tokens"
         )
     lower_bound, upper_bound = 0.0, 1.0
-    for _ in range(BISECTIONS):
+    for _ in range(BISECTION_COUNT):
         middle_acceptance = (lower_bound + upper_bound) / 2
         lower_bound, upper_bound = (
             (middle_acceptance, upper_bound)

@@ -27,13 +27,13 @@ from .timing_constants import SoftwareStack
 from .work_recorder import rank_work
 
 PRE_NORMS = "self_attn_pre_norm", "mlp_pre_norm", "mamba_pre_norm"
-"""Modules below a layer that Megatron-Core calls `layernorm` among those that run again."""
+"""Modules of a layer that Megatron-Core's `--recompute-modules layernorm` recomputes."""
 
 WEIGHT_BYTES = 2.0
-"""Bytes per parameter of gathered weights."""
+"""Bytes per parameter of weights that ranks all-gather."""
 
 FP32_BYTES = 4.0
-"""Bytes per gradient in messages where the weights are in 32 bits."""
+"""Bytes per element of gradient messages if the weights are in 32 bits."""
 
 PATHS_BY_MODULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "core_attn": ((), ()),
@@ -52,10 +52,10 @@ module, and takes about 1 % of a layer.
 """
 
 UPDATE_BYTES_PER_PARAMETER = 8.0
-"""Bytes per parameter of a rank that an update moves beside optimizer states: gradients, and new 16-bit weights."""
+"""Bytes per parameter that an update moves in addition to optimizer states: gradients and new 16-bit weights."""
 
 BACKWARD_WORK_SHARE = 0.7
-"""Share of a step's work beside which gradients can be sent: its backward pass."""
+"""Fraction of a step's work during which gradients can be sent: the backward pass."""
 
 
 @frozen
@@ -139,7 +139,7 @@ class StepPlan:
         )
 
     def recomputes(self, work: Kernel | TimedOperation, timed_pass: TimedPass) -> bool:
-        """Whether forward work of a layer runs again by itself, as part of a module or of the core of attention."""
+        """Whether a layer's forward work is recomputed separately, as part of a module or of the attention core."""
         if work.layer_kind_index < 0:
             return False
         if work.kind == "attention" and (self.recomputes_attention or "core_attn" in self.recomputed_modules):
@@ -150,7 +150,7 @@ class StepPlan:
         return any(f".{node_path}." in f".{work.path}." for node_path in node_paths)
 
     def repeated_modules(self, timed_pass: TimedPass) -> TimedPass:
-        """Returns the part of a pass that runs again by itself; its forward pass alone counts."""
+        """Returns the part of a pass that is recomputed separately; only its forward pass counts."""
         kernels = [kernel for kernel in timed_pass.rank_work.kernels if self.recomputes(kernel, timed_pass)]
         operations = [operation for operation in timed_pass.operations if self.recomputes(operation, timed_pass)]
         return replace(timed_pass, rank_work=replace(timed_pass.rank_work, kernels=kernels), operations=operations)
@@ -647,7 +647,7 @@ class StepTimer:
 
 
 PLAN_COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
-"""Fields of a plan that `training_steps` takes as columns, beside tp."""
+"""Fields of a step plan that `training_steps` accepts as columns, in addition to tp."""
 
 
 def training_steps(

@@ -22,65 +22,70 @@ from .kernels import STATE_BITS, Kernel, LayerMessage, RankPass, RankWork
 from .timing_constants import SoftwareStack
 
 OPERAND_BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
-"""Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
+"""Number format → bytes per element that a training product reads; others 2. fp4: 4 bits and a scale per 16 elements.
+"""
 
 CAST_BYTES = {"fp8": 4.0, "fp4": 5.125}
-"""Bytes per element that the kernel which casts the operand of a training product to a narrow format moves.
+"""Narrow number format → bytes per element that the kernel moves which casts a training product's operand to it.
 
 It reads 16 bits and writes the rows and the columns of the operand, as the backward pass multiplies by its transpose;
 a cast to 4 bits finds the largest magnitude first (transformer_engine/common/cast). Kernels of products start after it.
 """
 
 FROZEN_CAST_SHARE = 0.75
-"""Share of these bytes where no gradient of the weight is computed, so that no columns are written."""
+"""Fraction of `CAST_BYTES` that remains for frozen weights, whose operands need no columns for the gradient."""
 
 NARROW_FORMATS = frozenset({"fp8", "fp4", "int8"})
-"""Formats of products whose inputs, in 16 bits, are cast first."""
+"""Number formats of products whose 16-bit inputs are cast first."""
 
 QUANTIZED_FORMAT = "quantized"
-"""The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to those of `SoftwareStack.quantized`."""
+"""The format of products whose kernel decodes the weights (AWQ, GPTQ, GGUF) to the format `SoftwareStack.quantized`."""
 
 DEQUANTIZATION_FLOPS = 75.0
-"""Operations in float32 whose time the decoding of a weight in 4 bits takes: 2.62e9 weights in 2.96 ms on an H200
-(bitsandbytes 0.50, kDequantizeBlockwise, in blocks of 64; tests/data/gpu)."""
+"""Number of float32 operations that take as long as the decoding of one 4-bit weight: 2.62e9 weights in 2.96 ms on an
+H200 (bitsandbytes 0.50, kDequantizeBlockwise, in blocks of 64; tests/data/gpu).
+"""
 
 KEY_HEADS_OF_LATENTS = 16
-"""Key heads by which decoding attention over latents or single keys is divided among a device's units."""
+"""Key heads among which decoding attention over latents or single keys counts as divided, to fill a device's units."""
 
 DECODE_ATTENTION_RATE = 0.35
-"""Share of the 16-bit peak that decoding attention reaches where it is bound by compute."""
+"""Fraction of the 16-bit peak that compute-bound decoding attention reaches."""
 
 SCORE_BYTES = 14.0
 """Bytes per score that attention with scores in memory moves: product, mask, softmax and product, in 16 bits."""
 
 EAGER_SCORE_BYTES = 30.0
-"""The same where every step reads and writes by itself, with softmax in float32: product (2), scale (4), mask (4), to
-float32 (6), softmax (8), to 16 bits (6)."""
+"""Bytes per score that eager attention moves, step by step with softmax in float32: product (2), scale (4), mask (4),
+to float32 (6), softmax (8), to 16 bits (6).
+"""
 
 ATTENTION_BACKWARD_FACTOR = 2.5
-"""Products of fused attention's backward pass, which computes the scores again, over the two of its forward pass."""
+"""Ratio of fused attention's products in the backward pass, with recomputed scores, to the two in the forward pass."""
 
 DECODED_TILE_ROWS = 16
-"""Rows that the smallest tile of a kernel computes which decodes weights to 16 bits: Marlin's, 16 · thread_m_blocks."""
+"""Rows of the smallest tile in a kernel that decodes weights to 16 bits: Marlin's 16 · thread_m_blocks."""
 
 MOST_VECTOR_KERNEL_TOKENS = 8
-"""Tokens up to which llama.cpp multiplies by its kernel for vectors (MMVQ_MAX_BATCH_SIZE in ggml-cuda/mmvq.cuh)."""
+"""Largest number of tokens for which llama.cpp runs its matrix-vector kernel (MMVQ_MAX_BATCH_SIZE in
+ggml-cuda/mmvq.cuh).
+"""
 
 FUSED_HEAD_DIM = 256
-"""Width of a head up to which attention has kernels of an accelerator's generation: FlashAttention and cuDNN refuse
+"""Largest head size for an accelerator generation's attention kernels: FlashAttention and cuDNN refuse
 more (check_head_dim_size_flash in torch's sdp_utils.cpp), so that torch runs its memory-efficient kernel. Servers have
 kernels of their own, and so has Megatron-Core for a single key of all heads (`SoftwareStack.wide_single_keys`).
 """
 
 LOSS_BACKWARD_FACTOR = 0.7
-"""Bytes of the loss's backward pass over those of its forward pass."""
+"""Ratio of the bytes that the loss moves in its backward pass to those in its forward pass."""
 
 EXPOSED_RING_SHARE = 0.3
-"""Share of a context-parallel exchange that attention does not hide."""
+"""Fraction of a context-parallel exchange that attention does not hide."""
 
 
 KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
-"""Verb → kernels that a stack's host launches for it, forward and backward (`SoftwareStack.kernels`)."""
+"""Recorder verb → numbers of kernels that the host launches, forward and backward (`SoftwareStack.kernels`)."""
 
 
 @frozen
@@ -112,11 +117,11 @@ class NumberFormats:
 
 
 SIXTEEN_BIT_FORMATS = NumberFormats()
-"""Weights, cache and products in 16 bits."""
+"""The number formats of a run with weights, cache and products in 16 bits."""
 
 
 TIME_PARTS = ("compute", "memory", "network", "wait")
-"""The fields of an operation that are seconds."""
+"""The fields of a timed operation that are seconds."""
 
 
 @frozen(slots=True)
@@ -160,7 +165,7 @@ GRAPH_MODULES: dict[str, tuple[str, ...]] = {
     "moe": ("mlp", "mlp_pre_norm"),
     "moe_router": ("mlp_pre_norm", "mlp.router", "mlp.route", "mlp.shared_expert", "mlp.latent_in"),
 }
-"""Modules of layers that Megatron-Core captures as graphs → the modules or steps below a layer that are in them.
+"""Name of a module that Megatron-Core captures as a CUDA graph → the modules or steps of a layer inside that graph.
 
 Sums with the residual belong to the modules before them. Experts, and what sends their tokens, are in `moe` alone,
 which needs a fixed capacity (core/transformer/cuda_graphs.py).
@@ -168,7 +173,7 @@ which needs a fixed capacity (core/transformer/cuda_graphs.py).
 
 
 GRAPH_SPLITS = frozenset({"attention", "scores", "scan", "state"})
-"""Kinds of kernels that piecewise graphs leave to the host, and between which they capture all others: vLLM's
+"""Kinds of kernels that the host launches between piecewise CUDA graphs of all other kernels: vLLM's
 `splitting_ops` (vllm/config/compilation.py, `_attention_ops`)."""
 
 

@@ -22,11 +22,11 @@ from .device import Device
 from .timing_constants import SoftwareStack
 
 TIE_SHARE = 0.03
-"""Difference of two estimates, as a share, below which they cannot be told apart: equal runs repeat within 3 to 5 %."""
+"""Relative difference below which two estimates count as equal, because equal runs repeat within 3 to 5 %."""
 
 
 DOCUMENT_DIGITS = 10
-"""Significant digits of seconds in documents."""
+"""Number of significant digits of seconds in JSON documents."""
 
 
 class RatioBounds(Record):
@@ -61,7 +61,7 @@ class TestedClass(RatioBounds):
     def contains_estimate(
         self, phase: str, has_experts: bool, device_class: str, software_stack: SoftwareStack, is_loaded: bool
     ) -> bool:
-        """Whether an estimate belongs to this class. is_loaded: whether the requests run beside others."""
+        """Whether an estimate belongs to this class. is_loaded: whether other requests run at the same time."""
         return (
             self.phase == phase
             and self.experts in (None, has_experts)
@@ -86,7 +86,7 @@ class _TestedClasses(Record):
 
 
 MEASURED_EXPERT_RANKS = 8
-"""Most ranks of experts in the measured rows of servers."""
+"""Largest number of expert-parallel ranks in the measured rows of servers."""
 
 
 def untested_layout_text(software_stack: SoftwareStack, layout: Layout) -> str:

@@ -13,7 +13,7 @@ from ..sources.files import parse_toml, read_text
 from ..sources.presets import presets_dir
 
 DatasheetShare: TypeAlias = float
-"""A part of a datasheet figure that is reached, from 0 to 1."""
+"""The fraction of a datasheet figure that software reaches, from 0 to 1."""
 
 FigureEvidence: TypeAlias = Literal["profiled", "measured", "assumed"]
 
@@ -80,10 +80,11 @@ class AcceleratorGeneration(Record):
 
 
 IDENTITY_FIELDS = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
-"""Fields of a generation that are no figures."""
+"""Fields of an accelerator generation that are not figures."""
 
 TABLE_FIELDS = ("products", "sustained", "older_attention", "depth", "kernels")
-"""Figures that are tables, of which a generation or a stack may state a part; an empty table states that it has none.
+"""Figures that are tables; a generation or stack inherits the entries that it does not state, unless its table is
+empty.
 """
 
 
@@ -244,7 +245,7 @@ class SoftwareStack(Record):
 
     @property
     def on_fastest_host(self) -> SoftwareStack | None:
-        """The same stack with the kernel-launch time of the fastest measured host CPU, for the low end of a range.
+        """The software stack with the kernel-launch time of the fastest measured host CPU, for the low end of a range.
 
         None for a stack whose launch times were measured on hosts of one speed.
         """
@@ -265,7 +266,8 @@ class SoftwareStack(Record):
         return self.host_kernel > 0 and not self.library_layers
 
     def hidden_share(self, process_group: str, message_kind: str = "") -> float:
-        """Returns the fraction of a group's messages hidden by products; for gathered weights, by default that of dp.
+        """Returns the fraction of a group's messages hidden by products; for gathered weights, by default dp's
+        fraction.
 
         message_kind: the kind of the message, such as `all_reduce`; default any.
         """
@@ -276,7 +278,7 @@ class SoftwareStack(Record):
 
 @cache
 def software_stacks() -> dict[str, SoftwareStack]:
-    """Returns name → time stack, for every software stack that `--stack` accepts."""
+    """Returns name → software stack, for every software stack that `--stack` accepts."""
     tables_by_name = _read_tables("stacks.toml")
     return {stack_name: SoftwareStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}
 
@@ -291,15 +293,15 @@ DESCRIPTION_FIELDS = IDENTITY_FIELDS | {
     "sets",
     "source",
 }
-"""Fields of a stack that are no figures."""
+"""Fields of a software stack that are not figures."""
 
 
 EXCHANGE_FIGURES = frozenset({"sends_copies", "gathers_tokens"})
-"""Figures of which a stack that states the exchange of experts' tokens states one."""
+"""Figures about the exchange of experts' tokens; a software stack that states one replaces the inherited one."""
 
 
 MOST_SETTINGS = 3
-"""Most settings in a combined name of a stack."""
+"""Largest number of settings in a software stack's combined name."""
 
 
 def _base_stack_name(stack_name: str) -> str:
@@ -331,7 +333,7 @@ def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
 
 @lru_cache(maxsize=64)
 def combined_stack(stack_name: str) -> SoftwareStack | None:
-    """Returns the time stack of a combined name `STACK+SETTING`: a stack with figures replaced by the settings'.
+    """Returns the software stack of a combined name `STACK+SETTING`: a stack with figures replaced by the settings'.
 
     None where a name is unknown, where one after the first does not combine with others or is of another phase or
     software, and for several exchanges of experts' tokens. No row tests a combination.

@@ -26,11 +26,11 @@ from .batching import Replica, seconds_added_to_prompt_step
 from .inference import InferencePass, seconds_without_graphs
 
 MOST_PROMPT_SIZES = 2**20
-"""Tokens of prompts of a step up to which seconds are tabulated."""
+"""Largest number of prompt tokens in a step for which seconds are tabulated."""
 
 
 MOST_STEPS = 400_000
-"""Steps, those between two events taken as one, that a question simulates over all of its servers and runs."""
+"""Largest number of simulated steps of a question, over all servers; equal steps between two events count as one."""
 
 
 @dataclass

@@ -49,10 +49,11 @@ VERBS_WITHOUT_KERNEL = frozenset(
         "unread_table", "received", "zeros", "resumed", "carry", "select", "local_mask", "cache",
     }
 )  # fmt: skip
-"""Verbs of the recorder that run no kernel of their own: views, masks inside of kernels, writes of a few rows."""
+"""Recorder verbs without a separate kernel: views, masks inside of kernels, writes of a few rows."""
 
 IDENTITY_VERBS = frozenset({"dropout", "repeat"})
-"""Verbs whose result is their input: dropout of probability 0, and heads that an attention kernel repeats itself."""
+"""Recorder verbs that return their input: dropout of probability 0, and heads that an attention kernel repeats itself.
+"""
 
 VERBS_BEFORE_REDUCTION = frozenset({"combine", "to_tokens", "add", "dropout", "mul"})
 """Verbs that can run on partial sums, which ranks reduce later (`RankPass.reduces_late`).
@@ -61,25 +62,25 @@ The other factor of `mul` is whole, such as the gate of a shared expert.
 """
 
 PARTS_IN_16_BITS = frozenset({"lm_head", "router"})
-"""Parts whose products stay in 16 bits in a run of narrower formats."""
+"""Names of modules whose products stay in 16 bits in a run with narrower formats."""
 
 CAST_KERNELS = 2
-"""Kernels that cast a float32 input of a product with a weight in 4 bits, and its output back to float32."""
+"""Number of cast kernels around a product with a 4-bit weight: of the float32 input, and of the output to float32."""
 
 CAST_ELEMENTS = 3
-"""Elements of 16 bits that a cast between float32 and 16 bits moves for each of its elements: 6 bytes."""
+"""16-bit elements that a cast between float32 and 16 bits moves per element (6 bytes)."""
 
 VERBS_READING_INPUT_AGAIN = frozenset({"norm", "act", "mul", "rope"})
 """Element-wise verbs whose backward pass reads the input again."""
 
 ROW_COPIES = 3
-"""Times that a permutation of routed rows moves each row: it reads the indices' rows, writes them, and sorts."""
+"""Number of times that a permutation of routed rows moves each row: reads, writes, and sorting."""
 
 SCORE_ELEMENTS = 4
-"""Elements of 16 bits that a score in float32 is, which a product of queries and keys writes and a selection reads."""
+"""16-bit elements per float32 score that a query-key product writes and a selection reads."""
 
 MEASURED_RANKS = 2
-"""Ranks of an expert or sequence group in the walk; messages of other group sizes follow from theirs."""
+"""Number of ranks in a recorded expert or sequence group, from which messages of other group sizes are derived."""
 
 
 @dataclass
@@ -482,7 +483,7 @@ class WorkRecorder(PlacementTracker):
     def _add_dequantization(
         self, row_count: Number, input_width: Number, output_width: Number, is_in_16_bits: bool, has_backward: bool
     ) -> None:
-        """Adds the kernels beside a product with a frozen weight in 4 bits, or with one that stays in 16 bits.
+        """Adds the kernels around a product with a frozen 4-bit weight, or with a weight that stays in 16 bits.
 
         A layer in 4 bits casts its input and output if these are in float32. A head or router is in float32 then, too:
         its weight is cast to 16 bits in the forward pass.

@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 NON_PARAMETER_NAMES = re.compile(
     r"(inv_freq|masked_bias|position_ids|token_type_ids|(^|\.)attn\.bias|(^|\.)attention\.bias|rope_freqs\.weight|rotary_emb\..*)$"
 )
-"""Names of buffers in the checkpoints of some classes: masks, positions, frequencies."""
+"""Pattern of tensor names in checkpoints that are buffers, not parameters: masks, positions, frequencies."""
 
 LAYER_NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
 
@@ -67,7 +67,7 @@ class TensorMatch:
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
-    """Yields every parameter and checkpoint buffer of the spec, except those of multi-token prediction."""
+    """Yields every parameter and checkpoint buffer of the spec, except in multi-token-prediction modules."""
     model_tree = spec.tree()
     for node_position in model_tree.walk():
         counted_op = node_position.counted_op

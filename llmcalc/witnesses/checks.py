@@ -20,11 +20,11 @@ from .difference_explanation import COUNTED_QUANTITIES, NamedSizes, explain_diff
 QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_flops", "decode_flops", "cache_bytes")
 
 MEMORY_PREFIX = "memory."
-"""Prefix of the quantities of a device's memory, such as `memory.backward_peak_bytes`."""
+"""Prefix of the names of memory quantities, such as `memory.backward_peak_bytes`."""
 
 
 LOSS_QUANTITY = "loss"
-"""The quantity of a loss, which is not an integer."""
+"""The name of the quantity of a loss, which is not an integer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 FORWARD_PASS, BACKWARD_PASS = "forward pass", "backward pass"
-"""The names under which the two passes are recorded (`torch.profiler.record_function`)."""
+"""Names of the forward and the backward pass in profiles (`torch.profiler.record_function`)."""
 
 NUMBER_BYTES = 8
 """Bytes of the tensor that torch creates for a Python number."""

@@ -11,10 +11,10 @@ from ..model import ModelSpec
 from ..symbolic.symbolic_model import letter_of_field
 
 NamedSizes: TypeAlias = tuple[tuple[str, int], ...]
-"""(field, value) pairs, without duplicates."""
+"""Sizes of a spec as (field, value) pairs, without duplicates."""
 
 COUNTED_QUANTITIES = frozenset({"parameters", "buffers"})
-"""Quantities that are counted in elements."""
+"""Names of the quantities that are counted in elements."""
 
 SMALLEST_SIZE, MOST_MULTIPLE, MOST_NAMES = 16, 4, 3
 """Limits of explanations: the smallest size, the largest multiple, and the largest number of alternatives.

@@ -51,7 +51,7 @@ def flop_counter() -> Iterator[FlopCounterMode]:
 
 
 _FLOPS_BY_OPERATION: dict[Hashable, int] = {}
-"""Operation and shapes → FLOPs."""
+"""Cache: operation and shapes → FLOPs."""
 
 
 def _cached_formula(op: Any, formula: Callable[..., int]) -> Callable[..., int]:

@@ -43,10 +43,10 @@ class NodeModules:
 
 
 ModulesByNode: TypeAlias = dict[str, NodeModules]
-"""Path of a node in the reference → its modules in the class."""
+"""Path of a node in the reference → the modules of the `transformers` class that match it."""
 
 TOWERS_PREFIX = "towers."
-"""The prefix of the path of nodes in a vision or audio encoder."""
+"""Path prefix of the nodes in vision and audio encoders."""
 
 
 def find_modules_of_nodes(
@@ -88,7 +88,7 @@ class _ModuleSearch:
     existing_paths: frozenset[str]
     usual_names: ModuleNames
     family_names: ModuleNames
-    """Of the family: they come before the usual ones."""
+    """The family's module names, which take precedence over `usual_names`."""
 
     def find_modules_outside_towers(
         self, node_tree: Node, model_kind: str, base_path: str

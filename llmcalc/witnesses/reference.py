@@ -51,7 +51,7 @@ GPU_FILLING_TOKENS = 2048
 """The number of tokens of the pass that is timed on a GPU."""
 
 MOST_CPU_BYTES = 4_000_000_000
-"""The most bytes of weights, and of activations kept for the backward pass, that are allocated on a CPU."""
+"""Largest bytes of weights, and largest bytes of saved activations, that are allocated on a CPU."""
 
 
 def require_torch(feature_text: str = "verify") -> None:
@@ -123,7 +123,7 @@ def verify_reference(
         _check_activations(spec, batch, seq)
     module: Any = build_on_device(spec, device)
     repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()
-    checks = list(_checks(spec, module, device, batch, seq, repeats))
+    checks = list(_count_checks(spec, module, device, batch, seq, repeats))
     layer_count = spec.layer_count
     verdict_info: dict[str, Any] = {
         "device": device,
@@ -207,7 +207,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
         )
 
 
-def _checks(
+def _count_checks(
     spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int, repeats: dict[str, str]
 ) -> Iterator[Check]:
     model_tree, witness_name = spec.tree(), f"reference/{device}"

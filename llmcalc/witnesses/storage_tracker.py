@@ -53,7 +53,7 @@ class StorageTracker(TorchDispatchMode):
         return operation_results
 
     def track_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tracks the storages of tensors that this mode did not see created, such as those of `torch.tensor`."""
+        """Tracks the storages of tensors whose creation this mode did not see, such as by `torch.tensor`."""
         for tensor in tensors:
             self._track_tensor(tensor, "created before")
 
@@ -89,7 +89,7 @@ def saved_bytes(output: torch.Tensor, uncounted_storages: set[Any], device: str)
 
 
 _SAVED_ATTRIBUTES_BY_NODE: dict[Any, list[str]] = {}
-"""Class of a graph node → attributes with saved tensors."""
+"""Cache: class of an autograd graph node → names of the attributes with saved tensors."""
 
 
 def _saved_attribute_names(autograd_node_type: Any) -> list[str]:

@@ -48,7 +48,7 @@ from .meta_device import device_context
 from .module_measurements import default_dtype, encoder_input
 
 PhaseCallback: TypeAlias = Callable[[str, Tensor | None], None]
-"""Function that is called after each phase with (its name, the loss after a forward pass or None)."""
+"""A function that is called after each phase with the phase's name, and the loss (None except after a forward pass)."""
 
 
 # --- the model and what it reads --------------------------------------------------------------------------------------

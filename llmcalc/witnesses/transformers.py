@@ -90,7 +90,7 @@ def verify_config(
     )
     model = build_class_model(config)
     modules = find_modules(spec, config, model)
-    checks = list(_checks(spec, config, model, modules, batch, lengths))
+    checks = list(_count_checks(spec, config, model, modules, batch, lengths))
     verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
     cost = class_cost_function(text_model_of(config)[2], "parameters", total_params_of, spec)
     coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, PARTS_WITHOUT_FLOPS)
@@ -193,7 +193,7 @@ def _raise_expert_capacity(model: nn.Module) -> None:
             setattr(module, capacity_field, sys.maxsize)
 
 
-def _checks(
+def _count_checks(
     spec: ModelSpec,
     config: dict[str, Any],
     model: nn.Module,
@@ -351,7 +351,7 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
 
 
 def denoises_after_prompt(model: nn.Module) -> bool:
-    """Whether a class reads a prompt and then denoises tokens; such a class runs after an empty prompt."""
+    """Whether a class reads a prompt and then denoises tokens; it is measured after an empty prompt."""
     is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
 

@@ -19,8 +19,8 @@ HUB_FIELDS = ("model_type", "auto_map", "quantization_config", "transformers_ver
 """Fields that do not affect what a class builds."""
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")
-"""Kinds of RoPE with angles that depend on the sequence length: some classes read the positions for it, which have no
-values on meta.
+"""Kinds of RoPE whose angles depend on the sequence length, for which some classes read positions; on the meta device
+these have no values.
 """
 
 

@@ -24,4 +24,4 @@ class Counting:
 
 
 AS_EXECUTED = Counting()
-"""Counts every pair that eager attention computes."""
+"""The convention that counts every query-key pair that eager attention computes."""

@@ -23,7 +23,7 @@ class PatchRows(Rows):
 PATCHES = PatchRows("patches")
 
 IMAGES = SequenceRows("images")
-"""One row per image, tile or clip of an encoder's pass."""
+"""Rows with one row per image, tile or clip of an encoder's pass."""
 
 
 @frozen(slots=True)
@@ -380,7 +380,7 @@ class PatchVectors(Rows):
 
 
 @frozen(slots=True)
-class RowsPaddedAboveLeast(Rows):
+class RowsPaddedAboveMinimum(Rows):
     """The source rows, padded to whole blocks of `block_rows` rows if there are more than `minimum_rows` rows."""
 
     name: str = "padded"

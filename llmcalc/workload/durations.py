@@ -10,16 +10,16 @@ from ..frozen import frozen
 from ..units import NUMBER_PATTERN
 
 DURATION = re.compile(r"((?:[0-9]{1,9}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e[+-]?[0-9]{1,2})?)\s*([uµ]s|ms|s|min|h)?")
-"""As typed, or as a program writes a number: `1.1179999999999999`, `9.1e-05`."""
+"""Pattern of a duration as typed, or as a program writes the number: `8.1s`, `1.1179999999999999`, `9.1e-05`."""
 
 LONGEST_SECONDS = 1e9
-"""Seconds that no run takes, 31 years."""
+"""Largest accepted duration in seconds (31 years)."""
 
 MOST_TOKENS_PER_SECOND = 1e15
-"""A rate that no run has."""
+"""Largest accepted rate of a run, in tokens per second."""
 
 MOST_DEVICE_TFLOPS, MOST_PERCENT = 1e6, 1e3
-"""Rates that no device has."""
+"""Largest accepted rates of a device, in TFLOP/s and in percent of the peak."""
 
 DURATION_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -45,12 +45,12 @@ def parse_duration(option_name: str, duration_text: Any, largest_unitless_second
 TOKEN_RATE = re.compile(
     rf"({NUMBER_PATTERN})\s*(k?)\s*(?:(?:tokens?|toks?|t)/s(?:ec|econd)?|tps)(/(?:gpu|device|chip))?", re.IGNORECASE
 )
-"""Tokens per second as logs print them; of one device where it says so."""
+"""Pattern of tokens per second as logs print them, optionally per device."""
 
 FLOP_RATE = re.compile(
     rf"({NUMBER_PATTERN})\s*(?:TFLOPs?(?:/s(?:ec)?)?(?:/(?:gpu|device|chip))?|(%)\s*MFU)", re.IGNORECASE
 )
-"""Model FLOPs per second as logs of training print them, always of one device, or their share of its peak."""
+"""Pattern of a device's model TFLOP/s, or its share of the peak (`41% MFU`), as training logs print them."""
 
 
 @frozen

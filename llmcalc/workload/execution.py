@@ -14,7 +14,8 @@ LatentForm: TypeAlias = Literal["auto", "expanded", "absorbed"]
 AttentionImplementation: TypeAlias = Literal["eager", "sdpa", "sdpa-math", "flash"]
 NormImplementation: TypeAlias = Literal["eager", "fused"]
 NormKernels: TypeAlias = Literal["eager", "fused", "liger"]
-"""`liger`: fused norms, and gated activations that keep gate and up-projection alone, as Liger-Kernel's."""
+"""Kernels of norms; `liger`: fused norms, and gated activations that save only gate and up projection (Liger-Kernel).
+"""
 CrossEntropy: TypeAlias = Literal[
     "eager",
     "fused",
@@ -36,8 +37,8 @@ SHIFTED_LOSSES = ("recomputed", "selective", "selective-chunked")
 FRAMEWORK_LOSSES = ("native",)
 """Values of `CrossEntropy` that only a framework's own library has (`Framework.losses`)."""
 OptimizerImplementation: TypeAlias = Literal["foreach", "fused", "loop"]
-"""How a library runs an optimizer's step: `foreach`, each operation over all tensors of one type at once; `fused`, one
-kernel for all operations; `loop`, tensor after tensor.
+"""The implementation of an optimizer's step: `foreach`, each operation over all tensors of one type at once; `fused`,
+one kernel for all operations; `loop`, tensor after tensor.
 """
 Mamba2Implementation: TypeAlias = Literal["combined", "steps"]
 
@@ -92,4 +93,4 @@ class Execution:
 
 
 EAGER_EXECUTION = Execution()
-"""PyTorch's execution of a model without a compiler."""
+"""The execution choices of PyTorch without a compiler."""

@@ -8,7 +8,7 @@ from ..errors import InputError, short_repr
 from ..frozen import frozen
 
 SCHEME_NAME = "int8-int4"
-"""Inputs rounded to 8 bits with a scale per token, and weights to 4 bits with a scale per group of a row."""
+"""Name of the scheme that rounds inputs to 8 bits (a scale per token) and weights to 4 bits (a scale per group)."""
 
 
 @frozen

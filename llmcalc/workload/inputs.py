@@ -39,7 +39,7 @@ def parse_audio(option_name: str, option_value: Any) -> float:
 
 
 TOKENS_ADVICE = "the tokens of images and audio in --seq, as llmcalc flops prints them"
-"""What a training run states in the place of images and audio."""
+"""The advice for a training run, which states tokens in the place of images and audio."""
 
 IMAGE_SETTING = Setting(
     "Size of the images of a sequence, such as 1024x768. Their tokens add to --seq.",
@@ -98,7 +98,7 @@ class Inputs:
 
     @property
     def height_and_width(self) -> tuple[int, int]:
-        """The size of an image in pixels. Raises `InputError` where no image is given."""
+        """The height and width of an image in pixels. Raises `InputError` without an image."""
         if self.image is None:
             raise InputError("--image: missing; expected the size of an image, such as 1024x768")
         width, height = re.split("[x×]", check_image_size("--image", self.image))

@@ -7,7 +7,7 @@ from ..frozen import frozen
 
 @frozen
 class LoadedEncoders:
-    """What a program that loads the encoders of images and sound does with them.
+    """The use of loaded image and audio encoders in a training program.
 
     is_trained: whether it trains them where it trains all weights; true by default.
     is_quantized: whether their linear layers are quantized with the frozen layers of the text model; true by default.

@@ -11,21 +11,24 @@ from typing import Literal, TypeAlias
 from ..algebra import Number, add, ceil_div
 
 FrozenWeightFormat: TypeAlias = Literal["none", "nf4", "nf4-dq", "int8"]
-"""The frozen matrices of the layers: as the model's own numbers (`none`), in 4 bits (`nf4`), in 4 bits with scales that
-are quantised themselves (`nf4-dq`), or in 8 bits (`int8`, LLM.int8: Dettmers et al. 2022, arXiv:2208.07339).
+"""The format of the layers' frozen matrices: the model's number format (`none`), in 4 bits (`nf4`), in 4 bits with
+scales that are quantised themselves (`nf4-dq`), or in 8 bits (`int8`, LLM.int8: Dettmers et al. 2022,
+arXiv:2208.07339).
 """
 
 Library: TypeAlias = Literal["peft", "torchtune", "litgpt", "mcore-bridge", "megatron-bridge"]
-"""Whose adapters run. All train the same matrices; they differ in what is cast, copied, kept and shared."""
+"""The library whose adapters run. All train the same matrices, but differ in casts, copies, and saved and shared
+tensors.
+"""
 
 PARALLEL_LIBRARIES = frozenset({"mcore-bridge", "megatron-bridge"})
-"""Libraries whose adapters stand beside the linear layers of Megatron-Core: mcore-bridge is ms-swift's."""
+"""Libraries whose adapters run in parallel to Megatron-Core's linear layers; mcore-bridge is ms-swift's library."""
 
 JOINED_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "a_proj", "b_proj", "g_proj"})
-"""Neighbours of these names in a module are one linear layer of Megatron-Core, which has one adapter."""
+"""Projections that Megatron-Core joins with their neighbours in a module to one linear layer, which has one adapter."""
 
 PRODUCTS_WITHOUT_ADAPTERS = frozenset({"router", "shared_expert_gate"})
-"""Products of Megatron-Core that are no linear layers of a module."""
+"""Matrix products that are no linear-layer modules in Megatron-Core, and so get no adapters."""
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 """The projections that one product may compute together."""
@@ -37,13 +40,13 @@ SCAN_OUTPUT_PROJECTION = "out_proj"
 """The output projection of Mamba-2's mixer."""
 
 ALL_LINEAR = "all-linear"
-"""The target that stands for every linear layer of the model's layers."""
+"""The adapter target that means every linear layer inside the model's layers."""
 
 BLOCK_WEIGHTS, SECOND_BLOCK_SCALES = 64, 256
-"""bitsandbytes: weights per scale, and scales per scale of scales."""
+"""Block sizes of bitsandbytes: weights per scale, and scales per second-level scale."""
 
 CODE_TABLE_ENTRIES, SCALE_TABLE_ENTRIES = 16, 256
-"""bitsandbytes: fp32 entries of the table that decodes the weights of a matrix, and of the one that decodes scales."""
+"""fp32 entries of bitsandbytes' two decoding tables: of a matrix's weights, and of the scales."""
 
 
 def stored_tensors(

@@ -11,7 +11,7 @@ from ..errors import InputError, suggest
 from ..frozen import frozen
 
 SDPA_KERNELS = ("efficient_attention", "cudnn_attention")
-"""Kernels of scaled_dot_product_attention beside flash attention."""
+"""Names of the kernels of scaled_dot_product_attention other than flash attention."""
 
 SAVED_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "grouped_mm", "flash_attention", *SDPA_KERNELS})
 """Operations whose results torch's selective checkpointing keeps under `attention+matmuls`: matrix products, and
@@ -65,7 +65,7 @@ RECOMPUTE_MODES = {
     "attention": Recompute(core=True),
     "attention+matmuls": Recompute(layers=True, saved_operations=SAVED_PRODUCTS),
 }
-"""Values of `--recompute` → what they mean.
+"""Value of `--recompute` → the parts of the forward pass that run again.
 
 none: nothing runs again. full: every layer (`use_reentrant=False`). full-reentrant: every layer (`use_reentrant=True`).
 selective: what a framework calls so (`Framework.selective_recompute`), and without one the same as attention.
@@ -74,7 +74,7 @@ its attention kernels, whose results are kept (`create_selective_checkpoint_cont
 """
 
 SELECTIVE_MODE = "selective"
-"""The mode that is another one under each framework."""
+"""The value of `--recompute` whose meaning depends on the framework."""
 
 TRAINER_MODES = {
     "selective-op": Recompute(
@@ -83,7 +83,7 @@ TRAINER_MODES = {
         alternate=frozenset({"mm"}),
     )
 }
-"""Modes that launch files name → what they mean.
+"""Recomputation mode in launch files → the parts of the forward pass that run again.
 
 selective-op: every layer, but for attention as one kernel, sums of which a rank gets a part, and every other matrix
 product without a bias (torchtitan, distributed/activation_checkpoint.py, `_apply_op_sac`).

@@ -112,7 +112,7 @@ class ExpertGroups(NamedTuple):
 
 
 ONE_GROUP = ExpertGroups()
-"""The group of all experts."""
+"""Expert groups with a single group of all experts."""
 
 
 @frozen(slots=True)
@@ -134,4 +134,4 @@ class RoutedRows(Rows):
 SOURCE_TOKENS, LOGITS, SEQUENCES = SourceTokenRows("source"), LogitRows("logits"), SequenceRows("sequences")
 
 NO_ROWS = Rows("once", batched=False)
-"""The rows of a value without rows, such as a trained vector."""
+"""The rows of a value that has no rows, such as a trained vector."""

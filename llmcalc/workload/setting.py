@@ -17,14 +17,16 @@ from .validation import LARGEST_COUNT, validate_choice, validate_whole
 Panel: TypeAlias = Literal[
     "Options", "What runs", "Precision and kernels", "Inference", "Training", "Layout", "Hardware", "Model", "Output"
 ]
-"""The headings of `--help`, in their order."""
+"""The headings of option panels in `--help`, in their order."""
 
 EVERY_PHASE = ("training", "prefill", "decode", "inference")
 TRAINING_PHASES = ("training",)
 INFERENCE_PHASES = ("prefill", "decode", "inference")
 
 ValueCheck: TypeAlias = Callable[[str, Any], Any]
-"""(option, value) → the value that is meant. Raises `InputError`, which names the option, for a value that is not."""
+"""A check of a setting: (option, value) → the checked value. Raises `InputError`, with the option, for an invalid
+value.
+"""
 
 MOST_BITS = 1_000
 """Largest number of bits of a whole number that is read as text; no quantity has more."""

@@ -68,7 +68,7 @@ def number_text(option_name: str, option_value: Any) -> str:
 
 
 WORD_BY_SPELLING = {"train": "training"}
-"""Other spellings of words that options take."""
+"""Accepted spelling of an option's value → the usual word."""
 
 
 def validate_choice(option_name: str, option_value: Any, literal_type: Any) -> Any:

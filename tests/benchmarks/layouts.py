@@ -18,7 +18,7 @@ from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.sources.hardware import find_hardware
-from llmcalc.studies.plan import plan_of
+from llmcalc.studies.plan import plan_layouts
 from llmcalc.timing.device import device_of
 from llmcalc.timing.software_stacks import find_stack
 from llmcalc.timing.step import StepPlan, training_steps
@@ -96,7 +96,7 @@ def main() -> None:
     )
     for devices in PLANNED:
         start = time.process_time()
-        tried = plan_of(one, hardware, LayoutRequest(devices=devices), 512, 1).ranked_layouts.tried_count
+        tried = plan_layouts(one, hardware, LayoutRequest(devices=devices), 512, 1).ranked_layouts.tried_count
         taken = time.process_time() - start
         line(f"a plan of {PLANNED_MODEL} on {devices}: {tried} layouts", f"{taken * 1e3 / tried:.0f} ms each")
 

@@ -123,7 +123,7 @@ CHANGES = {
     "An optimizer": Change(
         {
             "llmcalc/device_memory/optimizers/NAME.py": "signum.py",
-            "llmcalc/device_memory/optimizers/registry.py": ('\n)\n"""The words of `--optimizer`', '\n    "signum",'),
+            "llmcalc/device_memory/optimizers/registry.py": ('\n)\n"""The optimizer names', '\n    "signum",'),
         },
         an_optimizer,
     ),

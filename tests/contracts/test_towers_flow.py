@@ -21,7 +21,7 @@ from llmcalc.components.towers.conformer import Conformer
 from llmcalc.components.towers.convnext import ConvNextEncoder
 from llmcalc.components.towers.mobilenet import MobileNet
 from llmcalc.components.towers.patches import PatchEmbedder
-from llmcalc.components.towers.projector import Map, Projector
+from llmcalc.components.towers.projector import Projector, ProjectorLayer
 from llmcalc.components.towers.sam import SamEncoder
 from llmcalc.components.towers.vision import VisionTower
 from llmcalc.costs.params import active_params_of, total_params_of
@@ -223,7 +223,9 @@ def test_a_projector_reads_the_very_output_of_a_tower_above_it(kind: str, shape:
 
 def chain(**projectors: tuple[int, int]) -> dict[str, Any]:
     encoder = next(one for one in VisionTower.examples() if one.hidden_size == 12)
-    maps = {name: Projector(input_size=read, maps=(Map(size=size),)) for name, (read, size) in projectors.items()}
+    maps = {
+        name: Projector(input_size=read, maps=(ProjectorLayer(size=size),)) for name, (read, size) in projectors.items()
+    }
     return {"vision_tower": encoder, **maps}
 
 
@@ -235,7 +237,7 @@ def test_a_projector_reads_the_projector_above_it_or_the_encoder_by_its_width() 
 
 
 def test_a_projector_of_raw_values_or_below_no_tower_reads_no_output() -> None:
-    raw = Projector(input_size=12, maps=(Map(size=24),), raw=True)
+    raw = Projector(input_size=12, maps=(ProjectorLayer(size=24),), raw=True)
     recorder, made = recorded({**chain(), "audio_projector": raw})
     (read,) = read_by(recorder, "audio_projector")
     assert read.is_constant
@@ -325,6 +327,6 @@ def test_how_many_patches_there_are_is_not_known(example: Any) -> None:
 
 
 def test_rows_that_do_not_merge_whole_are_refused() -> None:
-    projector = Projector(input_size=3, maps=(Map(size=5),), merge=2)
+    projector = Projector(input_size=3, maps=(ProjectorLayer(size=5),), merge=2)
     with pytest.raises(ArithmeticError, match="4 does not divide 6"):
         rows_of(projector, 6)

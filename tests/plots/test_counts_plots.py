@@ -22,7 +22,7 @@ from llmcalc.plots.labels import (
     label_points,
     spread_labels,
 )
-from llmcalc.plots.params import params as plot_params
+from llmcalc.plots.params import plot_params
 from llmcalc.plots.pictures import aspect_ratio_picture
 from llmcalc.plots.series import curve_style
 from llmcalc.reports import palette
@@ -68,7 +68,7 @@ def test_a_bar_has_the_shares_of_its_model() -> None:
 
 def test_a_curve_has_the_bytes_of_its_cache() -> None:
     models = [llmcalc.load(name) for name in ("llama3-8b", "gemma3-27b")]
-    (ax,) = context.cache(models).axes
+    (ax,) = context.plot_cache(models).axes
     for preset, line in zip(models, ax.lines[::2], strict=True):
         for tokens, value in zip(line.get_xdata(), line.get_ydata(), strict=True):
             assert value == llmcalc.kv(preset, seq=int(tokens)).bytes
@@ -84,7 +84,7 @@ def test_a_curve_has_the_flops_of_a_token() -> None:
 def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
     figure = new_figure(8, 4)
     left, right = figure.subplots(1, 2)
-    assert context.cache([llmcalc.load("gpt2")], ax=left) is figure
+    assert context.plot_cache([llmcalc.load("gpt2")], ax=left) is figure
     assert plot_params([("gpt2", llmcalc.params("gpt2"))], ax=right) is figure
     assert left.lines
     assert right.patches
@@ -156,7 +156,7 @@ def test_many_curves_are_named_within_the_picture() -> None:
         "phi-4",
         "gemma2-9b",
     )
-    figure = context.cache([llmcalc.load(name) for name in names])
+    figure = context.plot_cache([llmcalc.load(name) for name in names])
     (ax,) = figure.axes
     figure.draw_without_rendering()
     boxes = sorted((Text.get_window_extent(text) for text in ax.texts), key=lambda box: box.y0)  # without their lines

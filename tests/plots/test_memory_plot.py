@@ -10,7 +10,7 @@ import pytest
 
 import llmcalc
 from llmcalc.plots.figure import figure_bytes
-from llmcalc.plots.memory import memory as picture
+from llmcalc.plots.memory import plot_memory as picture
 from llmcalc.reports import palette
 from llmcalc.reports.memory import PHASE_NAMES
 from llmcalc.simulator.meter import MEMORY_KINDS

@@ -85,7 +85,7 @@ def test_every_property_has_a_description() -> None:
     }
     assert len(fields) > 800
     assert {field: text for field, text in fields.items() if len(text) < 5} == {}
-    assert fields["Published", "nominal"] == "The rounded figure (`8B`)."
+    assert fields["PublishedFigures", "nominal"] == "The rounded figure (`8B`)."
     assert fields["Attention", "head_dim"] == fields["AttentionPartial", "head_dim"]
 
 

@@ -30,7 +30,7 @@ from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE, Candidate, L
 from llmcalc.studies.layout_estimates import LayoutEstimates, RunEstimates
 from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON, LayoutOrder, RankedLayouts, search_budget
 from llmcalc.studies.layout_replays import LayoutReplays, RankReplay, ReplayedLayout, ReplayTask, StageTask
-from llmcalc.studies.plan import IncompleteSearchError, plan_of
+from llmcalc.studies.plan import IncompleteSearchError, plan_layouts
 from llmcalc.studies.step_size import default_batch, usual_batch
 from tests.in_process import shared_answer
 from tests.samples import in_one_test, with_rest
@@ -346,10 +346,10 @@ def test_a_screen_counts_the_first_choice_and_its_rivals_in_full(run: Any, monke
         _, _, layout_request, _, row_limit = arguments
         key = row_limit, options.get("replay_limit"), repr(layout_request)
         if key not in plans:
-            plans[key] = plan_of(*arguments, **options)
+            plans[key] = plan_layouts(*arguments, **options)
         return plans[key]
 
-    monkeypatch.setattr("llmcalc.studies.plan.plan_of", plan_once)
+    monkeypatch.setattr("llmcalc.studies.plan.plan_layouts", plan_once)
     words = (
         "plan",
         "qwen3-0.6b?num_hidden_layers=4",
@@ -632,12 +632,12 @@ def test_a_plan_says_that_no_layout_of_the_other_framework_fits(
 
     def plan_of_other(*arguments: Any, **options: Any) -> Any:
         if arguments[2].framework != "fsdp2":
-            return plan_of(*arguments, **options)
+            return plan_layouts(*arguments, **options)
         if isinstance(searched, InputError):
             raise searched
         return SimpleNamespace(ranked_layouts=RankedLayouts(3, **searched))
 
-    monkeypatch.setattr("llmcalc.studies.plan.plan_of", plan_of_other)
+    monkeypatch.setattr("llmcalc.studies.plan.plan_layouts", plan_of_other)
     words = ("plan", SMALL, "--seq", "128", "--devices", "4", "--hardware", "h100", "--rows", "1")
     document = asked(run, *words)
     assert document["other_frameworks"] == ([{"framework": "fsdp2", "fits": False}] if expected else [])
@@ -720,11 +720,11 @@ def test_longer_micro_batches_end_with_the_first_one_that_is_slower(
         plan.first_row = plan, _TimedLayout(seconds_by_micro_batch[micro_batch], Layout(dp=8))
         return plan
 
-    def plan_of(micro_batch: int, *_: Any, **__: Any) -> Any:
+    def plan_layouts(micro_batch: int, *_: Any, **__: Any) -> Any:
         tried.append(micro_batch)
         return planned(micro_batch)
 
-    monkeypatch.setattr("llmcalc.studies.plan.plan_of", plan_of)
+    monkeypatch.setattr("llmcalc.studies.plan.plan_layouts", plan_layouts)
     run_question: Any = SimpleNamespace(settings=Settings(), layout=LayoutRequest())
     longer = longer_micro_batches(run_question, planned(None), None)
     assert longer is not None

@@ -19,7 +19,7 @@ from llmcalc.cli.main import main
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.witnesses.distributed.compare import build_job, compare_job_results, verify_all
+from llmcalc.witnesses.distributed.compare import build_job, compare_job_results, verify_jobs
 from llmcalc.witnesses.distributed.job import TrainingJob, job_from_json, simulate_rank
 from llmcalc.witnesses.distributed.launch import _free_port, run_processes
 from tests.samples import in_one_test
@@ -83,7 +83,7 @@ def fours() -> list[TrainingJob]:
     ],
 )
 def test_every_rank_holds_what_its_replay_does(jobs: Callable[[], list[TrainingJob]]) -> None:
-    for job, verdict in zip(jobs(), verify_all(jobs()), strict=True):
+    for job, verdict in zip(jobs(), verify_jobs(jobs()), strict=True):
         wrong = [
             (check.location, check.quantity, check.closed_form, check.measured_value) for check in verdict.failures
         ]

@@ -6,4 +6,4 @@ An option's help may be changed without reading elsewhere; what a picture shows 
 HELP = "Pictures of answers, as svg, png or pdf."
 
 COMMANDS = ("memory", "schedule", "time", "serve", "roofline", "params", "kv", "flops", "shape", "aspect")
-"""Each has a module of that name in this package with a function `command`."""
+"""Names of the pictures; each picture has a module of that name in this package, with a function `command`."""

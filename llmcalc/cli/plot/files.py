@@ -32,7 +32,7 @@ def _file_option(option_name: str) -> Any:
 
 PictureOption: TypeAlias = Annotated[Path, _file_option("--output")]
 PictureFileOption: TypeAlias = Annotated[Path, _file_option("--output-file")]
-"""The file of a picture whose `--output` is the tokens of an answer."""
+"""The option for a picture's file in a command whose `--output` is the number of tokens of an answer."""
 
 
 def _set_paper_columns(context: typer.Context, columns: int | None) -> int | None:

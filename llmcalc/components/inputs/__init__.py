@@ -49,6 +49,6 @@ if TYPE_CHECKING:
     AudioInput: TypeAlias = AudioRule
 else:
     ImageInput = Annotated[Part, IMAGE_RULES]
-    """How the processor of a vision encoder cuts an image."""
+    """The rules by which the processor of a vision encoder can cut an image."""
     AudioInput = Annotated[Part, AUDIO_RULES]
-    """How the processor of an audio encoder cuts audio."""
+    """The rules by which the processor of an audio encoder can cut audio."""

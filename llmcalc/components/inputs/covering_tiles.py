@@ -13,7 +13,7 @@ from ..base import InnerWidth
 from .base import ImageRule, InputSizes
 
 COVERED_SHARE = 0.9
-"""The share of an image's area that its tiles keep at least, where so many tiles are allowed."""
+"""The least share of an image's area that the tiles must keep, unless that takes more tiles than allowed."""
 
 
 class CoveringTiles(ImageRule):

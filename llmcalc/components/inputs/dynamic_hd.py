@@ -15,7 +15,7 @@ from .base import ImageRule, InputSizes
 from .image_tiles import ImageTiles
 
 LEAST_SIDE = 10
-"""The least pixels of a side of an image that the processor takes, after it is scaled to its tiles."""
+"""The shortest side, in pixels, that the processor accepts after an image is scaled to its tiles."""
 
 
 class DynamicHd(ImageRule):

@@ -15,7 +15,7 @@ from .base import InputSizes
 from .image_tiles import ImageTiles
 
 TILING_FACTOR = 2
-"""The factor of the most tokens of a whole image above which an image becomes tiles."""
+"""An image is cut into tiles if it has more than this multiple of the largest number of tokens of a whole image."""
 
 
 class NativeTiles(ImageTiles):

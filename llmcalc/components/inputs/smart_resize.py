@@ -16,7 +16,7 @@ from ..base import Flag, InnerWidth
 from .base import ImageRule, InputSizes, aspect_ratio_error
 
 MOST_ASPECT = 200
-"""The largest factor between the sides of an image."""
+"""The largest ratio between the longer and the shorter side of an image."""
 
 
 class SmartResize(ImageRule):

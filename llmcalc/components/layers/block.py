@@ -72,7 +72,7 @@ SCALE_SOURCES: Mapping[bool | str, str] = {
     "output": "Touvron et al. 2021",
     "gate": "Alayrac et al. 2022, §2.2",
 }
-"""What a pre-norm layer scales, as in `Block.residual_scale` → its source; none for the scales of ZAYA1."""
+"""Value of `Block.residual_scale`, which says what a pre-norm layer scales → its source; ZAYA1's scales have none."""
 
 
 @frozen(slots=True)

@@ -88,7 +88,7 @@ class GatedCrossLayer(PreNormLayer):
 
     @property
     def _node_role(self) -> Role:
-        """The role of the layer's nodes in counts: whether the nodes run for text without images."""
+        """The role of the layer's nodes in counts, which depends on whether the nodes run for text without images."""
         return "own" if self.runs_on_text else "idle"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

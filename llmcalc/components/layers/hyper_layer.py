@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 STREAM_NORM = Norm(type="rmsnorm", weight=False, eps=1e-6)
-"""The norm on all streams of a token together, before the projection that computes the weights."""
+"""The norm on all residual streams of a token together, before the projection to the mixing weights."""
 
 
 READ_WEIGHTS = "read_weights"
-"""The name under which a sublayer keeps the weights that the next one reads the streams with."""
+"""The storage name of the weights with which the next sublayer reads the residual streams."""
 
 
 class HyperLayer(PreNormLayer):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import RowsPaddedAboveLeast
+from ...workload.derived_rows import RowsPaddedAboveMinimum
 from ..base import ChunkSize, LayerParts, ModelProperties
 from ..mixers.chunked_attention import ChunkedAttention
 from ..networks.feed_forward import FeedForward
@@ -53,7 +53,7 @@ class ReversibleStreams(ResidualStreams):
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         padded_x = recorder.resized(
-            x, RowsPaddedAboveLeast(source_rows=x.rows, block_rows=self.block, minimum_rows=self.least)
+            x, RowsPaddedAboveMinimum(source_rows=x.rows, block_rows=self.block, minimum_rows=self.least)
         )
         recorder.layer_memo["tokens"] = x.rows
         return recorder.cat(padded_x, padded_x, axes=(JoinedShapes((x.axes, x.axes)),))

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 OtherAdapters: TypeAlias = tuple[Number, Role]
-"""The adapters of other layers that are stored in a block: their number and their role."""
+"""The number and the role of the other layers' adapters that a shared block stores."""
 
 
 class SharedBlock(Part):

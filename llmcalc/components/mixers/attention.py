@@ -59,10 +59,10 @@ else:
 
 
 IdleProjectionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
-"""The name of a projection that does not run."""
+"""The type of a name of a projection that has weights but never runs: a text that ends in `_proj`."""
 
 ACTIVE_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"})
-"""Names of the projections that run."""
+"""Names of attention's projections that run, and so cannot be names of idle projections."""
 
 AdapterFunction: TypeAlias = Callable[[Value, Shape], Value]
 """A function of a projection's input and the axes of its output, which returns a term to add to that output."""
@@ -761,7 +761,9 @@ def _reference_class() -> type[nn.Module]:
             return keys_and_values
 
         def _join_target_keys(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
-            """Returns a target model's cached keys and values (zeros here), followed by those of this pass."""
+            """Returns a target model's cached keys and values (zeros here), followed by the keys and values of this
+            pass.
+            """
             cache_limit = self.spec.sliding_window or self.spec.attention_chunk_size
             past_tokens = (
                 pass_state.past_tokens if cache_limit is None else min(pass_state.past_tokens, cache_limit - 1)

@@ -13,7 +13,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...ops.sparse import COMPRESSED
+from ...ops.sparse import COMPRESSED_CACHE_KIND
 from ..base import (
     TORCH_WITNESS,
     HeadDim,
@@ -135,7 +135,7 @@ class EntryAttention(TokenMixer):
         q = recorder.rope(self._normed_query(recorder, q, head_dim), rope)
         recorder.hold(q=q)
         k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, head_dim), self.norm), rope)
-        cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED
+        cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED_CACHE_KIND
         (k,) = recorder.cache("cache", cache_kind, k, token_limit=self.sliding_window)
         recorder.hold(k=k)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
@@ -271,7 +271,7 @@ def entry_attention_class() -> Any:
             raise NotImplementedError
 
         def _entry_counts(self, x: Tensor, pass_state: PassState) -> Tensor:
-            """Returns how many entries each token sees, all of whose tokens it has passed."""
+            """Returns for each token the number of entries made only of tokens up to that token."""
             spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
             assert spec.compress_rate is not None
             return (pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1) // spec.compress_rate
@@ -279,7 +279,7 @@ def entry_attention_class() -> Any:
         def _selected_entries(
             self, x: Tensor, kv_entries: Tensor, is_visible: Tensor, selection: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            """Returns the entries to read, and the mask of those that are selected for each token."""
+            """Returns the entries to read, and the mask of the entries that are selected for each token."""
             if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 gather_index = selection[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
                 return kv_entries.gather(1, gather_index), is_visible[:, : selection.shape[-1]]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WEIGHTLESS_NORM = Norm(type="rmsnorm", weight=False, eps=1e-6)
-"""The norm of values; the bound of a length is recorded as one too, since it divides each head by its length."""
+"""The norm of values, which also stands for the bound on the lengths of queries and keys in the record."""
 
 
 class GatedProfileAttention(ProfileAttention):

@@ -33,7 +33,7 @@ def _groups_field() -> Any:
 
 
 class GroupedProjectionAttention(EqualHeadsMixer):
-    """Multi-head attention of an encoder; each projection has a bias.
+    """Multi-head encoder attention with block-diagonal projections, each with a bias.
 
     num_attention_heads: the number of heads.
     q_groups, k_groups, v_groups, o_groups: the number of groups of each projection, 1 by default.
@@ -79,7 +79,7 @@ class GroupedProjectionAttention(EqualHeadsMixer):
 
 
 class GroupedFeedForward(SingleWidthNetwork):
-    """Two projections in groups, each with a bias, and an activation between them.
+    """A feed-forward network of two block-diagonal projections with biases, and an activation between them.
 
     intermediate_size: the width between them.
     hidden_act: the activation.

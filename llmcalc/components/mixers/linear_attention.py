@@ -66,7 +66,7 @@ class LinearAttentionMixer(RecurrentMixer):
         return x
 
     def _record_decays(self, recorder: Flow, x: Value, heads: Axis, key_dim: Axis) -> tuple[Value, ...]:
-        """Records the log decay of each channel of a key; nothing where the decays are fixed."""
+        """Records the log decay of each channel of a key; records nothing if the decays are fixed."""
         return ()
 
     def flow(self, recorder: Flow, x: Value) -> Value:

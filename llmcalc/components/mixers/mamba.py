@@ -41,7 +41,7 @@ STATE_BITS = 32
 """The recurrent state is stored in fp32."""
 
 SCAN_OUTPUT = "output of the scan"
-"""The name under which a layer lends the output of its recurrence to higher layers."""
+"""The storage name of the recurrence output that a layer shares with higher layers."""
 
 
 class Mamba(TokenMixer):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RelativeAttention(MultiHeadMixer):
-    """Multi-head attention of an encoder with relative positions.
+    """Multi-head encoder attention with Transformer-XL's relative positions.
 
     num_attention_heads: the number of heads.
     head_dim: the size of a head.

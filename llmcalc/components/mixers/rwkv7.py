@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 INPUT_NAMES = ("r", "w", "k", "v", "a", "g")
-"""Inputs of the receptance, the decay, the keys, the values, the rate and the gate."""
+"""Names of the mixed inputs: of the receptance, the decay, the keys, the values, the rate and the gate."""
 
 SOURCE = "Peng et al. 2025, §4.1"
 

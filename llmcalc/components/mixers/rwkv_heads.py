@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 INPUT_NAMES = ("w", "k", "v", "r", "g")
-"""Inputs of the decay, the keys, the values, the receptance and the gate."""
+"""Names of the mixed inputs: of the decay, the keys, the values, the receptance and the gate."""
 
 
 class RwkvHeadMix(RecurrentMixer):

@@ -30,7 +30,7 @@ SOURCE = "DeepSeek-V4.1 2026"
 
 
 class CandidateBlocks(Part):
-    """The blocks of keys that a lower layer's indexer selected; this layer's indexer scores only their keys.
+    """The candidate blocks of an indexer, which scores only keys in blocks that a lower layer's indexer selected.
 
     candidate_topk_blocks: the number of blocks.
     candidate_block_size: the number of keys in a block.

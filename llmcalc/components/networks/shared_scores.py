@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedScores(Part):
-    """Scores that multiply the hidden units of each shared expert.
+    """A linear layer with one score per shared expert, which multiplies the expert's hidden units.
 
     shared_experts: the number of shared experts; it divides their total width.
     """

@@ -61,14 +61,14 @@ if TYPE_CHECKING:
     Tower: TypeAlias = VisionEncoder | AudioEncoder | Projector
 else:
     Tower = Annotated[Part, TOWERS]
-    """A node beside the text model."""
+    """A vision encoder, an audio encoder or a projector, chosen by `type`."""
 
 NAME_PATTERN = (
     r"^([a-z0-9]+_)*(vision|visual|image|video|audio|aligner|modal|mm|projector|resampler|connector)(_[a-z0-9]+)*$"
 )
 
 TowerName: TypeAlias = Annotated[str, Field(pattern=NAME_PATTERN, max_length=60)]
-"""The name of an encoder or a projector in its class: `vision_tower`, `multi_modal_projector`."""
+"""The name of an encoder or projector, as in its `transformers` class: `vision_tower`, `multi_modal_projector`."""
 
 
 def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:

@@ -21,7 +21,7 @@ from ...algebra import Number, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import EmbeddingRows, RowsPaddedAboveLeast, StridedConvolutionRows
+from ...workload.derived_rows import EmbeddingRows, RowsPaddedAboveMinimum, StridedConvolutionRows
 from ...workload.rows import NO_ROWS
 from ..base import Flag, Heads, InnerWidth, Layers, ModelProperties, Part, Positions
 from ..conformer_convolution import ConformerConvolution
@@ -156,7 +156,7 @@ class Conformer(TowerPart):
         if self.segment is not None:
             x = x.view(
                 *x.axes,
-                new_rows=RowsPaddedAboveLeast(
+                new_rows=RowsPaddedAboveMinimum(
                     source_rows=frame_rows, block_rows=self.segment, minimum_rows=self.segment
                 ),
             )

@@ -25,7 +25,7 @@ from ..mixers.attention import Attention
 from ..norm import Norm
 from ..runtime import PassState
 from .base import TowerPart
-from .projector import Map
+from .projector import ProjectorLayer
 from .vision import Patches
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class ImageGeneration(Part):
     head: the linear layers of the head, whose last has an output for each row of the codebook.
     """
 
-    maps: tuple[Map, ...] = Field(min_length=1, max_length=100)
+    maps: tuple[ProjectorLayer, ...] = Field(min_length=1, max_length=100)
     head_input_size: InnerWidth
-    head: tuple[Map, ...] = Field(min_length=1, max_length=100)
+    head: tuple[ProjectorLayer, ...] = Field(min_length=1, max_length=100)
 
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
         """Records the embeddings, the projection and the head. codes: rows of the codebook."""
@@ -276,8 +276,8 @@ class ImageTokenizer(TowerPart):
     def examples(cls) -> list[Self]:
         norm = Norm(type="layernorm", eps=1e-6)
         attention = Attention(num_attention_heads=1, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
-        maps = (Map(size=6, bias=True, hidden_act="gelu"), Map(size=6, bias=True))
-        head = (Map(size=6, bias=True, hidden_act="gelu"), Map(size=11, bias=True))
+        maps = (ProjectorLayer(size=6, bias=True, hidden_act="gelu"), ProjectorLayer(size=6, bias=True))
+        head = (ProjectorLayer(size=6, bias=True, hidden_act="gelu"), ProjectorLayer(size=11, bias=True))
         generation = ImageGeneration(maps=maps, head_input_size=24, head=head)
         tokenizer_with_attention = partial(
             cls,

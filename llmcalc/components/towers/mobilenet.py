@@ -107,7 +107,7 @@ else:
             },
         ),
     ]
-    """A block of a stage."""
+    """A block of a stage of the encoder, chosen by `type`."""
 
 
 class BlockGroup(Part):

@@ -142,7 +142,7 @@ def _reference_class() -> type[nn.Module]:
             return x
 
         def _add_positions(self, x: Tensor, patch_columns: int) -> Tensor:
-            """Adds the learned positions, where there are any. x: [images, patches, hidden] → same shape."""
+            """Adds the learned positions, if the spec has any. x: [images, patches, hidden] → same shape."""
             positions = torch.arange(x.shape[1], device=x.device)
             if self.spec.positions is None:
                 return x

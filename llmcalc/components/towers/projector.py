@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class Map(Part):
+class ProjectorLayer(Part):
     """One linear layer of a projector.
 
     size: its output width.
@@ -153,7 +153,7 @@ if TYPE_CHECKING:
     AnyResampler: TypeAlias = LearnedQueries
 else:
     AnyResampler = Annotated[Part, RESAMPLERS]
-    """Learned queries that read the patches."""
+    """The components whose learned queries read the patches, chosen by `type`."""
 
 
 class Projector(TowerPart):
@@ -196,7 +196,7 @@ class Projector(TowerPart):
 
     type: Literal["projector"] = "projector"
     input_size: InnerWidth
-    maps: tuple[Map, ...] = Field(max_length=10)
+    maps: tuple[ProjectorLayer, ...] = Field(max_length=10)
     merge: InnerWidth = 1
     merged: Literal["concat", "mean"] = "concat"
     frames: InnerWidth = 1
@@ -351,32 +351,47 @@ class Projector(TowerPart):
         )
         network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
         layer = Block(attention=biased_attention, feed_forward=network, norm=layernorm, norm_placement="pre")
-        maps = (Map(size=12, hidden_act="silu", gated=True), Map(size=24))
+        maps = (ProjectorLayer(size=12, hidden_act="silu", gated=True), ProjectorLayer(size=24))
         return [
-            cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rmsnorm),
+            cls(input_size=12, maps=(ProjectorLayer(size=24),), merge=2, merged="mean", norm=rmsnorm),
             cls(
                 input_size=12,
-                maps=(Map(size=48, bias=True, hidden_act="gelu"), Map(size=24, bias=True)),
+                maps=(ProjectorLayer(size=48, bias=True, hidden_act="gelu"), ProjectorLayer(size=24, bias=True)),
                 merge=2,
                 norm=layernorm,
             ),
-            cls(input_size=10, maps=(Map(size=10), Map(size=24, hidden_act="gelu"), Map(size=24)), merge=2),
+            cls(
+                input_size=10,
+                maps=(ProjectorLayer(size=10), ProjectorLayer(size=24, hidden_act="gelu"), ProjectorLayer(size=24)),
+                merge=2,
+            ),
             cls(input_size=10, maps=maps, merge=2, norm=layernorm, norm_of="merged"),
-            cls(input_size=10, maps=(Map(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
-            cls(input_size=10, maps=(Map(size=24),), norm=rmsnorm, out_norm=unweighted_norm, vocab_size=7),
-            cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rmsnorm),
-            cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
+            cls(
+                input_size=10, maps=(ProjectorLayer(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"
+            ),
+            cls(input_size=10, maps=(ProjectorLayer(size=24),), norm=rmsnorm, out_norm=unweighted_norm, vocab_size=7),
+            cls(
+                input_size=10,
+                maps=(ProjectorLayer(size=24, bias=True),),
+                input_marks=1,
+                output_marks=3,
+                out_norm=rmsnorm,
+            ),
+            cls(input_size=10, maps=(ProjectorLayer(size=24, bias=True),), merge=2, input_marks=2),
             *(
-                cls(input_size=input_size, maps=(Map(size=24),), norm=layernorm, resampler=input_resampler)
+                cls(input_size=input_size, maps=(ProjectorLayer(size=24),), norm=layernorm, resampler=input_resampler)
                 for input_size, input_resampler in resamplers
             ),
             cls(input_size=12, maps=(), resampler=Perceiver.examples()[0]),
-            cls(input_size=10, maps=(Map(size=24),), stack=Stack(num_hidden_layers=2, block=layer)),
-            *(cls(input_size=10, maps=(Map(size=24, bias=True),), resampler=qformer) for qformer in QFormer.examples()),
-            cls(input_size=10, maps=(Map(size=12, bias=True, halves=True), Map(size=24))),
+            cls(input_size=10, maps=(ProjectorLayer(size=24),), stack=Stack(num_hidden_layers=2, block=layer)),
+            *(
+                cls(input_size=10, maps=(ProjectorLayer(size=24, bias=True),), resampler=qformer)
+                for qformer in QFormer.examples()
+            ),
+            cls(input_size=10, maps=(ProjectorLayer(size=12, bias=True, halves=True), ProjectorLayer(size=24))),
             cls(
                 input_size=11,
-                maps=(Map(size=24),),
+                maps=(ProjectorLayer(size=24),),
                 out_norm=layernorm,
                 grid_positions=9,
                 frame_positions=5,

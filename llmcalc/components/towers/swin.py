@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class SwinStage(Part):
-    """A stage of Swin, whose layers are as wide as those of the stage before, times two.
+    """A stage of Swin, with layers twice as wide as the previous stage's layers.
 
     num_hidden_layers: the number of layers.
     num_attention_heads: the number of heads.

@@ -22,7 +22,7 @@ from ...optional import MTP, TOWERS
 from ..trained_tensors import packed_bytes
 
 UNCOUNTED_SCHEME_ADVICE = "--quantize none counts without it"
-"""What to do about a scheme of a config that cannot be counted."""
+"""The advice in an error about a config's quantization scheme that is not supported."""
 
 MOST_LAYERS = 1000
 """Largest number of layers of a stack that is supported, since tensors are counted layer by layer."""
@@ -128,7 +128,7 @@ def weight_tensors_of(
 
 
 REPEATED_LAYER = -1
-"""Index of a layer whose tensors are walked for all layers of its kind."""
+"""Layer index that stands for all layers of a kind, whose tensors are then listed once."""
 
 
 def _weight_tensors_below_node(
@@ -139,7 +139,7 @@ def _weight_tensors_below_node(
     included_parts: frozenset[str],
     first_copies_only: bool,
 ) -> Iterator[WeightTensor]:
-    """Yields the weight tensors of all nodes below a node. path, copy_count, layer_index: those of the node."""
+    """Yields the weight tensors of all nodes below a node. path, copy_count, layer_index: of that node."""
     for child_position in node_position.children():
         child_node, counted_op = child_position.node, child_position.counted_op
         if child_node.optional and child_node.optional not in included_parts:

@@ -26,4 +26,4 @@ BLOCKS: dict[str, tuple[int, int, int, int]] = {
     "TQ2_0": (256, 64, 2, 0),
     "MXFP4": (32, 16, 1, 0),
 }
-"""Type → elements per block, bytes of its codes, bytes of its scales, bytes of its minima."""
+"""ggml type → elements per block, and bytes of a block's codes, scales and minima."""

@@ -28,7 +28,7 @@ PACKING_FORMATS = (
 )
 TRANSFORMS_REMARK = "matrices of transforms (transform_config) that run beside the layers are not counted"
 IGNORED_ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype", "zp_dtype", "is_mse")
-"""Fields that every scheme has for weights or activations; some of them are checked below."""
+"""Fields of every compressed-tensors scheme, for weights or activations, that are ignored unless a check reads them."""
 
 
 def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
@@ -84,7 +84,7 @@ TARGET_TESTS: tuple[Callable[[str], bool], ...] = (
     lambda target: target.startswith("re:"),
     lambda target: target == "Linear",
 )
-"""The kinds of targets, the most specific first: names of modules, patterns, and the class of all linear layers."""
+"""Tests for the kinds of a group's targets, the most specific first: module names, patterns, and all linear layers."""
 
 
 def _read_group(config: ConfigFields, model_format: Any) -> tuple[list[str], LinearFormat, str]:
@@ -118,7 +118,7 @@ def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
 
 
 class _WeightFields(NamedTuple):
-    """The checked fields of `weights` in a config group.
+    """The storage of a module group's weights in a compressed-tensors config: bits, scales and packing.
 
     weight_table: the table, for errors.
     packing_format: storage format, one of `PACKING_FORMATS`.
@@ -138,7 +138,7 @@ class _WeightFields(NamedTuple):
 
 
 def _read_weight_fields(weight_fields: ConfigFields, layout: Any) -> _WeightFields:
-    """Reads and checks the fields of `weights` that all formats share."""
+    """Reads and checks the config fields `weights` of a module group, which all formats share."""
     weight_fields.ignore(*IGNORED_ARGUMENTS)
     weight_fields.check_field("dynamic", False, None)
     element_type = weight_fields.get("type", "int")
@@ -177,7 +177,7 @@ def _storage_format(
 
 
 def _marlin_24_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
-    """Returns the format of symmetric integers in weights of which two in four are zero."""
+    """Returns the format of symmetric integer weights with two zeros in every four weights (2:4 sparsity)."""
     weights.weight_table.check_choice("num_bits", weights.bits, 4, 8)
     weights.weight_table.check_choice("strategy", weights.scale_strategy, "channel", "group")
     weights.weight_table.check_choice("symmetric", weights.is_symmetric, True)

@@ -347,4 +347,4 @@ METHOD_BY_OTHER_NAME = {
     "intel/auto-round": "auto-round",
     "inc": "auto-round",
 }
-"""Name of a method in vLLM, in SGLang or in earlier versions of its tool → its name here."""
+"""Name of a quantization method in vLLM, SGLang or an earlier version of its tool → its name in llmcalc."""

@@ -16,7 +16,7 @@ LARGEST_INTEGER = 2**20
 
 
 class ConfigFields:
-    """A table of a config with a record of the fields that a reader has read."""
+    """A table of a config that tracks which fields a reader has read."""
 
     def __init__(self, table_data: Mapping[str, Any], table_origin: str) -> None:
         self.table_data: Mapping[str, Any] = table_data

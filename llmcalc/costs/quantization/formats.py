@@ -34,7 +34,7 @@ MatrixShape: TypeAlias = tuple[Number, Number]
 
 
 EXL3_SIDE_MULTIPLE = 128
-"""The number of which EXL3 pads the rows and columns of a layer to a multiple."""
+"""EXL3 pads a layer's rows and columns to multiples of this number."""
 
 
 class IndivisibleMatrix(InputError):
@@ -161,7 +161,7 @@ class FP8(LinearFormat):
 
 
 NVFP4_BLOCK = 16
-"""Weights that share a scale in NVFP4; 32 in MXFP4."""
+"""Number of weights that share a scale in NVFP4."""
 
 
 @frozen(slots=True)
@@ -641,7 +641,7 @@ class VPTQ(LinearFormat):
 
 @frozen(slots=True)
 class AverageBits(LinearFormat):
-    """EXL2's average bits per weight, with everything that a layer stores."""
+    """EXL2's format by its average bits per weight, which include everything that a layer stores."""
 
     bits: Fraction
 

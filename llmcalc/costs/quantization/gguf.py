@@ -57,7 +57,7 @@ DEFAULT_TYPE_BY_MIX = {
     "TQ2_0": "TQ2_0",
     "MXFP4_MOE": "MXFP4",
 }
-"""Mix → the type of most of its tensors."""
+"""Quantization mix → the ggml type of most of its tensors."""
 
 FALLBACK_TYPES = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
@@ -66,7 +66,7 @@ FALLBACK_TYPES = {
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
 }
-"""Type → the type used instead if the rows of a tensor are not a multiple of the type's block."""
+"""ggml type → the type used instead if a tensor's row length is not a multiple of the type's block."""
 
 MIXES_WITH_LARGER_EMBEDDINGS = {
     "Q2_K_L": "Q2_K",
@@ -75,7 +75,7 @@ MIXES_WITH_LARGER_EMBEDDINGS = {
     "Q5_K_L": "Q5_K_M",
     "Q6_K_L": "Q6_K",
 }
-"""Name of a file with embeddings and output head in Q8_0 → the mix of its other tensors, as bartowski makes them
+"""Name of a mix with embeddings and output head in Q8_0 → the mix of the other tensors, in bartowski's files
 (llama-quantize --token-embedding-type q8_0 --output-tensor-type q8_0; https://huggingface.co/bartowski).
 """
 
@@ -85,17 +85,17 @@ MIXES_RAISED_FOR_EIGHT_EXPERTS = (
 )
 
 SMALLEST_MIXES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
-"""The mixes with rules of their own for every tensor inside the layers."""
+"""The mixes of one and two bits, which have separate rules for every tensor inside the layers."""
 
 MIXES_WITH_IMATRIX = (*SMALLEST_MIXES, "IQ3_XXS", "IQ3_XS", "Q2_K_S")
-"""The mixes that llama-quantize makes with an importance matrix alone (tensor_requires_imatrix)."""
+"""The mixes for which llama-quantize requires an importance matrix (tensor_requires_imatrix)."""
 
 EMBEDDING_TYPES = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS"), "Q2_K"),
     **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), "IQ3_S"),
     **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q4_K"),
 }
-"""Mix → the type of an input embedding that is not the output head too, where it is not that of most tensors."""
+"""Mix → the ggml type of an untied input embedding, if it differs from the type of most tensors."""
 
 ATTENTION_OUTPUT_TYPES = {
     **dict.fromkeys(("IQ1_S", "IQ1_M"), "IQ2_XXS"),
@@ -105,10 +105,10 @@ ATTENTION_OUTPUT_TYPES = {
     "Q3_K_M": "Q4_K",
     "Q3_K_L": "Q5_K",
 }
-"""Mix → the type of `attn_output` of a model without eight experts, where it is not that of most tensors."""
+"""Mix → the ggml type of `attn_output` unless the model has eight experts, if it differs from most tensors' type."""
 
 QUERY_AND_KEY_TYPES = {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}
-"""Mix → the type of `attn_q` and `attn_k`, where it is not that of most tensors."""
+"""Mix → the ggml type of `attn_q` and `attn_k`, if it differs from the type of most tensors."""
 
 
 @frozen
@@ -200,7 +200,9 @@ class GGUFMix(QuantizationScheme):
 
 
 class _ModelRules:
-    """The properties of a model that llama.cpp's rules use: depth, experts, query groups, order of tensors."""
+    """llama.cpp's rules for the ggml type of each tensor of a model, from depth, experts, query groups and tensor
+    order.
+    """
 
     def __init__(self, quantization_mix: GGUFMix, spec: ModelSpec, params: list[WeightTensor]) -> None:
         self.mix, self.layer_count = quantization_mix, spec.main.num_hidden_layers
@@ -305,7 +307,7 @@ class _ModelRules:
         return self.ffn_indices[param.path]
 
     def _type_of_values(self, gguf_mix_name: str, default_type: str, earlier_layers: int) -> str:
-        """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: layers before it with such a tensor."""
+        """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: number of lower layers with this tensor."""
         ggml_type, layer_count = default_type, len(self.value_indices)
         if gguf_mix_name == "Q2_K":
             ggml_type = "Q4_K" if self.query_groups >= 4 else "Q3_K"

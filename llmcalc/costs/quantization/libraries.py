@@ -59,7 +59,7 @@ AUTO_ROUND_FIELDS = (
     "quant_block_list", "scale_dtype", "seqlen", "super_bits", "super_group_size", "supported_types", "sym",
     "to_quant_block_names", "train_bs", "enable_alg_ext", "model_free", "static_kv_dtype",
 )  # fmt: skip
-"""Fields of AutoRound on how codes were found, and on what its integer formats do not store."""
+"""Config fields of AutoRound that change no stored bytes: how codes were found, and what is not stored."""
 
 
 def ignore_settings_of_auto_round(config: ConfigFields) -> None:
@@ -148,7 +148,7 @@ HQQ_FIELDS = frozenset(
         "channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack",
     )
 )  # fmt: skip
-"""Fields of a layer's format in HQQ configs; other keys of `quant_config` are names of layers."""
+"""Fields of a storage format in HQQ's `quant_config`; other keys there are layer names."""
 
 
 def _hqq_format(format_fields: ConfigFields) -> HQQ:

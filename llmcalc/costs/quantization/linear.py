@@ -31,13 +31,13 @@ from .patterns import ModuleList
 SchemeScope: TypeAlias = Literal["linear", "experts"]
 
 HEAD_COMPONENTS = ("lm_head", "classifier", "projection")
-"""Components with the linear layers of the output."""
+"""Components that are the linear layers of an output head."""
 
 UNCONVERTED_COMPONENTS = ("router", "residual", "mtp")
 """Components that no scheme converts. `mtp` is the input projection of MTP modules (`eh_proj`), bf16 in DeepSeek-V3."""
 
 COMPONENTS_OUTSIDE_LAYERS = ("embedding", "pooler", *HEAD_COMPONENTS)
-"""Components outside of layers, which AutoAWQ and AutoGPTQ do not convert."""
+"""Components outside of transformer layers, which AutoAWQ and AutoGPTQ do not convert."""
 
 
 @frozen

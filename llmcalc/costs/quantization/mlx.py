@@ -23,10 +23,10 @@ from .formats import FP4, FP8, INT32_BYTES, LinearFormat
 from .patterns import ModuleList
 
 CONVERTED_COMPONENTS = ("embedding", "norm", "attention", "feed_forward", "experts", "shared_expert", "lm_head")
-"""Components that mlx-lm converts in every model. For routers it depends on the class."""
+"""Components that mlx-lm converts in every model; whether it converts routers depends on the class."""
 
 RECURRENT_COMPONENTS = ("linear_attention", "state_space", "convolution")
-"""Recurrent components of which mlx-lm converts every linear layer and nothing else: those of its classes qwen3_next,
+"""Recurrent components in which mlx-lm converts only the linear layers, in its classes qwen3_next,
 qwen3_5, kimi_linear, minimax, mamba, mamba2, jamba, nemotron_h, granitemoehybrid, falcon_h1, lfm2 and lfm2_moe. What
 other recurrences have, such as block-diagonal gates, are no linear layers.
 """
@@ -39,16 +39,16 @@ TYPES_WITH_UNCONVERTED_ROUTERS = frozenset(
         "muse_spark", "nemotron_h", "solar_open", "unlimited_ocr",
     )
 )  # fmt: skip
-"""Model types whose router is a bare parameter in mlx-lm 0.32 or mlx-vlm, and no linear layer: it stays unconverted."""
+"""Model types whose router mlx-lm 0.32 or mlx-vlm leaves unconverted, because it is a bare parameter, not a layer."""
 
 UNCONVERTED_COMPONENTS_BY_TYPE: dict[str, frozenset[str]] = {
     **dict.fromkeys(TYPES_WITH_UNCONVERTED_ROUTERS, frozenset({"router"})),
     "cohere2_moe": frozenset({"attention", "router"}),
     "minicpmv4_6": frozenset({"embedding", "linear_attention", "lm_head"}),
 }
-"""Model type → components that its class leaves unconverted although the table does not list them: bare routers, and
-the modules to which `quant_predicate` of mlx-vlm says no (models/cohere2_moe/language.py, minicpmv4_6/minicpmv4_6.py;
-mlx-lm has no class for these types).
+"""Model type → components that its class leaves unconverted although the config's table does not list them: bare
+routers, and the modules to which `quant_predicate` of mlx-vlm says no (models/cohere2_moe/language.py,
+minicpmv4_6/minicpmv4_6.py; mlx-lm has no class for these types).
 """
 
 ROUTERS_REMARK = "whether mlx-lm converts the routers is not in the config: they are counted as converted"

@@ -26,19 +26,21 @@ PARTS_OF_FUSED_LAYER: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""Linear layer that vLLM fuses, and may have in a list → the layers of most classes."""
+"""Name of a fused linear layer in vLLM, which a config may list → the separate layers in most classes."""
 
 UNCONVERTED_MODULES = re.compile(
     r"norm|embed|lm_head|(^|\.)(gate|router)\W*$|vision|visual|audio|projector|correction_bias"
 )
-"""Entries that may match no module without a note: norms with other names, tied output heads, encoders."""
+"""Pattern of list entries that may match no counted module without a note: norms, embeddings, heads, routers, encoders.
+"""
 
 REPEATED_GROUP = re.compile(r"\)[*+{]")
 WORD_ALTERNATIVES = re.compile(r"\((?:\?:)?(?:\w|-|\\\.)+(?:\|(?:\w|-|\\\.)+)*\)")
 LOG2_OF_MOST_MATCHES, WAYS_TO_REPEAT = 24, 6
-"""Limits for patterns, because a config may come from anyone: a pattern may match in at most 2^24 ways.
+"""Limits against slow patterns in untrusted configs: the log2 of the most ways to match, and of the ways per
+repetition.
 
-A repetition counts as about 2^6 ways, an alternative as 2.
+A pattern may match in at most 2^24 ways; a repetition counts as about 2^6 ways, an alternative as 2.
 """
 
 LONGEST_MATCHING = 1.0

@@ -133,7 +133,7 @@ COMMON_SCHEMES = (
     *_SCHEMES_BY_NAME,
     *(mix.lower() for mix in (*DEFAULT_TYPE_BY_MIX, *MIXES_WITH_LARGER_EMBEDDINGS)),
 )
-"""Scheme names with the sizes of most published models."""
+"""Names of all schemes, with the group sizes of most published models."""
 
 SCHEMES_BY_GROUP = {
     "fp8": ("fp8", "fp8-channel", "fp8-dynamic", "fp8-blockN"),
@@ -152,7 +152,7 @@ SCHEMES_BY_BITS = {
     "4": "q4_k_m (llama.cpp), awq-int4-g128 (vLLM), nf4 (bitsandbytes), mlx-int4-g64 (MLX)",
     "8": "q8_0 (llama.cpp), fp8 (vLLM), int8 (bitsandbytes), mlx-int8-g64 (MLX)",
 }
-"""Bits of a weight → the usual schemes, each with a program that runs it."""
+"""Bits per weight → the usual schemes, each with a program that runs the scheme."""
 
 
 def scheme_named(scheme_name: str) -> QuantizationScheme:
@@ -219,10 +219,10 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
 _DYNAMIC_FILE = re.compile(r"(?:ud_(?P<mix>[a-z0-9_]+?)(?:_xl)?|(?P<mix_of_xl>q[2-8]_k)_xl)")
 
 NEAR_MIXES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q8_K": "Q8_0"}
-"""Type in the name of one of Unsloth's dynamic files → the mix of llama-quantize near it, where it is another."""
+"""Type in the name of an Unsloth dynamic file → the nearest llama-quantize mix, if it has another name."""
 
 DYNAMIC_FILES_DIFFER = "9 % less to 13 % more"
-"""How far the bytes of Unsloth's dynamic files are from those of the mix near them.
+"""The range of differences in bytes between Unsloth's dynamic files and the nearest mix, in words.
 
 Of Qwen3.8 27B (unsloth/Qwen3.8-27B-GGUF of August 2026, in bytes): UD-Q3_K_XL 13,441,059,904 and Q3_K_M 13,818,690,528;
 UD-Q4_K_XL 17,923,394,624 and Q4_K_M 17,106,775,008; UD-Q5_K_XL 20,218,178,624 and Q5_K_M 19,834,055,648; UD-Q6_K_XL

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 BLOCK_ELEMENTS, LEAST_8BIT_ELEMENTS, CODE_MAP_ENTRIES = 256, 4096, 256
-"""Elements per scale; elements from which a tensor has 8-bit states; fp32 values of a code map, one per code."""
+"""Elements per scale; least elements of a tensor with 8-bit states; fp32 values in a code map, one per code."""
 
 LEAST_PAGED_ELEMENTS = 100_000
-"""Elements from which a tensor has paged states (`get_state_buffer`)."""
+"""Least number of elements of a tensor whose optimizer states are paged (`get_state_buffer`)."""
 
 
 def bitsandbytes_optimizer(
@@ -188,4 +188,4 @@ OPTIMIZERS = {
         bitsandbytes_optimizer("paged-lion-8bit-trainer", 1, 8, is_paged=True, has_fp32_tables=True),
     )
 }
-"""AdamW, and Lion with one state per element (Chen 2023, arXiv:2302.06675)."""
+"""The optimizer records of bitsandbytes: AdamW, and Lion with one state per element (Chen 2023, arXiv:2302.06675)."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .step import OptimizedParameter, OptimizerStep
 
 DEFAULT_PROJECTION_RANK = 128
-"""The rank of a name without one, transformers' default of both (trainer_optimizer.py of 5.23)."""
+"""Default projection rank of GaLore and APOLLO, as in transformers (trainer_optimizer.py of 5.23)."""
 
 LOW_RANK_NOTE = (
     "projected gradients for the weight matrices of linear layers in the layers, two whole moments for other tensors"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .step import OptimizedParameter, OptimizerStep
 
 NEWTON_SCHULZ_ITERATIONS = 5
-"""Newton-Schulz iterations of a step."""
+"""Number of Newton-Schulz iterations in a step."""
 
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:

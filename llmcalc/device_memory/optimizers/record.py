@@ -26,16 +26,16 @@ STEP_BYTES = 4
 """Bytes of torch's step count per tensor, one fp32 number (on the host, unless fused or capturable)."""
 
 STEP_COMPARISON_TEST = "tests/device_memory/test_optimizer_steps.py"
-"""The test that compares the steps of optimizers."""
+"""The test that compares optimizer steps with torch's."""
 
 LIBRARY_COMPARISON_TEST = "tests/device_memory/test_projected_optimizers.py"
 """The test that compares the steps of Adam-mini, GaLore and APOLLO, by hand and with the libraries' own code."""
 
 TORCH_WITNESS = torch_witness(STEP_COMPARISON_TEST)
-"""The witness of an optimizer whose steps are compared with those of torch."""
+"""The witness of an optimizer whose steps are compared with torch's optimizer."""
 
 StateBytesByName: TypeAlias = dict[str, Number]
-"""The library's name of a state → its bytes."""
+"""Name of an optimizer state in its library → its bytes."""
 
 
 @frozen

@@ -38,7 +38,7 @@ OPTIMIZER_NAMES = (
     "schedule-free-adamw",
     "schedule-free-sgd",
 )
-"""The words of `--optimizer`; the file of `adam-mini` is `adam_mini.py`."""
+"""The optimizer names that `--optimizer` accepts; the file of `adam-mini` is `adam_mini.py`."""
 
 BITSANDBYTES_NAMES = [
     name for name in OPTIMIZER_NAMES if "lion" in name or "paged" in name or name.startswith("adamw-8bit")
@@ -49,16 +49,16 @@ LIBRARY_BY_NAME = {
     **dict.fromkeys(("adamw-8bit-torchao", "adamw-4bit-torchao"), "torchao"),
     **dict.fromkeys(("schedule-free-adamw", "schedule-free-sgd"), "schedule_free"),
 }
-"""Optimizer → the file of its library, for libraries with several optimizers."""
+"""Optimizer name → the file with its record, for libraries with several optimizers."""
 
 NAME_WITH_RANK = re.compile(r"(galore|apollo)-r([1-9][0-9]{0,4})")
 """Names of optimizers with the rank of their projections, such as `galore-r64`."""
 
 LARGEST_RANK = 99_999
-"""The largest rank of such a name."""
+"""The largest projection rank in an optimizer's name."""
 
 DEFAULT_OPTIMIZER = "adamw"
-"""The optimizer of training that names none."""
+"""The default optimizer of training."""
 
 
 @cache

@@ -99,4 +99,4 @@ OPTIMIZERS = {
     "adamw-8bit-torchao": torchao_adamw("adamw-8bit-torchao", 8, "adamw-torch-8bit", "ao-adamw-8bit"),
     "adamw-4bit-torchao": torchao_adamw("adamw-4bit-torchao", 4, "adamw-torch-4bit", "ao-adamw-4bit"),
 }
-"""AdamW with states of 8 bits, and of 4 bits (Li 2023, arXiv:2309.01507)."""
+"""The optimizer records of torchao: AdamW with 8-bit and with 4-bit states (Li 2023, arXiv:2309.01507)."""

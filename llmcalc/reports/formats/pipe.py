@@ -73,7 +73,7 @@ def with_fitting_bars(tables: Sequence[Table], line_width: int) -> list[Table]:
 
 
 def _bar_length(table: Table, line_width: int) -> int:
-    """Returns the length of a full bar that fits beside the other columns; 0 without room or bars."""
+    """Returns the length of a full bar that fits next to the other columns; 0 without room or bars."""
     bar_fractions = [cell.fraction for row in table.rows for cell in row.cells if isinstance(cell, TextBar)]
     if not bar_fractions:
         return 0

@@ -102,8 +102,8 @@ def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any
     return [{TARGET_COLUMN: table.target, **row} for row in cleaned_rows]
 
 
-REST_NAME = "rest"
-"""Name of what the parts of a row leave of it."""
+REMAINDER_NAME = "rest"
+"""Name of the row for the part of a row's number that its listed parts do not cover."""
 
 
 def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
@@ -132,7 +132,7 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
                 isinstance(cell_number, int) and cell_number for cell_number in cell_numbers
             ):
                 continue  # nothing is left, or the parts have a column that is not added up, such as repeats
-            full_name = f"{full_name}{NAME_SEPARATOR}{REST_NAME}"
+            full_name = f"{full_name}{NAME_SEPARATOR}{REMAINDER_NAME}"
         leaf_rows.append(row._replace(cells=[full_name, *row_cells], depth=0))
     return leaf_rows
 

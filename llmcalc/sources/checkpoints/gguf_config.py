@@ -28,7 +28,7 @@ FIELD_BY_KEY = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-"""Key of every architecture, after its name → the field of the config."""
+"""Metadata key that every architecture has, without the architecture's name → the field of a Hugging Face config."""
 
 LATENT_FIELD_BY_KEY = {
     "attention.q_lora_rank": "q_lora_rank",
@@ -42,10 +42,10 @@ LATENT_FIELD_BY_KEY = {
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
 }
-"""Keys of DeepSeek's architectures."""
+"""Metadata key of DeepSeek's architectures → the field of a Hugging Face config."""
 
 MOST_LAYERS = 10_000
-"""Layers whose kinds are listed; a model of more is refused later."""
+"""Largest number of layers whose kinds are listed; a model with more layers is refused later."""
 
 _Config = dict[str, Any]
 
@@ -155,7 +155,7 @@ ARCHITECTURES: dict[str, tuple[str, str, Callable[[Checkpoint, str, _Config], _C
     "olmo2": ("olmo2", "Olmo2ForCausalLM", _no_extra_fields),
     "granite": ("granite", "GraniteForCausalLM", _no_extra_fields),
 }
-"""general.architecture → model_type, class, and what else its config has. A None removes a field."""
+"""`general.architecture` → the config's model_type, class, and function for further fields; None removes a field."""
 
 
 def _has_tensor(checkpoint: Checkpoint, name_suffix: str) -> bool:

@@ -19,7 +19,7 @@ MOST_TENSORS = 220_000
 
 
 _READ_BYTES = 2**20
-"""Bytes that are read at a time where many small texts follow each other."""
+"""Number of bytes that are read at a time from a sequence of many small texts."""
 
 
 @dataclass(frozen=True, slots=True)

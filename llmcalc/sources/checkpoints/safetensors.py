@@ -33,7 +33,7 @@ _SPACE = b" \t\r\n"
 _parse_json = json.JSONDecoder().decode  # json.loads looks for the encoding of each text anew
 
 LONGEST_ENTRY = 4096
-"""Largest JSON of one tensor in bytes: its dtype, its shape and its offsets."""
+"""Largest JSON entry of a tensor (dtype, shape and offsets), in bytes."""
 
 LARGEST_METADATA = 16_000_000
 """Largest JSON of `__metadata__` in bytes."""
@@ -42,10 +42,10 @@ MOST_METADATA = 10_000
 """Largest number of entries in `__metadata__`."""
 
 LARGEST_INDEX = 40_000_000
-"""Largest index in bytes. The one of a checkpoint with 200,000 tensors has 25 MB."""
+"""Largest index file in bytes; the index of a checkpoint with 200,000 tensors has 25 MB."""
 
 MOST_SHARDS = 5_000
-"""Largest number of files of a sharded checkpoint. DeepSeek-V3 has 163."""
+"""Largest number of files in a sharded checkpoint; DeepSeek-V3 has 163."""
 
 
 def read_safetensors(path: Path) -> Checkpoint:

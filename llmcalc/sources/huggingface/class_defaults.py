@@ -1,4 +1,4 @@
-"""The defaults of configuration classes in `transformers`, for fields that are left out of a config."""
+"""The defaults of configuration classes in `transformers`, for fields that a config leaves out."""
 
 from __future__ import annotations
 

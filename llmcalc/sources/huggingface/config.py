@@ -40,7 +40,9 @@ IRRELEVANT_FIELDS = frozenset(
 WIDTH_FIELDS = ("hidden_size", "d_model", "n_embd", "dim")
 DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "num_layers")
 SIZE_FIELDS = (*WIDTH_FIELDS, *DEPTH_FIELDS)
-"""Fields of a text model, of which one is at the top of a config without a section for it."""
+"""Names of width and depth fields; a config with one of them at the top level has no separate section for its text
+model.
+"""
 
 LARGEST_FIELD_VALUES: dict[str, int] = {
     **dict.fromkeys(
@@ -51,7 +53,7 @@ LARGEST_FIELD_VALUES: dict[str, int] = {
     ),
     "merger_times": 16,  # each leaves a quarter of an image's patches or fewer
 }
-"""Field, under its usual name → its largest value, because adapters list layers one by one.
+"""Usual name of a field → its largest value; family readers build lists with one entry per layer.
 
 The largest value of other fields is `LARGEST_SIZE`.
 """
@@ -112,7 +114,7 @@ class Config:
     _names_by_field: dict[tuple[str, ...], tuple[str, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Names of a field → these with their aliases. A reader asks for most fields several times."""
+    """Cache: names of a field → the names with their aliases; most fields are read several times."""
 
     def __post_init__(self) -> None:
         """Raises `InputError` for RoPE parameters that are neither a table nor empty.
@@ -178,7 +180,7 @@ class Config:
         return next((name for name in reversed([*self.config_fields]) if name in foreign_names), present_names[0])
 
     def _name_in_config(self, field_names: tuple[str, ...]) -> str:
-        """Returns the alias that the config has for the field, or the usual name."""
+        """Returns the name under which the config has the field, an alias or the usual name."""
         return self._field_name_that_applies(self._names_with_aliases(field_names)) or field_names[0]
 
     def has_list(self, field_name: str) -> bool:

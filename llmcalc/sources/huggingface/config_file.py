@@ -21,13 +21,13 @@ QUANTIZATION_FILE = "hf_quant_config.json"
 """The file beside a `config.json` in which ModelOpt says how the weights are stored."""
 
 FILES_BESIDE = (QUANTIZATION_FILE, ARTIFACT_FILE)
-"""The files beside a `config.json` that are read with it."""
+"""Names of the files that are read together with a `config.json` in the same folder."""
 
 STATE_DTYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 """Keys of a config that state the number format of recurrent states."""
 
 LONGEST_NAME = 200
-"""Largest length of the name in a config, in characters."""
+"""Largest length of a model's name in a config, in characters."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

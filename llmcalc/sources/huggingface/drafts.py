@@ -31,44 +31,47 @@ CLASS_PATTERN_BY_TYPE: dict[str, re.Pattern[str]] = {
         "mlp_speculator": r"^MLPSpeculatorPreTrainedModel$",
     }.items()
 }
-"""Model type of a draft → part of the names of its classes; the first that matches."""
+"""Model type of a draft → pattern in the draft's class name; the first entry that matches decides."""
 
 MTP_CLASS, MTP_TYPE = re.compile(r"(MTP|NextN)(?=[A-Z]|$)"), re.compile(r"(^|_)(mtp|nextn)$")
-"""Parts of the names of classes and model types of multi-token-prediction modules as files, as in vLLM and SGLang."""
+"""Patterns in the class names and model types of multi-token-prediction modules that vLLM and SGLang load as drafts."""
 
 OTHER_DRAFT_CLASS = re.compile(rf"DFlare|DFlash\d|Medusa|Speculator|Draft(er|Model)|{MTP_CLASS.pattern}")
-"""Part of the names of other drafts' classes: AngelSlim's DFlare, which has projections of its own beside
-DFlash's fields, other layers of DFlash 2, whole models with Medusa's heads, Snowflake's and other speculators,
-modules of multi-token prediction as files.
+"""Pattern in the class names of drafts that are not supported: AngelSlim's DFlare, which has projections besides
+DFlash's fields, other layers of DFlash 2, whole models with Medusa's heads, Snowflake's and other speculators, modules
+of multi-token prediction as files.
 """
 
 OTHER_LAYERS_CLASS = re.compile(r"Eagle2?Deep[Ss]eek|Eagle\d*(MiniCPM|MistralLarge3|Llama4)|DSparkV\d|KimiK3DSpark")
-"""Part of the names of vLLM's classes of drafts whose layers are not Llama's or Qwen3's."""
+"""Pattern in the names of vLLM's draft classes whose layers are neither Llama's nor Qwen3's."""
 
 FIELDS_OF_OTHER_LAYERS = (
     *("kv_lora_rank", "q_lora_rank", "n_mtp_layers", "num_experts", "num_local_experts", "n_routed_experts"),
     *("linear_attn_config", "target_kv_heads"),
 )
-"""Fields of drafts with latent or linear attention, experts or the target's keys and values, unless the class says that
-the layers are Llama's."""
+"""Config fields that show that a draft's layers are not Llama's: latent or linear attention, experts, or the target's
+keys and values. Ignored if the class says that the layers are Llama's.
+"""
 
-FIELDS_READ: dict[str, tuple[str, ...]] = {
+ACCEPTED_FIELDS: dict[str, tuple[str, ...]] = {
     "eagle3_deepseek": ("kv_lora_rank", "q_lora_rank", "n_routed_experts"),
     "eagle3_qwen3_moe": ("num_experts",),
     "eagle3_gpt_oss": ("num_local_experts",),
     "dflash": ("n_routed_experts",),
     "dspark": ("n_routed_experts",),
 }
-"""Model type of a draft → those of these fields that its reader reads, or that its class does not read."""
+"""Model type of a draft → the fields of `FIELDS_OF_OTHER_LAYERS` that are accepted: its reader reads them, or its class
+ignores them.
+"""
 
 ATTENTION_MODES = (None, "gqa", "mha")
-"""Values of `attention_mode`, and of each entry of `attention_modes`, whose layers are read."""
+"""Supported values of `attention_mode` and of each entry of `attention_modes`."""
 
 LATENT_MODE = dict.fromkeys(("dflash", "dflash2", "dspark", "domino"), ("mla", ("kv_lora_rank", "q_lora_rank")))
-"""Model type of a draft → the value of `attention_mode` of latent attention, and fields that are then read."""
+"""Model type of a draft → the value of `attention_mode` that means latent attention, and the fields then accepted."""
 
 OTHER_DRAFT_TYPE = re.compile(rf"^recurrent_drafter$|_(dspark|dflash|eagle)|{MTP_TYPE.pattern}")
-"""The model types of such drafts."""
+"""Pattern of the model types of drafts that are not supported."""
 
 DRAFT_TYPE_BY_FIELD = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "dflash_config": "dflash"}
 """Field that only configs of drafts have → the model type of the draft."""
@@ -76,7 +79,7 @@ DRAFT_TYPE_BY_FIELD = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "
 OTHER_DRAFT_FIELDS = ("medusa_num_heads", "hydra_num_heads", "speculators_config", "speculators_model_type")
 
 FLATTENED_SECTIONS = ("transformer_layer_config", "model", "eagle_config", "dflash_config", "dspark_config")
-"""Tables of a draft's config whose fields are read as if they were at its top: the layers' config of speculators, the
+"""Tables of a draft's config whose fields are read as top-level fields: the layers' config of speculators, the
 draft's config in vLLM's, the fields of SpecForge.
 """
 
@@ -85,10 +88,10 @@ SPECULATORS_DEFAULTS: dict[str, dict[str, Any]] = {
     "eagle": {"fusion_bias": False},
     "medusa": {"original_lm_head": True},
 }
-"""Model type of a draft → defaults of its config in speculators, where they differ from its other source's."""
+"""Model type of a draft → the defaults of its config class in the library speculators that differ from its reader's."""
 
 LEAST_EAGLE_WIDTH = 1024
-"""The least hidden_size at which a Llama of one layer is read as a draft of EAGLE; smaller ones are made for tests."""
+"""The least hidden_size at which a one-layer Llama is read as an EAGLE draft; smaller models are test models."""
 
 
 def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -160,7 +163,9 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
 
 def _require_described_layers(config: Mapping[str, Any], class_name: str) -> None:
     """Raises `InputError` for a draft of a supported method with layers of another model family."""
-    read_fields = {*FIELDS_OF_OTHER_LAYERS} if "Llama" in class_name else {*FIELDS_READ.get(config["model_type"], ())}
+    read_fields = (
+        {*FIELDS_OF_OTHER_LAYERS} if "Llama" in class_name else {*ACCEPTED_FIELDS.get(config["model_type"], ())}
+    )
     latent_mode, latent_fields = LATENT_MODE.get(config["model_type"], (None, ()))
     if config.get("attention_mode") == latent_mode:
         read_fields |= {*latent_fields}
@@ -189,7 +194,7 @@ def _require_described_layers(config: Mapping[str, Any], class_name: str) -> Non
 
 
 def _require_described_draft(config: Mapping[str, Any], class_name: str) -> None:
-    """Raises `InputError` for a draft model's config whose model type is that of a whole model."""
+    """Raises `InputError` for an unsupported draft model's config that states the model type of a whole model."""
     foreign_fields = [field_name for field_name in OTHER_DRAFT_FIELDS if config.get(field_name) is not None]
     model_type = str(config.get("model_type"))
     if OTHER_DRAFT_CLASS.search(class_name):

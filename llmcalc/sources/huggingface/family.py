@@ -61,7 +61,7 @@ GPT2_NAMES = {
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }
-"""Names of fields in GPT-2's configs, as aliases of a family."""
+"""Usual name of a field → its name in GPT-2's configs, for the aliases of a family."""
 
 EVERY_CLASS = ("",)
 """Class-name suffix that matches all classes."""
@@ -97,7 +97,7 @@ def op_of_all_experts(op: Op) -> Op:
 
 
 ATTENTION_DROPOUT = {"attention": "attention_dropout"}
-"""The field of most decoders."""
+"""The dropout fields of most decoders' configs: attention dropout only."""
 
 
 def is_untied(spec: ModelSpec) -> bool:
@@ -137,7 +137,7 @@ class Quirks:
 
 
 LAST_TOKEN_QUIRKS = Quirks(value_reading_classes=("ForSequenceClassification",))
-"""Quirks of classes that classify a sequence by its last token, which they search for among the ids."""
+"""Quirks of sequence classifiers that read the token ids to find the last token."""
 
 
 @dataclass(frozen=True)

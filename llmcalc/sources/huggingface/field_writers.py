@@ -27,7 +27,8 @@ WRITTEN_ACTIVATIONS = {
 """Activation name here → its name in configs, if they differ."""
 
 NO_PADDING_WRITER: FieldWriters = {"pad_token_id": lambda s: None}
-"""The writer of classes whose padding token is a token of the published vocabulary, which other specs may not have."""
+"""Config fields that set the padding token to none, for classes whose default padding token may exceed the vocabulary.
+"""
 
 PARTIAL_ROTARY_WRITER: FieldWriters = {"partial_rotary_factor": "partial_rotary_factor"}
 """The writer of classes that use `partial_rotary_factor`; in others the whole head is rotary with any config."""

@@ -88,7 +88,7 @@ PROJECTION_BY_CLASS = {
         ClassProjection(128),
     ),
 }  # fmt: skip
-"""Class without an output head → its projection.
+"""Class name without an output head → the class's projection of every token's hidden state.
 
 ColBERT's size is `dim` in `artifact.metadata`, a file beside the config, and not in the config itself. The classes from
 `BiPaliProj` on are those of illuin-tech/colpali (colpali_engine/models), whose configs state the model type of the
@@ -102,13 +102,13 @@ ARTIFACT_FILE = "artifact.metadata"
 BI_ENCODER_CLASSES = (
     "BiPali", "BiGemma3", "BiIdefics3", "BiQwen2", "BiQwen2_5", "BiQwen3", "BiQwen3_5", "BiModernVBert", "BiEuroVBert",
 )  # fmt: skip
-"""Classes of illuin-tech/colpali that return the hidden state of a token."""
+"""Class names in illuin-tech/colpali that return a single token's hidden state."""
 
 CLASSES_WITHOUT_HEAD = frozenset((*PROJECTION_BY_CLASS, *BI_ENCODER_CLASSES))
-"""Classes without an output head."""
+"""Class names of models without an output head."""
 
 _SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z](?!.*LM$)|Reward|Scor(e|ing)|Rerank|Ranker|Ranking|Retriev|Embedd")
-"""Names of classes that return scores or vectors; `Col` and `Bi` begin those of illuin-tech/colpali."""
+"""Pattern of class names that return scores or vectors; classes of illuin-tech/colpali begin with `Col` or `Bi`."""
 
 
 def names_another_head(class_name: str) -> bool:

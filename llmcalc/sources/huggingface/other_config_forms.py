@@ -16,6 +16,7 @@ from typing import Any
 
 from ...components.base import LARGEST_SIZE
 from ...errors import InputError, short_repr
+from ...workload.lora import ALL_LINEAR
 from .config import is_json_integer, is_number
 from .family import field_names
 
@@ -52,7 +53,7 @@ PROGRAMS_WITHOUT_SIZES: dict[frozenset[str], str] = {
         "emb_size feedforward_size heads_num layers_num"
     ): "TencentPretrain: they state no size of a vocabulary",
 }
-"""Fields that only the configs of a program have → the program, and what its configs leave out."""
+"""Fields that occur only in one program's configs → the program, and what its configs leave out."""
 
 MISTRAL_FIELDS = field_names(
     "dim n_layers n_heads n_kv_heads head_dim hidden_dim vocab_size norm_eps rope_theta max_seq_len moe"
@@ -96,15 +97,12 @@ MLC_FIELDS = field_names("""
     """)
 """Fields of MLC's `model_config` that are settings of its engine, and `head_dim`, which it fills in."""
 
-ALL_LINEAR = "all-linear"
-"""PEFT's target that stands for every linear layer."""
-
 MODULE_NAME = re.compile(r"[A-Za-z_][\w.-]{0,99}")
-"""A module's name, and no regular expression."""
+"""Pattern of a plain module name, as opposed to a regular expression for module names."""
 
 
 SAVED_MODULES = ("embed_tokens", "lm_head")
-"""Modules outside the layers that `--modules-to-save` takes of any model."""
+"""Modules outside the layers that `--modules-to-save` accepts for every model."""
 
 OTHER_ADAPTER_FIELDS = (
     "exclude_modules",
@@ -220,7 +218,7 @@ def _positive_size(model_args: Mapping[str, Any], field_name: str, default_size:
 
 
 SEPARATE_HEAD_NOTE = "with an output head of its own (Llama 3.2 1B and 3B have none: --set tie_word_embeddings=true)"
-"""The end of the remark on arguments that do not say whether a checkpoint has a weight of its own for the head."""
+"""The end of the remark on arguments that do not state whether the output head has a separate weight."""
 
 
 def _read_meta(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

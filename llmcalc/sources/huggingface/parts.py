@@ -358,7 +358,7 @@ It scores every token; that of Jina's reranker scores the last one alone in prac
 """
 
 BIAS_FROM_CONFIG = ("Qwen3ASR",)
-"""Beginnings of classes whose scores of tokens have a bias only if `token_classification_bias` says so."""
+"""Class-name prefixes of token classifiers with a bias only if `token_classification_bias` is true."""
 
 
 def scores_of_layers(config: Config, head: Table, layer_step: int = 1) -> Table:

@@ -302,10 +302,10 @@ UNDESCRIBED_PARTS = {
     "yuan": "convolutions over tokens before queries and keys (localized filtering)",
     "zaya1_vl": "adapters for image tokens alone",
 }
-"""Model type of published code → what its layers have that no part of a description has."""
+"""Model type that is not supported → what its published code has that a description cannot express."""
 
 TOML_ADVICE = "its layers can be described in TOML, whose fields llmcalc schema lists"
-"""What can be done about a config of a model type that is not supported."""
+"""The advice for a config of a model type that is not supported."""
 
 
 def _unsupported_type_advice(config: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ own forms.
 """
 
 USUAL_SIZE_NAMES = {**dict.fromkeys(WIDTH_FIELDS, "hidden_size"), **dict.fromkeys(DEPTH_FIELDS, "num_hidden_layers")}
-"""A size's name in published configs → its usual one."""
+"""Name of a width or depth field in published configs → the usual field name."""
 
 
 def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:

@@ -11,19 +11,19 @@ ALLOW_OPTION = "--allow-unknown"
 """The option that ignores all unknown fields; in Python `allow_unknown=True`."""
 
 COUNTING_WORDS = frozenset({"num", "n", "size", "dim", "dims", "of", "per", "max", "total", "number"})
-"""Words that mark a field as a size without telling of what."""
+"""Words in a field name that mark a size but not what is measured, such as `num` and `dim`."""
 
 SIZED_THINGS = frozenset(
     {"layers", "blocks", "heads", "head", "experts", "rank", "groups", "channels", "width", "depth", "layer", "modules"}
     | {"window"}
 )
-"""Words for the parts of an architecture that have a number or a size."""
+"""Words in a field name for parts of an architecture that have a number or a size."""
 
 SEGMENT_COUNT_FIELD = "type_vocab_size"
 """BERT's number of segments, which configs of decoders have as a leftover (those of `hf-internal-testing`)."""
 
 PER_LAYER_FIELD = "per_layer_config"
-"""The table of transformers with a layer's number → its values of fields, where they differ from the config's."""
+"""The config field with a table of layer number → the fields in which the layer differs from the config."""
 
 
 def name_same_size(first_name: str, second_name: str) -> bool:

@@ -91,7 +91,7 @@ def _is_bidirectional(config_values: ConfigValues) -> bool:
 
 
 def _relative_bias(config_values: ConfigValues) -> RelativeBias:
-    """Returns the first stack's relative bias, or that of its first attention layer."""
+    """Returns the relative bias of the first stack, or else of its first attention layer."""
     bias: RelativeBias = config_values.first_stack.relative_bias or config_values.part_of_type("relative_bias")
     return bias
 
@@ -181,4 +181,4 @@ EXTRA_READ_FIELDS = (
     "num_labels",
     "max_position_embeddings",
 )
-"""Fields that a reader may read without a default of its own."""
+"""Config fields that a reader may read without stating a default."""

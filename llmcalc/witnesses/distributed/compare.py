@@ -27,7 +27,7 @@ UNCOUNTED_MEMORY = (
     "the numbers of ranks that a device mesh keeps",
     "the pass with which a pipeline finds shapes before the first step",
 )
-"""Memory of the processes that is not compared, in addition to scratch of kernels."""
+"""Memory of distributed processes that is not compared, in words, in addition to kernels' scratch memory."""
 
 
 def build_job(
@@ -65,10 +65,10 @@ def verify_distributed(training_job: TrainingJob, model_name: str = "model") -> 
 
     Raises `InputError` if a process fails or does not answer.
     """
-    return verify_all([training_job], model_name)[0]
+    return verify_jobs([training_job], model_name)[0]
 
 
-def verify_all(training_jobs: Sequence[TrainingJob], model_name: str = "model") -> list[Verdict]:
+def verify_jobs(training_jobs: Sequence[TrainingJob], model_name: str = "model") -> list[Verdict]:
     """Runs jobs with the same number of processes in sequence."""
     start_time = time.perf_counter()
     if is_started_by_torchrun():

@@ -20,10 +20,10 @@ STEP_COUNT = 2
 """Number of training steps; in the second the optimizer's states exist from the beginning."""
 
 JOB_DTYPE = "float32"
-"""Number format of the run; in it the loss of many processes equals that of one except for rounding."""
+"""Number format of a distributed run, in which the losses of many processes and of one differ only by rounding."""
 
 JOB_FSDP_SETTINGS = FsdpSettings(JOB_DTYPE, JOB_DTYPE)
-"""FSDP2 settings as in torchtitan, in that format."""
+"""FSDP2 settings of a distributed run: torchtitan's, in the format `JOB_DTYPE`."""
 
 
 @dataclass(frozen=True)

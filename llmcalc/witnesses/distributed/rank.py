@@ -39,13 +39,13 @@ SEED = 0
 c10d: Any = _distributed_c10d
 
 POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
-"""Point-to-point operations, which may overlap with others."""
+"""Names of point-to-point operations, which may overlap with other operations."""
 
 BUCKET_OPERATIONS = frozenset({"allreduce_"})
-"""Operations on gradient buckets, whose tensors persist."""
+"""Names of collectives on gradient buckets, whose tensors persist."""
 
 RELEASE_SECONDS = 10.0
-"""Longest time in which gloo's threads release the tensors of a finished collective, in seconds."""
+"""Timeout in seconds for gloo's threads to release the tensors of a finished collective."""
 
 TENSOR_WRAPPERS = DTensor, AsyncCollectiveTensor
 """Classes of tensors that wrap another tensor, which has the storage."""

@@ -19,7 +19,7 @@ from llmcalc.components.runtime import PassState
 from llmcalc.components.towers import TOWERS, TowerName
 from llmcalc.components.towers.mobilenet import MobileNet
 from llmcalc.components.towers.patches import PatchEmbedder
-from llmcalc.components.towers.projector import Map, Projector
+from llmcalc.components.towers.projector import Projector, ProjectorLayer
 from llmcalc.components.towers.sam import SamEncoder
 from llmcalc.components.towers.vision import VisionTower
 from llmcalc.costs.flops import forward_flops_of
@@ -132,7 +132,7 @@ def test_attention_in_squares_sees_its_square_alone() -> None:
 
 
 def test_a_projector_reference_merges_squares_of_patches() -> None:
-    projector = Projector(input_size=3, maps=(Map(size=5),), merge=2, merged="mean")
+    projector = Projector(input_size=3, maps=(ProjectorLayer(size=5),), merge=2, merged="mean")
     net, x = projector.reference(ModelProperties(5)), torch.randn(1, 4 * 6, 3)
     square = x.unflatten(1, (4, 6))[:, 2:4, 4:6].flatten(1, 2).mean(1)
     torch.testing.assert_close(net(x, 6)[:, 1 * 3 + 2], net.get_submodule("map_1")(square))

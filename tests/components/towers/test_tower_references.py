@@ -14,7 +14,7 @@ from llmcalc.components.towers.audio import AudioTower
 from llmcalc.components.towers.conformer import Conformer
 from llmcalc.components.towers.image_tokenizer import ImageTokenizer
 from llmcalc.components.towers.patches import PatchEmbedder
-from llmcalc.components.towers.projector import Map, Projector
+from llmcalc.components.towers.projector import Projector, ProjectorLayer
 from llmcalc.components.towers.vision import Patches, PatchPositions
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.sources.huggingface.description import read_config
@@ -137,12 +137,16 @@ def test_an_encoder_of_sound_sees_all_frames() -> None:
 
 
 def test_a_projector_puts_frames_side_by_side_and_gates() -> None:
-    frames = Projector(input_size=3, maps=(Map(size=5),), frames=2).reference(ModelProperties(5))
+    frames = Projector(input_size=3, maps=(ProjectorLayer(size=5),), frames=2).reference(ModelProperties(5))
     x = torch.randn(4, 6, 3)
     torch.testing.assert_close(frames(x, 6)[1], frames.get_submodule("map_1")(torch.cat([x[2], x[3]], -1)))
-    mean = Projector(input_size=3, maps=(Map(size=5),), frames=2, merged="mean").reference(ModelProperties(5))
+    mean = Projector(input_size=3, maps=(ProjectorLayer(size=5),), frames=2, merged="mean").reference(
+        ModelProperties(5)
+    )
     torch.testing.assert_close(mean(x, 6)[1], mean.get_submodule("map_1")((x[2] + x[3]) / 2))
-    gated = Projector(input_size=3, maps=(Map(size=8, hidden_act="silu", gated=True),)).reference(ModelProperties(4))
+    gated = Projector(input_size=3, maps=(ProjectorLayer(size=8, hidden_act="silu", gated=True),)).reference(
+        ModelProperties(4)
+    )
     value, gate = gated.get_submodule("map_1")(x).chunk(2, -1)
     torch.testing.assert_close(gated(x, 6), value * torch.nn.functional.silu(gate))
 

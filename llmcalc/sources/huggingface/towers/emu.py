@@ -28,7 +28,7 @@ IMAGE_RULE: Table = {
     "line_marks": True,
     "marks": 4,
 }
-"""How Emu 3's processor resizes an image, and its marks: two before and two after the tokens.
+"""The fields of the rule by which Emu 3's processor resizes an image, with two mark tokens before and two after it.
 
 The processor also writes the number of lines and columns in digits, which count as text.
 """

@@ -145,7 +145,7 @@ OWN_CODE_DEFAULTS: Table = {
     "num_groups": (8, 16, 32, 64),
     "image_feature_source": ["spatial_avg_pool", "temporal_avg_pool"],
 }
-"""Defaults of configuration_florence2.py, and what its code builds whatever a config states."""
+"""Defaults of configuration_florence2.py, and values that its code always uses, whatever a config states."""
 
 WRAPPERS = {
     "florence2": vision_section(

@@ -19,7 +19,7 @@ from .mobilenet import GEMMA3N_IMAGE, OUTPUT_WIDTH, mobilenet_v5
 from .section import TowerSection, projector, vision_section, vision_transformer
 
 GEMMA4_BUDGET: Table = {"type": "budget", "max_tokens": 280, "marks": 2}
-"""The most embeddings of an image in Gemma 4's published processors, and the tokens that they write around it."""
+"""The image rule of Gemma 4's published processors: the most tokens of an image, and mark tokens around them."""
 
 GEMMA4_FRAMES: Table = {
     "window": 321,
@@ -30,7 +30,7 @@ GEMMA4_FRAMES: Table = {
     "marks": 2,
 }
 GEMMA3N_FRAMES: Table = {"window": 513, "multiple": 128, "tokens": 188, "max_seconds": 30, "marks": 4}
-"""How the published processors cut audio into frames, and the tokens that they write for a recording."""
+"""The audio rules of Gemma 4's and Gemma 3n's published processors: frames, and the tokens of a recording."""
 
 
 def _read_gemma4_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:

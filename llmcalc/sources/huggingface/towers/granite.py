@@ -11,7 +11,7 @@ from ..parts import ACTIVATIONS, Table, layernorm, mlp
 from .section import TowerSection, projector
 
 FIRST_FRAME_SAMPLES, FRAME_SAMPLES = 160, 320
-"""The samples from the start of a recording to its first frame's end, and those of a frame, in the processor."""
+"""Samples of the processor: from a recording's start to the end of its first frame, and per frame."""
 
 
 def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: int) -> Table:

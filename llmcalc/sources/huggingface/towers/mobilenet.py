@@ -10,7 +10,7 @@ from typing import Any
 from ..parts import Table, rmsnorm
 
 GEMMA3N_IMAGE: Table = {"type": "fixed", "size": 768, "tokens": 256, "marks": 4, "pools": True}
-"""How Gemma 3n's published processor cuts an image: one square, which becomes 16 × 16 embeddings."""
+"""The image rule of Gemma 3n's published processor: one square, which becomes 16 × 16 embeddings."""
 
 OUTPUT_WIDTH = 2048
 

@@ -91,7 +91,7 @@ def _read_qwen3_asr(root_config: Config, config: Config, text_hidden_size: int) 
 
 
 QWEN2_5_SECONDS, QWEN3_ASR_SAMPLES = 300, 8000
-"""The longest recording of Qwen2.5-Omni's published processors, and the least samples of Qwen3-ASR's."""
+"""The longest recording of Qwen2.5-Omni's processors in seconds, and the fewest samples of Qwen3-ASR's processor."""
 
 QWEN2_5_AUDIO_DEFAULTS: Table = {**QWEN2_AUDIO_DEFAULTS, "n_window": 100, "output_dim": 3584}
 QWEN3_AUDIO_DEFAULTS: Table = {

@@ -102,7 +102,7 @@ def _read_ovis2_5(root_config: Config, config: Config, text_hidden_size: int) ->
 
 
 OVIS2_5_SIDES = 448, 1792
-"""The sides of a square with the least and the most pixels of an image in the code of Ovis 2.5."""
+"""The side lengths of the squares with the fewest and the most pixels of an image in the code of Ovis 2.5."""
 
 
 def _visual_vocabulary(

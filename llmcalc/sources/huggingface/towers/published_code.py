@@ -34,7 +34,7 @@ from .section import (
 from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, VIT_L, clip_encoder, siglip_encoder, siglip_with_positions
 
 DUMMY_HEADS = 7
-"""Heads that NVLM's copy of InternViT has beside those of its config; their weights are zeros."""
+"""Number of heads that NVLM's copy of InternViT has in addition to its config's heads; their weights are zeros."""
 
 
 def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
@@ -286,7 +286,7 @@ def _read_keye(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 
 def _read_keye_1_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Keye-VL 1.5, whose processor's limits are those of `KeyeVL1_5ImageProcessor`."""
+    """Reads Keye-VL 1.5, with the limits of `KeyeVL1_5ImageProcessor`."""
     towers = _keye_towers(config, text_hidden_size, "merged")
     image_resizing = {"type": "smart_resize", "merge": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
     return towers | {"vision_model": {**towers["vision_model"], "image": {**image_resizing, "rounds_sides": True}}}
@@ -378,7 +378,7 @@ MINICPM_SLICED = ("2.6", "4.0", "4.5")
 """The versions of MiniCPM-V whose processors number images and write marks around slices."""
 
 MINICPM_SLICES: Table = {"scale_resolution": 448, "max_slice_nums": 9}
-"""The side of a square with a slice's pixels, and the most slices of an image, in these processors."""
+"""The side of a square with a slice's number of pixels, and the most slices per image, in MiniCPM-V's processors."""
 
 
 def _read_qwen_vl(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -393,7 +393,7 @@ def _read_qwen_vl(root_config: Config, config: Config, text_hidden_size: int) ->
 
 
 def _read_moondream(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Moondream 2 of 2025 and Moondream 3: SigLIP, and a projector of the whole image beside its tiles' patches.
+    """Reads Moondream 2 of 2025 and Moondream 3: SigLIP, and a projector that joins patches of image and tiles.
 
     The vectors of the tiles are averaged to as many as the whole image has, so that they are a second image.
     """
@@ -487,7 +487,7 @@ INTERNVIT_FIELDS = field_names("""
     moe_output_scale noisy_gate_policy num_experts num_routed_experts num_shared_experts shared_expert_intermediate_size
     use_moe use_residual use_rts use_weighted_residual
     """)
-"""Fields of InternViT's configs that change no count: those of experts that no published encoder has."""
+"""Ignored fields of InternViT's configs, for experts that no published encoder has."""
 CHAT_DEFAULTS: Table = {"downsample_ratio": 0.5, "select_layer": -1, "max_dynamic_patch": 6}
 MLP_PROJECTOR_DEFAULTS: Table = {
     "projector_type": "downsample_mlp_gelu",

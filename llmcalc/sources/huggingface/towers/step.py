@@ -14,8 +14,9 @@ from .section import ROTARY_POSITION, biased_layer, patches_per_side, projector,
 COUNTED_FLAGS = {
     "use_cls_token": False, "use_ln_post": False, "use_abs_posemb": True, "use_ln_pre": True, "use_rope2d": True,
 }  # fmt: skip
-"""Field → the value whose parts are counted. The published code alone reads the first two; transformers' class has the
-others in any case."""
+"""Config flag → the only supported value. Only the published code reads the first two flags; transformers' class always
+behaves as the others say.
+"""
 
 
 def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Table:

@@ -21,7 +21,7 @@ SIZES_BY_TIMM_MODEL: dict[str, Table] = {
     "vit_large_patch14_reg4_dinov2": {**DINOV2_L, "registers": 4},
     "vit_so400m_patch14_siglip": SO400M,
 }
-"""Start of a model's name in timm → its sizes. A model without registers has a pooling head."""
+"""Prefix of a model's name in timm → the model's sizes. A model without registers has a pooling head."""
 
 PATCH_SIZE = 14
 

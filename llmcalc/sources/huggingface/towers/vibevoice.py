@@ -93,7 +93,7 @@ DIFFUSION_HEAD_DEFAULTS: Table = {
     "mlp_bias": False,
 }
 HEAD_FIELDS = frozenset({"diffusion_max_period", "hidden_size", "latent_size"})
-"""Fields of the head's config that change no count; its class overwrites both sizes with those of text and encoder."""
+"""Fields of the head's config that change no count; the class takes both sizes from text model and encoder instead."""
 
 WRAPPERS = {
     "vibevoice": {

@@ -252,7 +252,7 @@ OLD_FIELDS = field_names("""
     position_embedding_type directionality layers_to_keep pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
     pooler_size_per_head pooler_type
     """)
-"""Fields of earlier versions of the classes."""
+"""Config fields that only earlier versions of the classes read."""
 ERNIE_IGNORED_FIELDS = OLD_FIELDS | {"enable_recompute", "fuse", "pool_act"}
 
 

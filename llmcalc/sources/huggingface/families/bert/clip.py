@@ -35,10 +35,11 @@ MODULES = {
 }
 
 DUAL_ENCODERS = ("CLIPModel", "MetaClip2Model", "SiglipModel", "Siglip2Model")
-"""Classes of a text encoder beside one of images, with the learned scale (SigLIP: and bias) of their similarity."""
+"""Classes with a text and an image encoder, and a learned scale (SigLIP: also a bias) of their similarity."""
 
 SINGLE_ENCODER_ENDINGS = ("TextModel", "TextModelWithProjection", "VisionModel", "VisionModelWithProjection")
-"""Endings of the names of classes that build one of both encoders from a section of the config."""
+"""Class-name suffixes of the classes that build only the text or only the image encoder, from a section of the config.
+"""
 
 
 def _read_text_encoder(config: Config) -> Table:

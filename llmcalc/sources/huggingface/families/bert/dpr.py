@@ -14,7 +14,7 @@ from .bert import OLD_FIELDS, bert_activation, bert_block, bert_head, bert_posit
 READER_CLASS = "DPRReader"
 
 NODES_OUTSIDE_LAYERS = ("layers", "embed_tokens", "embed_positions", "embed_types", "embed_norm")
-"""Nodes outside of the layers; BERT stands in a module of its own below that of the encoder."""
+"""Nodes outside of the layers, which are in BERT's module, a submodule of the encoder's module in the class."""
 
 
 def _read_dpr(config: Config) -> Table:

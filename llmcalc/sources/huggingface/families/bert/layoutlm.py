@@ -59,7 +59,7 @@ def _read_layoutlm(config: Config) -> Table:
 
 
 LARGEST_PLAIN_LABEL_COUNT = 9
-"""The most labels that LayoutLMv3's token classifier scores with one linear layer; for more it has two."""
+"""The largest number of labels for which LayoutLMv3's token classifier has one linear layer; for more it has two."""
 
 
 def _read_layoutlmv3(config: Config) -> Table:

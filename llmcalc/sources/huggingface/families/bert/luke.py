@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .....model import ModelSpec
 
 ENTITY_AWARE_PROJECTIONS = ("word_entity_proj", "entity_word_proj", "entity_entity_proj")
-"""Projections of queries between words and entities; those between words are the usual ones."""
+"""Query projections for pairs with an entity: word to entity, entity to word, entity to entity."""
 
 ENTITY_CLASS_ENDINGS = ("ForEntityClassification", "ForEntityPairClassification", "ForEntitySpanClassification")
 

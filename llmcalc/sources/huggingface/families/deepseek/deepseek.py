@@ -161,7 +161,7 @@ ROUTING_FIELDS = field_names("""
     aux_loss_alpha ep_size head_dim intermediate_size moe_layer_freq n_group norm_topk_prob num_key_value_heads
     qk_head_dim rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
     """)
-"""Fields that choose the experts, and fields that latent attention ignores."""
+"""Ignored config fields: those that choose the experts, and those that latent attention does not read."""
 
 LATENT_WRITERS: FieldWriters = {"num_key_value_heads": lambda s: s.first_value("num_attention_heads")}
 

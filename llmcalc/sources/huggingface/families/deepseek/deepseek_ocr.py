@@ -66,12 +66,12 @@ OCR_MODULES = {
     "towers.map_1": "multi_modal_projector",
     "towers.output_marks": ".view_separator + .image_newline | .view_separator",
 }
-"""Node of DeepSeek-OCR's encoders → module of its class: SAM's layers and those that read their output."""
+"""Node of DeepSeek-OCR's encoders → module of the class; the encoders are SAM and the layers that read its output."""
 
 LATENT_FIELDS = field_names(
     "kv_lora_rank lm_head q_lora_rank qk_nope_head_dim qk_rope_head_dim rm_head use_mla v_head_dim"
 )
-"""Fields of DeepSeek-V2's code in Unlimited-OCR's published config, whose class has no latent attention."""
+"""Fields of DeepSeek-V2's latent attention in Unlimited-OCR's published config, which its class ignores."""
 
 FAMILIES = {
     "deepseek_ocr2": Family(None, text_type="deepseek_ocr2_text", tower_file="sam", modules=OCR_MODULES),

@@ -24,7 +24,7 @@ LATENT_SIZES = (
     "qk_rope_head_dim",
     "v_head_dim",
 )
-"""The sizes of latent attention that layers with a window have of their own."""
+"""The sizes of latent attention that windowed layers can state separately."""
 
 KIND_BY_LAYER_TYPE = {"indexed_attention": "indexed", "full_attention": "full", "sliding_attention": "sliding"}
 

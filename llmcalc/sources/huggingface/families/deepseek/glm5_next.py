@@ -41,7 +41,7 @@ DEFAULT_LOWER_BOUND = -5.0
 """The lower bound of the log decay by default."""
 
 PUBLISHED_FIELDS = {"index_kpool_compress": True, "mhc": True, "mla_use_nope": True}
-"""Fields of the published config that the class does not have → the value that it implements."""
+"""Field of the published config that the class does not read → the value that the class implements."""
 
 
 def _read_glm5_next_text(config: Config) -> Table:

@@ -62,7 +62,7 @@ def _layer_count(config: Config) -> int:
 
 
 def _with_real_experts(op: Op) -> Op:
-    """Replaces an operation on identity experts by their unused weights, which the class has; others stay unchanged."""
+    """Returns for identity experts the unused weights that the class has for them; any other operation unchanged."""
     if isinstance(op, IdentityExperts):
         return Weight(op.identity_count * sum(linear_layer.expert_params() for linear_layer in op.expert_layers[:-1]))
     return op

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...code_addresses import SPECFORGE
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
@@ -178,16 +179,16 @@ MOE_PRESETS: dict[str, Table] = {
         "shared_expert_gate": "sigmoid",
     },
 }  # fmt: skip
-"""Name of a `moe_preset` → the fields that it states (specforge/modeling/draft/moe/presets.py of SpecForge)."""
+"""Name of a `moe_preset` → the config fields that it sets (specforge/modeling/draft/moe/presets.py of SpecForge)."""
 
 EXPERT_FIELDS = (
     *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "scoring_func"),
     *("shared_expert_intermediate_size", "swiglu_limit", "balance", "shared_expert_gate"),
 )
-"""Fields of experts, in the place of those of the preset."""
+"""Config fields of experts that override the fields of the `moe_preset`."""
 
 STATE_LAYERS = ("target_layer_ids", "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
-"""Fields that list the layers whose states the draft reads: SpecForge's, speculators' and vLLM's."""
+"""Config fields that list the target layers whose states the draft reads, in SpecForge, speculators and vLLM."""
 
 DFLASH_DEFAULTS: dict[str, Any] = {
     **COMMON_DEFAULTS,
@@ -217,16 +218,15 @@ DFLASH_IGNORED_FIELDS = (IGNORED_FIELDS - {"layer_types", "sliding_window"}) | f
     router sample_from_anchor shared_expert shift_label sliding_window_non_causal target_num_hidden_layers
     topk_group train_embed_tokens
     """)
-DRAFT_CODE_FOLDER = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
 
 FAMILIES = {
-    "dflash": Family(_read_dflash, DFLASH_DEFAULTS, DFLASH_IGNORED_FIELDS, source=f"{DRAFT_CODE_FOLDER}dflash.py"),
+    "dflash": Family(_read_dflash, DFLASH_DEFAULTS, DFLASH_IGNORED_FIELDS, source=f"{SPECFORGE}dflash.py"),
     "dflash2": Family(
         _read_dflash2,
         DFLASH_DEFAULTS,
         DFLASH_IGNORED_FIELDS
         | field_names("final_logit_softcapping input_embedding_scale is_causal output_multiplier"),
-        source=f"{DRAFT_CODE_FOLDER}dflash2.py",
+        source=f"{SPECFORGE}dflash2.py",
     ),
     "dspark": Family(
         _read_dspark,
@@ -241,7 +241,7 @@ FAMILIES = {
         },
         DFLASH_IGNORED_FIELDS,
         aliases={"markov_rank": "dspark_markov_rank"},
-        source=f"{DRAFT_CODE_FOLDER}dspark.py",
+        source=f"{SPECFORGE}dspark.py",
     ),
-    "domino": Family(_read_domino, DFLASH_DEFAULTS, DFLASH_IGNORED_FIELDS, source=f"{DRAFT_CODE_FOLDER}domino.py"),
+    "domino": Family(_read_domino, DFLASH_DEFAULTS, DFLASH_IGNORED_FIELDS, source=f"{SPECFORGE}domino.py"),
 }

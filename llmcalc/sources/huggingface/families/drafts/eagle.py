@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...class_defaults import class_defaults
+from ...code_addresses import SPECFORGE
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
@@ -162,7 +163,6 @@ EAGLE3_DEFAULTS: dict[str, Any] = {
 
 LATENT_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 EXPERT_SIZES = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
-DRAFT_CODE_FOLDER = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
 
 
 def _class_defaults_of_fields(model_type: str, *fields: str) -> dict[str, Any]:
@@ -203,13 +203,13 @@ FAMILIES = {
         _class_defaults_of_fields("qwen3_moe", *EXPERT_SIZES),
         IGNORED_FIELDS
         | field_names("decoder_sparse_step intermediate_size mlp_only_layers norm_topk_prob use_qk_norm"),
-        source=f"{DRAFT_CODE_FOLDER}qwen3_moe_eagle.py",
+        source=f"{SPECFORGE}qwen3_moe_eagle.py",
     ),
     "eagle3_gpt_oss": Family(
         _read_eagle3_gpt_oss,
         _class_defaults_of_fields("gpt_oss", *EXPERT_SIZES),
         IGNORED_FIELDS | field_names("experts_per_token swiglu_limit use_qk_norm"),
-        source=f"{DRAFT_CODE_FOLDER}gpt_oss_eagle.py",
+        source=f"{SPECFORGE}gpt_oss_eagle.py",
     ),
-    "peagle": Family(_read_eagle3, EAGLE3_DEFAULTS, IGNORED_FIELDS, source=f"{DRAFT_CODE_FOLDER}peagle.py"),
+    "peagle": Family(_read_eagle3, EAGLE3_DEFAULTS, IGNORED_FIELDS, source=f"{SPECFORGE}peagle.py"),
 }

@@ -99,6 +99,6 @@ FAMILIES = {
         source=f"{MODELS_FOLDER}gemma4_unified_assistant/modeling_gemma4_unified_assistant.py",
     ),
 }
-"""The classes of transformers 5.23 refuse to be built: their check of layers that share keys and values expects a layer
-that computes them, which is in the target.
+"""Families of Gemma 4's drafts. transformers 5.23 cannot build their classes: its check of layers with shared keys and
+values expects a layer that computes them, which only the target model has.
 """

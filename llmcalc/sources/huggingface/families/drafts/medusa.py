@@ -13,7 +13,7 @@ from ...family import Family, field_names
 from ...parts import Table, decoder, layer_table, rmsnorm
 
 HEAD_COUNT_FIELDS, LAYER_COUNT_FIELDS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa_num_layers")
-"""Fields of vLLM's configs and of FasterDecoding's."""
+"""Config fields of the numbers of heads and of residual layers per head: vLLM's names, then FasterDecoding's names."""
 
 
 def _read_medusa(config: Config) -> Table:

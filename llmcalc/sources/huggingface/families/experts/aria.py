@@ -39,7 +39,7 @@ def _read_emu3(config: Config) -> Table:
 
 
 QKV_OF_TORCH = "in_proj_weight + in_proj_bias/3"
-"""Queries, keys or values of `torch.nn.MultiheadAttention`, which stores them as one."""
+"""The query, key or value projection of `torch.nn.MultiheadAttention`, which stores all three as one matrix."""
 
 TOKENIZER_MODULES = {
     "image_tokenizer": "vqmodel",

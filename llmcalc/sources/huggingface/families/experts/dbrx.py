@@ -30,7 +30,7 @@ def _read_dbrx(config: Config) -> Table:
 FFN_DEFAULTS: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}
 
 UNREACHED_CLIP = 1e9
-"""DBRX always clips queries, keys and values; this bound is so large that it never clips."""
+"""A bound for the clipping of queries, keys and values that is so large that nothing is clipped; DBRX requires one."""
 
 
 FAMILIES = {

@@ -71,7 +71,7 @@ FIRST_CODE_FIELDS = frozenset(
         "num_cdmoe_heads",
     }
 )
-"""Fields of the code in the first repositories, which the class does not read: it reads is_moe and num_experts."""
+"""Ignored config fields of the first repositories' code; the class reads is_moe and num_experts instead."""
 
 FAMILIES = {
     "doge": Family(

@@ -64,7 +64,7 @@ def _read_inkling_text(config: Config) -> Table:
         (_attention_kinds(config, depth), layer_changes), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
     )
     stack["embedding_norm"] = norm
-    _uncounted_prediction(config)
+    _note_uncounted_prediction(config)
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
 
 
@@ -94,7 +94,7 @@ def _ffn_kinds(config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
 
 
-def _uncounted_prediction(config: Config) -> None:
+def _note_uncounted_prediction(config: Config) -> None:
     if config.has("num_mtp_layers") and config.count("num_mtp_layers"):
         config.notes.append("num_mtp_layers: the multi-token-prediction modules are not counted")
 

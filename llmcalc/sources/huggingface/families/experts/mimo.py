@@ -85,7 +85,7 @@ def _require_marked_layers(config: Config, field_name: str, layer_kind: str, lay
 
 
 SLIDING_SIZE_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
-"""Sizes for which published configs give the sliding layers' values as well, as `swa_…`."""
+"""Fields of attention sizes that configs may state separately for sliding layers, as `swa_…`."""
 
 
 FAMILIES = {

@@ -51,7 +51,7 @@ FIXED_FIELDS = {
     "use_qk_norm": True,
     "use_routing_bias": True,
 }
-"""Fields of the checkpoints whose only supported value is the class's behaviour."""
+"""Config fields of the checkpoints → the only supported value, which is the class's behaviour."""
 
 
 def _read_minimax_m3(config: Config) -> Table:
@@ -88,10 +88,10 @@ def _read_minimax_m3(config: Config) -> Table:
     dense_ffn: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     dense = {"feed_forward": dense_ffn}
     stack = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, {"moe": {}, "dense": dense}))
-    return decoder(config, block, norm, stack=stack, **_prediction(config, stack, attention_changes["sparse"], norm))
+    return decoder(config, block, norm, stack=stack, **_mtp_fields(config, stack, attention_changes["sparse"], norm))
 
 
-def _prediction(config: Config, stack: Table, sparse_layer: Table, norm: Table) -> Table:
+def _mtp_fields(config: Config, stack: Table, sparse_layer: Table, norm: Table) -> Table:
     """Returns the field `mtp`: modules whose layer has sparse attention and experts, for any last layer of the decoder.
 
     Sources: vLLM, models/minimax_m3/nvidia/mtp.py; the released index, whose `total_size` has one module. Published

@@ -180,14 +180,14 @@ STACK_DEFAULTS: dict[str, Any] = {
     "layer_types": None,
     "attn_logit_softcapping": 50.0,
 }
-"""Defaults of the encoder and of the decoder of T5Gemma."""
+"""Defaults of the config sections of T5Gemma's encoder and decoder."""
 
 IGNORED_FIELDS = field_names("""
     query_pre_attn_scalar final_logit_softcapping cache_implementation hidden_act vocab_size hidden_size
     max_position_embeddings
     """)
 SECTION_IGNORED_FIELDS = IGNORED_FIELDS | {"dropout_rate", "tie_word_embeddings"}
-"""Its class gives the encoder and the decoder the dropout of the whole model, whose tying counts."""
+"""Ignored fields of a section; the class uses the whole model's dropout and weight tying for encoder and decoder."""
 
 TEXT_DEFAULTS: dict[str, Any] = {
     **STACK_DEFAULTS,

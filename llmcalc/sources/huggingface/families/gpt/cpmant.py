@@ -13,7 +13,7 @@ from ...field_writers import FieldWriters
 from ...parts import Table, decoder, layer_table, rmsnorm
 
 FEWEST_PROMPTS = 3
-"""The class shows the third prompt."""
+"""The least number of prompts, because the class reads the third prompt."""
 
 MOST_SEGMENTS = 2**20
 """The largest number of segments."""

@@ -21,7 +21,7 @@ def _read_csm(config: Config) -> Table:
 
 
 def _read_higgs_audio_v2(config: Config) -> Table:
-    """Reads Higgs Audio v2, whose head scores the tokens of all codebooks, and none of text."""
+    """Reads Higgs Audio v2, whose head scores the tokens of all codebooks, and no text tokens."""
     codebook_size, text_vocab_size = config.integer("codebook_size"), config.integer("vocab_size")
     model_fields = _codec_decoder(config, codebook_size, text_vocab_size)
     other_network = glu(config, config.flag("mlp_bias"))

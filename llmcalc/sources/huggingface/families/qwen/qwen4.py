@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 KIND_BY_LAYER_TYPE = {"linear_attention": "linear", "indexed_attention": "full", "full_attention": "full"}
 
 MOST_TABLES, LARGEST_TABLE = 256, 2**32
-"""The most rows that a token looks up in all layers, and the largest table of one of them: primes are searched."""
+"""Largest number of table rows that a token looks up, and largest table of a layer; both bound a search for primes."""
 
 
 def _read_qwen4(config: Config) -> Table:

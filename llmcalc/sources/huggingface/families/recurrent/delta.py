@@ -190,10 +190,10 @@ def read_ling_3(config: Config) -> Table:
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     full_attention = latent_attention(config, output_gate={"per": "head"})
     model_fields = latent_decoder(config, linear_attention, full_attention, mixer_kinds)
-    return {**model_fields, **_latent_prediction(config, model_fields["decoder"])}
+    return {**model_fields, **_latent_mtp_fields(config, model_fields["decoder"])}
 
 
-def _latent_prediction(config: Config, stack: Table) -> Table:
+def _latent_mtp_fields(config: Config, stack: Table) -> Table:
     """Returns Ling 3's multi-token-prediction modules, whose layer has latent attention and experts.
 
     Source: vLLM, models/bailing_moe_v3_mtp.py (`BailingMoeV3MultiTokenPredictorLayer`).

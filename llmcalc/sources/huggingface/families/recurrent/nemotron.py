@@ -142,11 +142,11 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
         layer_variant_names.append(variant_name)
     stack = stack_of_kinds(layer_table_by_kind, layer_variant_names)
     stack["num_hidden_layers"] = len(layer_variant_names)
-    mtp_fields = _prediction(config, stack, norm, layer_builders)
+    mtp_fields = _mtp_fields(config, stack, norm, layer_builders)
     return decoder(config, stack.pop("block"), norm, stack=stack, tie_word_embeddings=False, **mtp_fields)
 
 
-def _prediction(
+def _mtp_fields(
     config: Config, stack: Table, norm: Table, layer_builders: dict[str, Callable[[Config], Table]]
 ) -> Table:
     """Returns the multi-token-prediction modules: attention and experts, each after a norm, as in one layer of both.

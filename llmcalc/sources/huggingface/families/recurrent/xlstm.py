@@ -59,7 +59,7 @@ RUNTIME_FIELDS = field_names("""
     cell_norm_eps force_bos_token_insert forward_backend_name gate_linears igate_bias_init_range lm_head_bias
     logit_soft_cap mlstm_round_up_to_multiple_of
     """)
-"""Fields that choose how the model runs, and a norm that the class always has."""
+"""Ignored config fields: choices of kernels, and a norm that the class always has."""
 
 
 def _width_factor(field_name: str) -> FieldWriter:

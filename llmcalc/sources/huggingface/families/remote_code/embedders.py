@@ -63,7 +63,7 @@ def _read_jina_bert(config: Config) -> Table:
 
 
 def _read_mosaic_bert(config: Config) -> Table:
-    """Reads MosaicBERT and DNABERT-2, whose layers are those of Jina embeddings 2 with GELU."""
+    """Reads MosaicBERT and DNABERT-2: layers of Jina embeddings 2 with GELU."""
     return _gated_alibi_encoder(config, layernorm(config.number("layer_norm_eps")), {}, "gelu")
 
 

@@ -271,7 +271,7 @@ def _read_smallthinker(config: Config) -> Table:
 
 
 LAYOUT_DEFAULTS = {"rope_layout": 1, "sliding_window_layout": 0}
-"""Lists of SmallThinker's layers → what stands in one that is not given."""
+"""Config field with a flag per layer of SmallThinker → the flag of every layer if the field is missing."""
 
 
 def _layer_flags(config: Config, field_name: str, depth: int, default_flag: int) -> list[int]:

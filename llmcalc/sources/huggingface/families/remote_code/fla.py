@@ -273,7 +273,7 @@ COMMON_DEFAULTS: dict[str, Any] = {
     "attnres_block_size": None,
     "tie_word_embeddings": False,
 }
-"""Defaults that the library's configuration classes have in common."""
+"""Defaults that the configuration classes of flash-linear-attention have in common."""
 
 IGNORED_FIELDS = field_names("""
     attn_mode elementwise_affine fuse_cross_entropy fuse_linear_cross_entropy fuse_norm fuse_swiglu hidden_ratio
@@ -290,7 +290,7 @@ DELTA_NET_REQUIRED: dict[str, Any] = {
     "use_elu": False,
     "use_rope": False,
 }
-"""What DeltaNet's other fields have to be; the last three are of earlier versions."""
+"""Required values of DeltaNet's other config fields; the last three fields are of earlier versions."""
 
 KDA_REQUIRED: dict[str, Any] = {
     "use_short_conv": True,
@@ -299,7 +299,7 @@ KDA_REQUIRED: dict[str, Any] = {
     "lower_bound": None,
     "expand_v": 1.0,
 }
-"""What the other fields of Kimi delta attention have to be."""
+"""Required values of the other config fields of Kimi delta attention."""
 
 LINEAR_ATTENTION_DEFAULTS: dict[str, Any] = {
     "expand_k": 1.0,
@@ -314,7 +314,7 @@ WIDEST_RETNET_HEAD = 256
 """The largest head of RetNet (fla/layers/multiscale_retention.py)."""
 
 UNREAD_BY_LINEAR = field_names("conv_size share_conv_kernel use_gk use_gv")
-"""Fields of a convolution, which is not there, and of gates that the classes do not read."""
+"""Ignored config fields of a convolution and of gates that these classes do not have."""
 
 STATE_SPACE_DEFAULTS: dict[str, Any] = {
     "state_size": 16,

@@ -32,7 +32,7 @@ NORM_PLACEMENTS = {"pre": "pre", "post": "output", "pre_post": "sandwich"}
 """`layernorm_type` → the placement of the norms around attention and network; null is the class's `pre`."""
 
 GATED_HEADS = ("gated_rmsnorm", "gated_rmsnorm_sigmoid", "gated_rmsnorm_sigmoid_zero_centered")
-"""Values of `linear_gating_type` with a norm on each head's output; the other one has a gate alone."""
+"""Values of `linear_gating_type` with a norm on each head's output; the remaining value has only a gate."""
 
 
 def _read_gigachat(config: Config) -> Table:

@@ -12,7 +12,7 @@ from ..experts.mixtral import FIELDS_OF_ABSENT_LAYERS, IGNORED_FIELDS, read_qwen
 
 EXPERTS_PER_GROUP = 2
 ADJUGATE_WIDTH = 128
-"""Sizes that the source's class states; no field of the config has them."""
+"""Sizes that are fixed in GroveMoE's class, without a config field."""
 
 
 def _read_grove_moe(config: Config) -> Table:

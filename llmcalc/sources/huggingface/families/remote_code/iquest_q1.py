@@ -17,10 +17,10 @@ PATTERN_FIELDS = ("first_layers_types", "hybrid_layers_types_block", "last_layer
 """Fields with the kinds of the first layers, of a block that repeats, and of the last layers."""
 
 DEFAULT_IF_NULL = (*PATTERN_FIELDS, "mlp_only_layers")
-"""Fields of which null is the class's default."""
+"""Config fields in which null means the class's default."""
 
 NORMALIZED_RESIDUALS = ["self_attn_pre_norm", "mlp_post_norm"]
-"""Norms that layers after the first do not have: their first norm is that of the input, from which the sums start."""
+"""The norms that layers after the first do not have, because their residual sums start from the normalized input."""
 
 
 def _read_iquest_q1(config: Config) -> Table:

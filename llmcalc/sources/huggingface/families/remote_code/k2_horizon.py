@@ -27,7 +27,7 @@ SPARSE_FIELDS = field_names("""
     mova_num_experts mova_num_experts_per_tok moe_gate_bias moe_intermediate_size num_experts_per_tok num_shared_experts
     router_score_func sliding_window
     """)
-"""Fields that only layers with experts, or only windows, need."""
+"""Config fields that only layers with experts, or only sliding windows, need."""
 
 
 def _read_k2_horizon(config: Config) -> Table:

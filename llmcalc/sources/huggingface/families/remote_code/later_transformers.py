@@ -71,7 +71,7 @@ def _read_lara_mini(config: Config) -> Table:
 
 
 def _read_hy_v4_vl_text(config: Config) -> Table:
-    """Reads the text model of Hy 4's wrapper, whose routers compute in float32 as those of `hy_v4` do."""
+    """Reads the text model of Hy 4's wrapper, whose routers compute in float32, as in `hy_v4`."""
     model_fields: Table = with_router_fields(read_hy_v4(config), {"float32_product": True, "float32_weights": True})
     return model_fields
 

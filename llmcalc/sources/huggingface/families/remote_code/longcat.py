@@ -19,7 +19,7 @@ MOST_TABLES = 64
 
 
 def _read_longcat_flash_ngram(config: Config) -> Table:
-    """Reads LongCat-Flash-Lite: `emb_split_num` tables per n-gram length from 2 to `emb_neighbor_num`.
+    """Reads LongCat-Flash-Lite, with `emb_split_num` embedding tables for each n-gram length up to `emb_neighbor_num`.
 
     Table i has ngram_vocab_size_ratio · vocab_size + 2·i + 1 rows.
     """

@@ -27,9 +27,7 @@ from ...parts import (
     stack_of_combined_kinds,
 )
 from ..deepseek.deepseek import ROUTING_FIELDS, SIGMOID_ROUTING
-
-SLIDING_SIZE_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
-"""Sizes of attention that sliding layers have as `swa_…`."""
+from ..experts.mimo import SLIDING_SIZE_FIELDS
 
 
 def _read_mimo_v2(config: Config) -> Table:

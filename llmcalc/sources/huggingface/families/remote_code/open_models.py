@@ -225,7 +225,7 @@ OLMO_NAMES = {
     "max_position_embeddings": "max_sequence_length",
     "tie_word_embeddings": "weight_tying",
 }
-"""Usual names of fields → those of configs of OLMo's first code, which LLaDA's is derived from."""
+"""Usual name of a field → its name in configs of OLMo's first code and of LLaDA, which is derived from it."""
 
 FAMILIES = {
     "hf_olmo": Family(

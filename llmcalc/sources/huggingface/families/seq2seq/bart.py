@@ -237,7 +237,7 @@ BART = Family(
     modules=module_names("bart"),
     dropout_fields=BART_DROPOUT,
 )
-"""The record of most of these models."""
+"""The `Family` record that most of BART's successors share."""
 
 FAMILIES = {
     "bart": replace(BART, defaults={"num_labels": 3}),

@@ -81,7 +81,7 @@ DECODER_DEFAULTS: dict[str, Any] = {
     "vocab_size": 1028,
     "num_channels": 9,
 }
-"""The defaults of the classes of the two sections."""
+"""The defaults of the config sections of Dia's encoder and decoder."""
 
 FAMILIES = {
     "dia": Family(

@@ -272,7 +272,7 @@ EARLIER_NAMES: dict[str, str] = {
     "decoder.layers.*.mlp.fc1": "transf_decoder._decoder.layers.*.third_sub_layer.dense_in",
     "decoder.layers.*.mlp.fc2": "transf_decoder._decoder.layers.*.third_sub_layer.dense_out",
 }
-"""Names of Cohere Transcribe's modules → those of NeMo, which its checkpoint has."""
+"""Module name in Cohere Transcribe's class → the module name in NeMo, which the checkpoint uses."""
 
 
 FAMILIES = {

@@ -87,10 +87,10 @@ MODULES_WITH_T5: ModuleNames = {
     "output_proj": "enc_to_dec_proj",
     "lm_head": "decoder.lm_heads",
 }
-"""Names where the text encoder is T5; of another encoder, totals alone are compared."""
+"""Module names for a T5 text encoder; with any other text encoder, only totals are compared."""
 
 CODEBOOK_QUIRKS = Quirks(decoder_ids=lambda config, ids: ids.repeat_interleave(config.num_codebooks, 0))
-"""Quirks of a decoder that takes the tokens of each codebook as a sequence of its own."""
+"""Quirks of a decoder that takes the tokens of each codebook as a separate sequence."""
 
 FAMILIES = {
     "musicgen": Family(

@@ -16,7 +16,7 @@ OTHER_PARTS = {
     "t2u_encoder_layers": "the model from text to units of speech",
     "upsample_rates": "the vocoder",
 }
-"""A field of each part that the class of the whole model has beside text to text → the name of the part."""
+"""Config field of a part of SeamlessM4T outside text-to-text translation → the name of the part."""
 
 
 def _read_seamless(config: Config) -> Table:

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 BIAS_DISTANCES = ("1d", "horizontal", "vertical")
-"""The kinds of distances that a table of biases is for."""
+"""The kinds of distances that can have a table of relative position biases."""
 
 DEFAULT_BUCKETS = 32
-"""The number of buckets of a table whose entry in the config names none."""
+"""The default number of buckets of a bias table."""
 
 
 def _read_udop(config: Config) -> Table:
