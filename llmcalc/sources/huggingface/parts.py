@@ -286,6 +286,7 @@ def pooler(is_present: bool, score_count: int | None = None) -> Table:
 
 
 TOKEN_CLASSIFIER = "ForTokenClassification"
+AUDIO_FRAME_CLASSIFIER = "ForAudioFrameClassification"
 QUESTION_ANSWERING = "ForQuestionAnswering"
 MULTIPLE_CHOICE = "ForMultipleChoice"
 NEXT_SENTENCE_PREDICTION = "ForNextSentencePrediction"
@@ -329,7 +330,7 @@ def scores_sequences(config: Config) -> bool:
     This is also true for a classifier whose class name is neither for tokens nor for answers.
     """
     return config.head_kind == "classification" and not class_name_of_config(config).endswith(
-        (TOKEN_CLASSIFIER, QUESTION_ANSWERING)
+        (TOKEN_CLASSIFIER, AUDIO_FRAME_CLASSIFIER, QUESTION_ANSWERING)
     )
 
 
