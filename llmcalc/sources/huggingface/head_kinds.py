@@ -26,7 +26,6 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "ForTextToText": "lm",
     "ForSpeechToText": "lm",
     "ForCTC": "lm",
-    "ForXVector": "none",
     "ForProteinText2Text": "lm",
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "classification",

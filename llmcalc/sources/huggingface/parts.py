@@ -490,7 +490,8 @@ def gated_experts(
 
 
 IDLE_CROSS_ATTENTION_NOTE = (
-    "cross-attention: its parameters are counted; its products with the encoder's output are not counted"
+    "cross-attention: its parameters are counted; its products with the encoder's output, and the keys and values of "
+    "that output in the cache, are not counted"
 )
 """The remark on a decoder whose encoder is not described."""
 

@@ -57,8 +57,9 @@ def _read_wav2vec2(config: Config) -> Table:
     config.notes.append(f"conv_stride: a token is a position of the encoder, {sample_count} samples of sound")
     stack = {"stem": stem, "final_norm" if is_pre_norm else "embedding_norm": norm}
     model_fields = encoder(config, block, stack, {"bias": True}, _score_head(config), tie_word_embeddings=False)
-    if class_name_of_config(config).endswith("ForPreTraining"):
-        config.notes.append("architectures: the quantizer and the projections of pretraining are not counted")
+    class_name = class_name_of_config(config)
+    if class_name.endswith(("ForPreTraining", "ForXVector")):
+        config.notes.append(f"architectures: the layers of {class_name} after the encoder are not counted")
         model_fields["head"] = {"type": "none"}
     return model_fields
 
