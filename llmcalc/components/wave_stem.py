@@ -1,7 +1,7 @@
 """wav2vec 2.0's stem: unpadded convolutions over samples, a projection, and a convolution for positions.
 
 Baevski et al. 2020 (arXiv:2006.11477), §2. transformers: models/wav2vec2, models/speecht5
-(`SpeechT5SpeechEncoderPrenet`), models/hubert.
+(`SpeechT5SpeechEncoderPrenet`), models/hubert, models/data2vec.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class WaveStem(Stem):
     projection_norm: whether there is a norm before the projection, true by default.
     position_kernel, position_groups: the kernel size and the groups of the convolution for positions, whose weight is
         a direction and a length per tap of the kernel (weight norm).
+    position_layers: the number of convolutions for positions, one after another, each without weight norm and with a
+        norm without weights (data2vec); by default there is one, as above.
     mask: whether there is a learned vector for positions that training masks, true by default.
     """
 
@@ -64,6 +66,7 @@ class WaveStem(Stem):
     projection_norm: Flag = True
     position_kernel: KernelSize
     position_groups: InnerWidth
+    position_layers: int | None = Field(default=None, ge=1, le=16, strict=True)
     mask: Flag = True
 
     @property
@@ -111,19 +114,28 @@ class WaveStem(Stem):
         if self.mask:
             recorder.vector("mask", *axes, role="idle")
         with recorder.scope("position"):
-            kernel_size = self.position_kernel
-            recorder.vector("length", Axis("taps", kernel_size))
-            row_padding = (
-                2 * floor_div(kernel_size, 2) + 1 - kernel_size
-            )  # an even kernel has one output more, which is cut off
-            padded_rows = MultipliedRows(
-                "padded positions", source_rows=position_rows, rows_per_source=1, extra_rows=row_padding
-            )
-            conv_groups = self.position_groups
-            positions = recorder.conv(
-                "conv", frames, *axes, kernel=kernel_size, groups=conv_groups, bias=True, rows=padded_rows
-            )
-        return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=position_rows), self.hidden_act))
+            if self.position_layers is None:
+                recorder.vector("length", Axis("taps", self.position_kernel))
+                positions = self._convolve_positions(recorder, "conv", frames, axes, position_rows)
+                positions = recorder.act(positions, self.hidden_act)
+            else:
+                positions, norm = frames, Norm(type="layernorm", weight=False, bias=False)
+                for i in range(self.position_layers):
+                    positions = self._convolve_positions(recorder, f"conv_{i}", positions, axes, position_rows)
+                    positions = recorder.act(recorder.part(f"norm_{i}", norm, positions), self.hidden_act)
+        return recorder.add(frames, positions)
+
+    def _convolve_positions(self, recorder: Flow, conv_name: str, x: Value, axes: Shape, position_rows: Rows) -> Value:
+        """Records a convolution for positions; an even kernel has one output more, which is cut off."""
+        kernel_size = self.position_kernel
+        row_padding = 2 * floor_div(kernel_size, 2) + 1 - kernel_size
+        padded_rows = MultipliedRows(
+            "padded positions", source_rows=position_rows, rows_per_source=1, extra_rows=row_padding
+        )
+        positions = recorder.conv(
+            conv_name, x, *axes, kernel=kernel_size, groups=self.position_groups, bias=True, rows=padded_rows
+        )
+        return positions.view(*axes, new_rows=position_rows)
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
@@ -144,6 +156,7 @@ class WaveStem(Stem):
         stem = cls(convolutions=convolutions, position_kernel=4, position_groups=2)
         return [
             stem,
+            stem.model_copy(update={"position_layers": 2, "position_kernel": 3}),
             stem.model_copy(
                 update={"bias": True, "norms": "all", "position_kernel": 3, "mask": False, "projection_norm": False}
             ),
@@ -157,19 +170,37 @@ def _reference_class() -> type[nn.Module]:
 
     from .runtime import vector_module
 
+    def position_convolution(hidden_size: int, spec: WaveStem) -> nn.Module:
+        padding, conv_groups = spec.position_kernel // 2, spec.position_groups
+        return nn.Conv1d(hidden_size, hidden_size, spec.position_kernel, padding=padding, groups=conv_groups)
+
     class PositionConvolution(nn.Module):
-        """A convolutional position embedding with groups and weight norm.
+        """A convolutional position embedding with groups and weight norm. x: [batch, channels, positions] → same."""
 
-        x: [batch, channels, positions] → same shape, or one position more.
-        """
-
-        def __init__(self, hidden_size: int, kernel_size: int, conv_groups: int) -> None:
+        def __init__(self, hidden_size: int, spec: WaveStem) -> None:
             super().__init__()
-            self.conv = nn.Conv1d(hidden_size, hidden_size, kernel_size, padding=kernel_size // 2, groups=conv_groups)
-            self.length = vector_module(torch.ones(kernel_size))
+            self.hidden_act, self.conv = spec.hidden_act, position_convolution(hidden_size, spec)
+            self.length = vector_module(torch.ones(spec.position_kernel))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x) * self.length.weight.mean()
+            return activate(self.hidden_act, (self.conv(x) * self.length.weight.mean())[..., : x.shape[-1]])
+
+    class PositionChain(nn.Module):
+        """Convolutional position embeddings, one after another. x: [batch, channels, positions] → same shape."""
+
+        def __init__(self, hidden_size: int, spec: WaveStem) -> None:
+            super().__init__()
+            self.spec, norm = spec, Norm(type="layernorm", weight=False, bias=False)
+            for conv_index in range(spec.position_layers or 0):
+                self.add_module(f"conv_{conv_index}", position_convolution(hidden_size, spec))
+                self.add_module(f"norm_{conv_index}", norm.reference(ModelProperties(hidden_size)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for conv_index in range(self.spec.position_layers or 0):
+                convolved: Tensor = self.get_submodule(f"conv_{conv_index}")(x)[..., : x.shape[-1]]
+                normed = self.get_submodule(f"norm_{conv_index}")(convolved.transpose(1, 2)).transpose(1, 2)
+                x = activate(self.spec.hidden_act, normed)
+            return x
 
     class WaveStemReference(nn.Module):
         """Convolves audio samples. samples: [batch, samples] → [batch, positions, hidden]."""
@@ -190,9 +221,8 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(channels, model_properties.hidden_size)
             if spec.mask:
                 self.mask = vector_module(torch.zeros(model_properties.hidden_size))
-            self.position = PositionConvolution(
-                model_properties.hidden_size, spec.position_kernel, spec.position_groups
-            )
+            position_class = PositionConvolution if spec.position_layers is None else PositionChain
+            self.position = position_class(model_properties.hidden_size, spec)
 
         def forward(self, samples: Tensor) -> Tensor:
             frames: Any = samples[:, None]
@@ -203,7 +233,7 @@ def _reference_class() -> type[nn.Module]:
                 frames = activate(self.spec.hidden_act, frames)
             frames = frames.transpose(1, 2)
             frames = self.proj(self.proj_norm(frames) if self.spec.projection_norm else frames)
-            position_embedding = self.position(frames.transpose(1, 2))[..., : frames.shape[1]].transpose(1, 2)
-            return frames + activate(self.spec.hidden_act, position_embedding)
+            position_embedding: Tensor = self.position(frames.transpose(1, 2)).transpose(1, 2)
+            return frames + position_embedding
 
     return WaveStemReference

@@ -33,6 +33,10 @@ SHAPES = {
     "HubertForCTC": [{**HUBERT, **STABLE}],
     "HubertForSequenceClassification": [{**HUBERT, "num_labels": 3}],
     "HubertModel": [{**HUBERT, "feat_proj_layer_norm": False}],
+    "Data2VecAudioForCTC": [
+        {"model_type": "data2vec-audio", **SMALL, "num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 5},
+        {"model_type": "data2vec-audio", **SMALL, "num_conv_pos_embeddings": 3, "conv_pos_kernel_size": 4},
+    ],
     "UniSpeechForCTC": [{"model_type": "unispeech", **SMALL}],
     "UniSpeechSatForCTC": [{"model_type": "unispeech-sat", **SMALL}],
 }

@@ -1,8 +1,9 @@
-"""wav2vec 2.0, HuBERT, UniSpeech and UniSpeech-SAT: encoders of sound, whose stem reads samples in the place of tokens.
+"""wav2vec 2.0, HuBERT, UniSpeech, UniSpeech-SAT and data2vec: encoders of sound, whose stem reads samples, not tokens.
 
-Baevski et al. 2020 (arXiv:2006.11477); Hsu et al. 2021 (arXiv:2106.07447); Wang et al. 2021 (arXiv:2101.07597); Chen et
-al. 2021 (arXiv:2110.05752). Pratap et al. 2023 (arXiv:2305.13516), §3.3.1, add an adapter per language to each layer.
-transformers: models/wav2vec2, hubert, unispeech, unispeech_sat.
+Baevski et al. 2020 (arXiv:2006.11477); Hsu et al. 2021 (arXiv:2106.07447); Wang et al. 2021 (arXiv:2101.07597);
+Chen et al. 2021 (arXiv:2110.05752); Baevski et al. 2022 (arXiv:2202.03555). Pratap et al. 2023 (arXiv:2305.13516) add
+an adapter per language to each layer.
+transformers: models/wav2vec2, hubert, unispeech, unispeech_sat, data2vec.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ def _read_wav2vec2(config: Config) -> Table:
     hidden_size, head_count = config.integer("hidden_size"), config.integer("num_attention_heads")
     config.quotient("num_attention_heads", hidden_size, head_count)
     for unsupported_field in ("add_adapter", "conv_pos_batch_norm"):
-        if config.has(unsupported_field):
-            config.require(unsupported_field, False)
-    norm, is_pre_norm = layernorm(config.number("layer_norm_eps")), config.flag("do_stable_layer_norm")
+        if is_set(config, unsupported_field):
+            raise config.error(unsupported_field, True, "false")
+    norm = layernorm(config.number("layer_norm_eps"))
+    has_one_layer_kind = "conv_pos_kernel_size" in config.defaults  # data2vec's class
+    is_pre_norm = not has_one_layer_kind and config.flag("do_stable_layer_norm")
     mixer = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}
     feed_forward = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(mixer, feed_forward, norm, "pre" if is_pre_norm else "post")
@@ -64,6 +67,11 @@ def _read_wav2vec2(config: Config) -> Table:
     return model_fields
 
 
+def is_set(config: Config, field_name: str) -> bool:
+    """Whether a flag is true that not every model type has."""
+    return config.has(field_name) and config.flag(field_name)
+
+
 def _score_head(config: Config) -> Table | None:
     """Returns the classifier of recordings, which reads the mean of projected states; None for another class."""
     if not scores_sequences(config):
@@ -85,6 +93,15 @@ def wave_stem(config: Config, hidden_size: int) -> Table:
             )
     group_count = config.integer("num_conv_pos_embedding_groups")
     config.quotient("num_conv_pos_embedding_groups", hidden_size, group_count)
+    position_convolutions = {"position_kernel": config.integer("num_conv_pos_embeddings")}
+    norms = "all"
+    if "conv_pos_kernel_size" in config.defaults:  # data2vec's convolutions for positions, one after another
+        position_convolutions = {
+            "position_kernel": config.integer("conv_pos_kernel_size"),
+            "position_layers": config.integer("num_conv_pos_embeddings"),
+        }
+    else:
+        norms = config.choice({"group": "first", "layer": "all"}, "feat_extract_norm")
     is_masked = max(config.number("mask_time_prob"), config.number("mask_feature_prob")) > 0
     return {
         "type": "wave",
@@ -93,9 +110,9 @@ def wave_stem(config: Config, hidden_size: int) -> Table:
             for channels, kernel_size, stride in zip(*sizes_by_property.values(), strict=True)
         ],
         "bias": config.flag("conv_bias"),
-        "norms": config.choice({"group": "first", "layer": "all"}, "feat_extract_norm"),
+        "norms": norms,
         "hidden_act": config.choice(ACTIVATIONS, "feat_extract_activation"),
-        "position_kernel": config.integer("num_conv_pos_embeddings"),
+        **position_convolutions,
         "position_groups": group_count,
         "mask": is_masked,
     }
@@ -115,6 +132,7 @@ MODULES = {
     "stem.position": ".encoder.pos_conv_embed",
     "stem.position.length": "conv.parametrizations.weight.original0",
     "stem.position.conv": "conv - conv.parametrizations.weight.original0",
+    **{f"stem.position.conv_{i}": f"layers.{i}.conv" for i in range(MOST_CONVOLUTIONS)},
     "embed_norm": "encoder.layer_norm",
     "norm": "encoder.layer_norm",
     "layers": "encoder.layers",
@@ -136,14 +154,15 @@ MODULES = {
     "classifier.out_proj": ".classifier",
 }
 IGNORED_FIELDS = frozenset({"num_feat_extract_layers"})
+DATA2VEC_IGNORED_FIELDS = IGNORED_FIELDS | {"do_stable_layer_norm", "feat_extract_norm"}
 
 FAMILIES = {
     model_type: Family(
         _read_wav2vec2,
         {"tie_word_embeddings": False},
-        ignored_fields=IGNORED_FIELDS,
+        ignored_fields=DATA2VEC_IGNORED_FIELDS if model_type == "data2vec-audio" else IGNORED_FIELDS,
         dropout_fields=WAV2VEC_DROPOUT,
         modules=MODULES,
     )
-    for model_type in ("wav2vec2", "hubert", "unispeech", "unispeech-sat")
+    for model_type in ("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio")
 }
