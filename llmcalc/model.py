@@ -204,15 +204,18 @@ class ModelSpec(Part):
                 f"{self.kind}: a stack's pooler, output_positions and output_size are for the encoder of an "
                 "encoder-decoder; expected none (model.pooler is the pooler of the model)"
             )
-        if self.main.stem is not None:
-            raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")
+        stem = self.main.stem
+        if stem is not None and (self.kind == "decoder" or not stem.works_without_decoder):
+            stem_place = "an encoder" if stem.works_without_decoder else "the encoder of an encoder-decoder"
+            raise ValueError(f"{self.kind}.stem: of type {stem.type!r} is for {stem_place}; expected none")
 
     def _check_from_target(self) -> None:
         """Raises `ValueError` if a model that is not a draft takes parts from a target model."""
         stream_spec = None if self.decoder is None else self.decoder.streams
         if self.main.is_without_embedding and (self.from_target or self.tie_word_embeddings or self.embedding_size):
+            field_name = "streams.start: 'state'" if self.main.stem is None else "stem: the input"
             raise ValueError(
-                "streams.start: 'state' is of a model without an embedding; expected no from_target, no embedding_size "
+                f"{field_name} is of a model without an embedding; expected no from_target, no embedding_size "
                 "and tie_word_embeddings = false"
             )
         if not self.from_target:
@@ -390,7 +393,8 @@ class ModelSpec(Part):
             x = Value(self._source_rows, (embedding_axis,))
         elif self.main.is_without_embedding:
             embedding_table = Weight("embed_tokens", (embedding_axis,), (token_axis,))
-            x = Value(TOKENS, (embedding_axis,), is_constant=True)
+            stem = self.main.stem
+            x = Value(TOKENS, (embedding_axis,), is_constant=True) if stem is None else stem.input_without_decoder()
         elif self.main.reads_no_embedding:
             embedding_table = recorder.unread_table("embed_tokens", token_axis, embedding_axis, kind="embedding")
             x = Value(TOKENS, (embedding_axis,), is_constant=True)
@@ -406,7 +410,8 @@ class ModelSpec(Part):
         for stack_name, stack in self.stacks():
             recorder.causal = stack_name == "decoder"
             if not has_two_stacks:
-                x = stack.flow(recorder, x, None if stack.input_size is None else hidden_axis)
+                has_other_input = stack.input_size is not None or stack.stem is not None
+                x = stack.flow(recorder, x, hidden_axis if has_other_input else None)
                 continue
             if stack_name != "encoder":
                 x = self._projected_embeddings(recorder, recorder.look_up(embedding_table, TOKENS), hidden_axis)
@@ -548,7 +553,9 @@ def _reference_class() -> type[nn.Module]:
             return x @ self.weight
 
     class ModelReference(nn.Module):
-        """The whole model. ids: [batch, tokens] → logits [batch, tokens, vocab_size], or hidden states without a head.
+        """The whole model. ids: [batch, tokens], or the stem's input → logits [batch, tokens, vocab_size].
+
+        Without a head it returns hidden states.
 
         source: the input of an encoder-decoder's encoder, ids or frames [batch, bins, frames].
         cached_tensors: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.
@@ -565,6 +572,7 @@ def _reference_class() -> type[nn.Module]:
             output_stack = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
             assert output_stack is not None
             output_embedding_width = self._output_embedding_width(spec, output_stack)
+            self.reads_sound = output_stack.stem is not None
             self._build_embedding(embedding_width, output_stack)
             if spec.unused_embedding is not None:
                 self.unused_embedding = spec.unused_embedding.reference(
@@ -635,8 +643,8 @@ def _reference_class() -> type[nn.Module]:
                     self.towers.add_module(child_name, tower.reference(ModelProperties(hidden_size, is_causal=False)))
 
         def _build_embedding(self, embedding_width: int, output_stack: Stack) -> None:
-            stream_count = output_stack.streams
-            if stream_count is not None and stream_count.type == "target_states" and stream_count.start == "state":
+            streams = output_stack.streams
+            if output_stack.stem is not None or getattr(streams, "start", "") == "state":
                 return
             self.embed_tokens = nn.Embedding(
                 self.spec.vocab_size + (self.spec.additional_vocab_size or 0), embedding_width
@@ -671,6 +679,8 @@ def _reference_class() -> type[nn.Module]:
             return first_equal_layers
 
         def embed(self, ids: Tensor) -> Tensor:
+            if self.reads_sound:
+                return ids.to(next(self.parameters()).dtype)  # samples, which the stem reads
             if not hasattr(self, "embed_tokens"):
                 dtype = next(self.parameters()).dtype
                 return torch.zeros(*ids.shape, self.spec.hidden_size, device=ids.device, dtype=dtype)

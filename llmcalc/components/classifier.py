@@ -15,7 +15,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.rows import LOGITS, SEQUENCES
-from .base import TORCH_WITNESS, Component, Flag, Labels, ModelProperties, PartWitness
+from .base import TORCH_WITNESS, Component, Flag, InnerWidth, Labels, ModelProperties, PartWitness
 from .head_transform import Transform
 from .networks.feed_forward import activate
 from .norm import Norm
@@ -33,6 +33,8 @@ class Classifier(Component):
     over: `sequence` (default) reads one vector per sequence, the pooler's output or else the first token. `token`
         reads every token (a decoder's score, of which the last is used; ELECTRA's discriminator).
     transform: a linear layer, an activation and perhaps a norm before it; none by default.
+    projection_size: the width to which a linear layer projects every token's hidden state before a sequence's mean
+        (wav2vec 2.0); none by default.
     similarity_numbers: how many learned numbers scale and shift the similarity of its scores, as a vector, to that of
         an image (CLIP's scale; SigLIP's scale and bias), which a pass over text does not use; 0 by default.
     """
@@ -47,9 +49,12 @@ class Classifier(Component):
     bias: Flag = True
     over: Literal["sequence", "token"] = "sequence"
     transform: Transform | None = None
+    projection_size: InnerWidth | None = None
     similarity_numbers: int = Field(default=0, ge=0, le=2, strict=True)
 
     def check_fields(self) -> None:
+        if self.projection_size is not None and (self.over != "sequence" or self.transform is not None):
+            raise ValueError("projection_size: is for over = 'sequence' without a transform; expected none")
         if self.transform is not None and self.transform.size is not None:
             raise ValueError("transform.size: only an untied language-model head can have one; expected none")
         if self.transform is not None and self.transform.bottleneck_size is not None:
@@ -59,6 +64,8 @@ class Classifier(Component):
         transform, scored_rows = self.transform, SEQUENCES if self.over == "sequence" else LOGITS
         if self.similarity_numbers:
             recorder.vector("similarity", Axis("numbers", self.similarity_numbers), role="idle")
+        if self.projection_size is not None:
+            x = recorder.linear("projector", x, Axis("projection", self.projection_size), bias=True)
         classifier_input = x.view(*x.axes, new_rows=scored_rows)
         if transform is not None:
             classifier_input = recorder.act(
@@ -78,6 +85,7 @@ class Classifier(Component):
             cls(num_labels=3, over="token", bias=False),
             cls(num_labels=1, over="token", transform=Transform(norm=None)),
             cls(num_labels=4),
+            cls(num_labels=4, projection_size=5),
             cls(num_labels=4, bias=False, similarity_numbers=2),
             cls(num_labels=2, transform=Transform(bias=False, norm=Norm(type="layernorm", bias=False))),
         ]
@@ -96,7 +104,9 @@ def _classifier_class() -> type[nn.Module]:
 
         def __init__(self, spec: Classifier, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden_size = spec, model_properties.hidden_size
+            self.spec, hidden_size = spec, spec.projection_size or model_properties.hidden_size
+            if spec.projection_size is not None:
+                self.projector = nn.Linear(model_properties.hidden_size, hidden_size)
             if spec.transform is not None:
                 self.dense = nn.Linear(hidden_size, hidden_size, bias=spec.transform.bias)
                 if spec.transform.norm is not None:
@@ -106,6 +116,7 @@ def _classifier_class() -> type[nn.Module]:
                 self.similarity = vector_module(torch.zeros(spec.similarity_numbers))
 
         def forward(self, x: Tensor) -> Tensor:
+            x = self.projector(x) if self.spec.projection_size is not None else x
             x = x[:, :1] if self.spec.over == "sequence" else x
             if self.spec.transform is not None:
                 x = activate(self.spec.transform.hidden_act, self.dense(x))

@@ -86,7 +86,7 @@ class Stack(Component):
     first_layers: the kinds of the bottom layers, one by one; none by default.
     pattern: the kinds of the layers above them, repeated; `block` alone by default.
     shared_layers: the kinds whose layers all use the parameters of the first of them (ALBERT); none by default.
-    stem: the part that replaces the token embedding of an encoder; none by default.
+    stem: the part that replaces the token embedding of an encoder, which then reads sound; none by default.
     vocab_size: the vocabulary of an encoder with its own token embedding; none by default.
     hidden_size: the width of an encoder that differs from the decoder's (T5Gemma); the model's by default.
     input_features: further features of each token, joined to its embedding (RoCBERT); none by default.
@@ -219,7 +219,7 @@ class Stack(Component):
     @property
     def is_without_embedding(self) -> bool:
         """Whether the model neither reads nor stores a token embedding."""
-        return self.streams is not None and self.streams.starts_without_embedding
+        return self.stem is not None or (self.streams is not None and self.streams.starts_without_embedding)
 
     @property
     def keeps_embedding_width(self) -> bool:

@@ -24,10 +24,12 @@ class Stem(Component):
     """The base class of stems, which compute an encoder's input in the place of token embeddings.
 
     input_name: the name of its input in classes of `transformers` (class attribute).
+    works_without_decoder: whether it can be the input of a model that is an encoder alone (class attribute).
     """
 
     kind: ClassVar[str] = "embedding"
     input_name: ClassVar[str] = "input_features"
+    works_without_decoder: ClassVar[bool] = False
 
     @property
     def positions(self) -> Rows:
@@ -42,6 +44,10 @@ class Stem(Component):
     def input_frames(self) -> Value:
         """Returns the recorder's value for the stem's input: frames or samples."""
         raise TypeError(f"{type(self).__name__} has no input")
+
+    def input_without_decoder(self) -> Value:
+        """Returns the recorder's value for the stem's input in a model that is an encoder alone."""
+        raise TypeError(f"{type(self).__name__} does not work without a decoder")
 
     def frames_of_recording(self) -> Value:
         """Returns the recorder's value for the stem's input in the audio encoder of a multimodal model."""

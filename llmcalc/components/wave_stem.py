@@ -1,12 +1,13 @@
 """wav2vec 2.0's stem: unpadded convolutions over samples, a projection, and a convolution for positions.
 
 Baevski et al. 2020 (arXiv:2006.11477), §2. transformers: models/wav2vec2, models/speecht5
-(`SpeechT5SpeechEncoderPrenet`).
+(`SpeechT5SpeechEncoderPrenet`), models/hubert, models/data2vec.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
-from ..workload.rows import SOURCE_TOKENS, Rows
+from ..workload.rows import SOURCE_TOKENS, TOKENS, Rows
 from .base import Flag, InnerWidth, KernelSize, ModelProperties, Part
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
@@ -45,36 +46,50 @@ class WaveStem(Stem):
     bias: whether they have a bias, false by default.
     norms: the convolutions with a norm on their channels: the `first` (by default) or `all`.
     hidden_act: the activation, gelu by default.
+    projection_norm: whether there is a norm before the projection, true by default.
     position_kernel, position_groups: the kernel size and the groups of the convolution for positions, whose weight is
         a direction and a length per tap of the kernel (weight norm).
+    position_layers: the number of convolutions for positions, one after another, each without weight norm and with a
+        norm without weights (data2vec); by default there is one, as above.
     mask: whether there is a learned vector for positions that training masks, true by default.
     """
 
     formula_source: ClassVar[str] = "Baevski et al. 2020, §2"
     input_name: ClassVar[str] = "input_values"
+    works_without_decoder: ClassVar[bool] = True
 
     type: Literal["wave"] = "wave"
     convolutions: tuple[WaveConvolution, ...] = Field(min_length=1, max_length=16)
     bias: Flag = False
     norms: Literal["first", "all"] = "first"
     hidden_act: Activation = "gelu"
+    projection_norm: Flag = True
     position_kernel: KernelSize
     position_groups: InnerWidth
+    position_layers: int | None = Field(default=None, ge=1, le=16, strict=True)
     mask: Flag = True
 
-    def _rows_per_convolution(self) -> list[Rows]:
+    @property
+    def samples_per_position(self) -> int:
+        """The number of audio samples between two encoder positions."""
+        return prod(convolution.stride for convolution in self.convolutions)
+
+    def _rows_per_convolution(self, position_rows: Rows) -> list[Rows]:
         """The rows before and after each convolution, from audio samples to encoder positions."""
         stride, total_padding, rows_per_convolution = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
             total_padding = total_padding * convolution.stride + convolution.kernel - convolution.stride
             stride *= convolution.stride
             rows_per_convolution.append(
-                MultipliedRows("samples", source_rows=SOURCE_TOKENS, rows_per_source=stride, extra_rows=total_padding)
+                MultipliedRows("samples", source_rows=position_rows, rows_per_source=stride, extra_rows=total_padding)
             )
-        return [*reversed(rows_per_convolution), SOURCE_TOKENS]
+        return [*reversed(rows_per_convolution), position_rows]
 
-    def input_frames(self) -> Value:
-        return Value(self._rows_per_convolution()[0], (Axis("sample", 1),), is_constant=True)
+    def input_frames(self, position_rows: Rows = SOURCE_TOKENS) -> Value:
+        return Value(self._rows_per_convolution(position_rows)[0], (Axis("sample", 1),), is_constant=True)
+
+    def input_without_decoder(self) -> Value:
+        return self.input_frames(TOKENS)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the convolutions and the projection, whose output is the encoder's input.
@@ -82,9 +97,11 @@ class WaveStem(Stem):
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
         frames = recorder.audio_frames = x if x.is_constant else self.input_frames()
+        assert isinstance(frames.rows, MultipliedRows)
+        position_rows = frames.rows.source_rows
         axes, norm = width or x.axes, Norm(type="layernorm")
         for i, (convolution, output_rows) in enumerate(
-            zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)
+            zip(self.convolutions, self._rows_per_convolution(position_rows)[1:], strict=True)
         ):
             channel_axis = Axis("channels", convolution.channels)
             frames = recorder.conv(
@@ -92,23 +109,33 @@ class WaveStem(Stem):
             )
             frames = recorder.part(f"norm_{i}", norm, frames) if i == 0 or self.norms == "all" else frames
             frames = recorder.act(frames, self.hidden_act)
-        frames = recorder.linear("proj", recorder.part("proj_norm", norm, frames), *axes, bias=True)
+        frames = recorder.part("proj_norm", norm, frames) if self.projection_norm else frames
+        frames = recorder.linear("proj", frames, *axes, bias=True)
         if self.mask:
             recorder.vector("mask", *axes, role="idle")
         with recorder.scope("position"):
-            kernel_size = self.position_kernel
-            recorder.vector("length", Axis("taps", kernel_size))
-            row_padding = (
-                2 * floor_div(kernel_size, 2) + 1 - kernel_size
-            )  # an even kernel has one output more, which is cut off
-            padded_rows = MultipliedRows(
-                "padded positions", source_rows=SOURCE_TOKENS, rows_per_source=1, extra_rows=row_padding
-            )
-            conv_groups = self.position_groups
-            positions = recorder.conv(
-                "conv", frames, *axes, kernel=kernel_size, groups=conv_groups, bias=True, rows=padded_rows
-            )
-        return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=SOURCE_TOKENS), self.hidden_act))
+            if self.position_layers is None:
+                recorder.vector("length", Axis("taps", self.position_kernel))
+                positions = self._convolve_positions(recorder, "conv", frames, axes, position_rows)
+                positions = recorder.act(positions, self.hidden_act)
+            else:
+                positions, norm = frames, Norm(type="layernorm", weight=False, bias=False)
+                for i in range(self.position_layers):
+                    positions = self._convolve_positions(recorder, f"conv_{i}", positions, axes, position_rows)
+                    positions = recorder.act(recorder.part(f"norm_{i}", norm, positions), self.hidden_act)
+        return recorder.add(frames, positions)
+
+    def _convolve_positions(self, recorder: Flow, conv_name: str, x: Value, axes: Shape, position_rows: Rows) -> Value:
+        """Records a convolution for positions; an even kernel has one output more, which is cut off."""
+        kernel_size = self.position_kernel
+        row_padding = 2 * floor_div(kernel_size, 2) + 1 - kernel_size
+        padded_rows = MultipliedRows(
+            "padded positions", source_rows=position_rows, rows_per_source=1, extra_rows=row_padding
+        )
+        positions = recorder.conv(
+            conv_name, x, *axes, kernel=kernel_size, groups=self.position_groups, bias=True, rows=padded_rows
+        )
+        return positions.view(*axes, new_rows=position_rows)
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
@@ -127,7 +154,13 @@ class WaveStem(Stem):
             WaveConvolution(channels=8, kernel=2, stride=2),
         )
         stem = cls(convolutions=convolutions, position_kernel=4, position_groups=2)
-        return [stem, stem.model_copy(update={"bias": True, "norms": "all", "position_kernel": 3, "mask": False})]
+        return [
+            stem,
+            stem.model_copy(update={"position_layers": 2, "position_kernel": 3}),
+            stem.model_copy(
+                update={"bias": True, "norms": "all", "position_kernel": 3, "mask": False, "projection_norm": False}
+            ),
+        ]
 
 
 @cache
@@ -137,19 +170,37 @@ def _reference_class() -> type[nn.Module]:
 
     from .runtime import vector_module
 
+    def position_convolution(hidden_size: int, spec: WaveStem) -> nn.Module:
+        padding, conv_groups = spec.position_kernel // 2, spec.position_groups
+        return nn.Conv1d(hidden_size, hidden_size, spec.position_kernel, padding=padding, groups=conv_groups)
+
     class PositionConvolution(nn.Module):
-        """A convolutional position embedding with groups and weight norm.
+        """A convolutional position embedding with groups and weight norm. x: [batch, channels, positions] → same."""
 
-        x: [batch, channels, positions] → same shape, or one position more.
-        """
-
-        def __init__(self, hidden_size: int, kernel_size: int, conv_groups: int) -> None:
+        def __init__(self, hidden_size: int, spec: WaveStem) -> None:
             super().__init__()
-            self.conv = nn.Conv1d(hidden_size, hidden_size, kernel_size, padding=kernel_size // 2, groups=conv_groups)
-            self.length = vector_module(torch.ones(kernel_size))
+            self.hidden_act, self.conv = spec.hidden_act, position_convolution(hidden_size, spec)
+            self.length = vector_module(torch.ones(spec.position_kernel))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x) * self.length.weight.mean()
+            return activate(self.hidden_act, (self.conv(x) * self.length.weight.mean())[..., : x.shape[-1]])
+
+    class PositionChain(nn.Module):
+        """Convolutional position embeddings, one after another. x: [batch, channels, positions] → same shape."""
+
+        def __init__(self, hidden_size: int, spec: WaveStem) -> None:
+            super().__init__()
+            self.spec, norm = spec, Norm(type="layernorm", weight=False, bias=False)
+            for conv_index in range(spec.position_layers or 0):
+                self.add_module(f"conv_{conv_index}", position_convolution(hidden_size, spec))
+                self.add_module(f"norm_{conv_index}", norm.reference(ModelProperties(hidden_size)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for conv_index in range(self.spec.position_layers or 0):
+                convolved: Tensor = self.get_submodule(f"conv_{conv_index}")(x)[..., : x.shape[-1]]
+                normed = self.get_submodule(f"norm_{conv_index}")(convolved.transpose(1, 2)).transpose(1, 2)
+                x = activate(self.spec.hidden_act, normed)
+            return x
 
     class WaveStemReference(nn.Module):
         """Convolves audio samples. samples: [batch, samples] → [batch, positions, hidden]."""
@@ -165,13 +216,13 @@ def _reference_class() -> type[nn.Module]:
                 channels = convolution.channels
                 if conv_index == 0 or spec.norms == "all":
                     self.add_module(f"norm_{conv_index}", norm.reference(ModelProperties(channels)))
-            self.proj_norm = norm.reference(ModelProperties(channels))
+            if spec.projection_norm:
+                self.proj_norm = norm.reference(ModelProperties(channels))
             self.proj = nn.Linear(channels, model_properties.hidden_size)
             if spec.mask:
                 self.mask = vector_module(torch.zeros(model_properties.hidden_size))
-            self.position = PositionConvolution(
-                model_properties.hidden_size, spec.position_kernel, spec.position_groups
-            )
+            position_class = PositionConvolution if spec.position_layers is None else PositionChain
+            self.position = position_class(model_properties.hidden_size, spec)
 
         def forward(self, samples: Tensor) -> Tensor:
             frames: Any = samples[:, None]
@@ -180,8 +231,9 @@ def _reference_class() -> type[nn.Module]:
                 if hasattr(self, f"norm_{conv_index}"):
                     frames = self.get_submodule(f"norm_{conv_index}")(frames.transpose(1, 2)).transpose(1, 2)
                 frames = activate(self.spec.hidden_act, frames)
-            frames = self.proj(self.proj_norm(frames.transpose(1, 2)))
-            position_embedding = self.position(frames.transpose(1, 2))[..., : frames.shape[1]].transpose(1, 2)
-            return frames + activate(self.spec.hidden_act, position_embedding)
+            frames = frames.transpose(1, 2)
+            frames = self.proj(self.proj_norm(frames) if self.spec.projection_norm else frames)
+            position_embedding: Tensor = self.position(frames.transpose(1, 2)).transpose(1, 2)
+            return frames + position_embedding
 
     return WaveStemReference

@@ -278,12 +278,13 @@ class InferenceRun:
         """Runs one pass over new tokens."""
         config, inputs, memory_meter = self.inference_config, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
-        inputs[TOKENS] = token_ids = empty(memory_meter, (config.batch, inference_pass.new_tokens), INT64)
-        if self.spec.kind == "encoder":
-            inputs[SOURCE_TOKENS] = token_ids
-        elif self.spec.kind == "encoder-decoder" and not inference_pass.cached_tokens:
+        if self.spec.main.stem is None:
+            inputs[TOKENS] = token_ids = empty(memory_meter, (config.batch, inference_pass.new_tokens), INT64)
+            if self.spec.kind == "encoder":
+                inputs[SOURCE_TOKENS] = token_ids
+        if self.spec.kind != "decoder" and not inference_pass.cached_tokens:
             lowering.create_input_frames(self.program)
-            if self.program.audio_frames is None:
+            if self.spec.kind == "encoder-decoder" and self.program.audio_frames is None:
                 inputs[SOURCE_TOKENS] = empty(memory_meter, (config.batch, lowering.run_config.workload.source), INT64)
         received_input = lowering.create_stage_input(self.program)
         lowering.run(self.program)

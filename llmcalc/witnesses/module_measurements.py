@@ -32,9 +32,11 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str, is_random: bool) -> Tensor:
-    """Returns token ids [batch, tokens]: random, or zeros."""
+    """Returns token ids [batch, tokens]: random, or zeros; of a model that reads sound, samples of zeros."""
     import torch
 
+    if spec.main.stem is not None:
+        return torch.zeros(spec.main.stem.input_shape(batch, tokens), dtype=torch.get_default_dtype(), device=device)
     if is_random:
         return torch.randint(0, spec.vocab_size, (batch, tokens), device=device)
     return torch.zeros(batch, tokens, dtype=torch.int64, device=device)

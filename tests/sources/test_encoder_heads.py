@@ -103,3 +103,12 @@ def test_a_second_bias_of_an_untied_head_is_named(kind: str, tied: bool, remarks
     """
     notes = read_config({"model_type": kind, "tie_word_embeddings": tied})[1]
     assert len([note for note in notes if note.startswith("not counted of the class")]) == remarks
+
+
+@in_one_test
+@pytest.mark.parametrize("ending", ["ForPreTraining", "ForXVector"])
+def test_layers_after_an_encoder_of_sound_that_are_not_counted_are_named(ending: str) -> None:
+    config = {"model_type": "wav2vec2", "architectures": [f"Wav2Vec2{ending}"]}
+    description, notes = read_config(config)
+    assert f"architectures: the layers of Wav2Vec2{ending} after the encoder are not counted" in notes
+    assert params(ModelSpec.model_validate(description)).total == 94_371_712  # Wav2Vec2Model of its defaults on meta

@@ -72,7 +72,7 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any], seq: int | 
     assert verdict.ok, [
         (c.node, c.quantity, c.closed_form, c.measured_value, c.explanation()) for c in verdict.failures
     ]
-    assert not [note for note in notes if "not counted" not in note]
+    assert not [note for note in notes if "not counted" not in note and "a token is" not in note]
     hold(config, spec, verdict)
     shares = any(stack.shared_layers for _, stack in spec.stacks())  # ALBERT's layers share one module
     compared = {(check.node, check.quantity) for check in verdict.checks}

@@ -159,6 +159,8 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
     model = getattr(transformers, class_name_of(config))(class_config).eval()
     ids = torch.randint(3, 19, (1, SEQ))  # tokens of every vocabulary, of a text or of a codebook
     inputs: dict[str, Any] = {"input_ids": ids if spec.encoder is not None else add_channel_axis(model, ids)}
+    if spec.main.stem is not None:
+        inputs = {spec.main.stem.input_name: torch.randn(spec.main.stem.input_shape(1, SEQ))}
     if spec.kind == "encoder-decoder":
         inputs["decoder_input_ids"] = add_channel_axis(model, ids)
     inputs |= required_inputs(model, 1, SEQ)

@@ -215,7 +215,11 @@ def _require_described_draft(config: Mapping[str, Any], class_name: str) -> None
 
 
 def _is_eagle(config: Mapping[str, Any]) -> bool:
-    """Whether a config describes an EAGLE draft: a single Llama layer as wide as a whole model."""
+    """Whether a config describes an EAGLE draft: a single Llama layer as wide as a whole model.
+
+    Llamas cut to one layer for tests have the same fields (tests/cpu/hf_configs/llama of intel-extension-for-pytorch
+    and yuhuili/EAGLE-llama2-chat-7B), so the draft is assumed, and a remark says so.
+    """
     hidden_size = config.get("hidden_size")
     return (
         architecture_of(config) == "LlamaForCausalLM"

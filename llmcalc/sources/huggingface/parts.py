@@ -286,6 +286,7 @@ def pooler(is_present: bool, score_count: int | None = None) -> Table:
 
 
 TOKEN_CLASSIFIER = "ForTokenClassification"
+AUDIO_FRAME_CLASSIFIER = "ForAudioFrameClassification"
 QUESTION_ANSWERING = "ForQuestionAnswering"
 MULTIPLE_CHOICE = "ForMultipleChoice"
 NEXT_SENTENCE_PREDICTION = "ForNextSentencePrediction"
@@ -329,7 +330,7 @@ def scores_sequences(config: Config) -> bool:
     This is also true for a classifier whose class name is neither for tokens nor for answers.
     """
     return config.head_kind == "classification" and not class_name_of_config(config).endswith(
-        (TOKEN_CLASSIFIER, QUESTION_ANSWERING)
+        (TOKEN_CLASSIFIER, AUDIO_FRAME_CLASSIFIER, QUESTION_ANSWERING)
     )
 
 
@@ -489,7 +490,8 @@ def gated_experts(
 
 
 IDLE_CROSS_ATTENTION_NOTE = (
-    "cross-attention: its parameters are counted; its products with the encoder's output are not counted"
+    "cross-attention: its parameters are counted; its products with the encoder's output, and the keys and values of "
+    "that output in the cache, are not counted"
 )
 """The remark on a decoder whose encoder is not described."""
 

@@ -9,6 +9,7 @@ from ...config import Config
 from ...dropout import WAV2VEC_DROPOUT
 from ...family import Family
 from ...parts import ACTIVATIONS, QKVO_BIASES, Table, biases, class_name_of_config, head_table, layernorm, mlp
+from ..bert.wav2vec2 import wave_stem
 
 
 def _read_speecht5(config: Config) -> Table:
@@ -36,7 +37,7 @@ def _read_speecht5(config: Config) -> Table:
     layer = {"norm": norm, "norm_placement": "post"}
     encoder = {
         "num_hidden_layers": depth_by_stack["encoder"],
-        "stem": _stem_convolutions(config, hidden_size),
+        "stem": wave_stem(config, hidden_size),
         "position": {"type": "sinusoidal"},
         "embedding_norm": norm,
         "relative_keys": {"max_distance": largest_distance, "head_dim": head_dims["encoder"]},
@@ -52,35 +53,6 @@ def _read_speecht5(config: Config) -> Table:
         "encoder": encoder,
         "decoder": decoder,
         "head": head_table(config),
-    }
-
-
-def _stem_convolutions(config: Config, hidden_size: int) -> Table:
-    """Returns the stem's convolutions, which turn audio samples into encoder positions."""
-    sizes_by_property = {name: config.integers(f"conv_{name}") for name in ("dim", "kernel", "stride")}
-    convolution_count = len(sizes_by_property["dim"])
-    for property_name, list_values in sizes_by_property.items():
-        if len(list_values) != convolution_count or not list_values or 0 in list_values:
-            raise config.error(
-                f"conv_{property_name}",
-                list_values,
-                f"{max(convolution_count, 1)} positive whole numbers, as many as conv_dim has",
-            )
-    group_count = config.integer("num_conv_pos_embedding_groups")
-    config.quotient("num_conv_pos_embedding_groups", hidden_size, group_count)
-    is_masked = max(config.number("mask_time_prob"), config.number("mask_feature_prob")) > 0
-    return {
-        "type": "wave",
-        "convolutions": [
-            {"channels": channels, "kernel": kernel_size, "stride": stride}
-            for channels, kernel_size, stride in zip(*sizes_by_property.values(), strict=True)
-        ],
-        "bias": config.flag("conv_bias"),
-        "norms": config.choice({"group": "first", "layer": "all"}, "feat_extract_norm"),
-        "hidden_act": config.choice(ACTIVATIONS, "feat_extract_activation"),
-        "position_kernel": config.integer("num_conv_pos_embeddings"),
-        "position_groups": group_count,
-        "mask": is_masked,
     }
 
 
