@@ -61,6 +61,7 @@ MODULES = (
     "tests/simulator/test_inference.py",
     "tests/simulator/test_predictions.py",
     "tests/simulator/test_adapter_libraries.py",
+    "tests/simulator/test_fused_adapters.py",
     "tests/simulator/published/test_published.py",
     "tests/device_memory/test_grid.py",
     "tests/device_memory/test_optimizer_steps.py",
