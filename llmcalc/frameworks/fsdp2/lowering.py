@@ -62,7 +62,7 @@ TORCHTITAN_NAMES = {
 UNREAD_LAYERS = "layers that no pass runs"
 """The name of the group of all layers of which no pass runs any."""
 
-SHARED_LAYERS_REFUSAL = "FSDP2 of layers that share parameters is not modelled"
+SHARED_LAYERS_REFUSAL = "FSDP2 of layers that share parameters is not modelled; expected --framework deepspeed"
 
 
 class FsdpProfile(RingAttentionKernels):
