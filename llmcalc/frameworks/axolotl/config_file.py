@@ -187,7 +187,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         run_settings |= _kernel_settings(reader, config)
         run_settings |= _adapter_settings(reader, config)
         fuses_adapters = _fuses_adapters(reader, config)
-        if fuses_adapters:
+        if fuses_adapters and not run_settings.get("use_dora") and run_settings.get("base") != "int8":
             run_settings["fused_adapters"] = True
         _check_overrides(reader, config)
         if config.get("rl"):
