@@ -494,6 +494,15 @@ class Settings:
             required_setting="lora_rank",
         ),
     ] = None
+    fused_adapters: Annotated[
+        bool | None,
+        Setting(
+            "Adapters of attention and of gated networks run in functions that save their input once.",
+            "Training",
+            phases=TRAINING_PHASES,
+            required_setting="lora_rank",
+        ),
+    ] = None
     bitsandbytes: Annotated[
         str | None,
         Setting(

@@ -52,6 +52,7 @@ def kernel_choices(
         keeps_logits=bool(run_settings.keep_logits),
         fused_qkv=bool(run_settings.fused_qkv),
         matches_transformers=matches_transformers,
+        fused_adapters=bool(run_settings.fused_adapters),
         compiled=bool(run_settings.compile),
         expert_capacity=None if run_settings.moe is None else capacity_of(run_settings.moe),
         fused_layer_norm=run_settings.norm is None,

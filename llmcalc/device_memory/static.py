@@ -493,6 +493,10 @@ def _adapters_and_format(
     )
     if run_settings.lora_experts and run_settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
+    if run_settings.fused_adapters and (run_settings.use_dora or run_settings.base == "int8"):
+        raise InputError(
+            "--fused-adapters with --use-dora or --base int8: these kernels are not modelled; expected one of them"
+        )
     fuses_projections_like_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
     adapters = adapters_of_targets(
         parameter_count.tree,

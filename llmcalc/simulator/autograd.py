@@ -166,10 +166,13 @@ def record_all(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     backward: BackwardFunction,
+    *tensors_to_save: Tensor,
 ) -> None:
-    """Records one node for several outputs."""
+    """Records one node for several outputs. tensors_to_save: for backward, as in `record`."""
     if is_recorded(autograd_graph, inputs):
         graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward, len(outputs))
+        if tensors_to_save:
+            graph_node.saved_tensors = [autograd_graph.save(saved_tensor) for saved_tensor in tensors_to_save]
         for output_index, output in enumerate(outputs):
             output.node, output.output_index = graph_node, output_index
 

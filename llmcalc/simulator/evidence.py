@@ -11,7 +11,7 @@ from ..flow.record import Flow
 from .kernel_choices import EAGER_CHOICES, KernelChoices
 from .lowering import Lowering
 
-KERNEL_CHOICE_FIELDS = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
+KERNEL_CHOICE_FIELDS = ("attention", "norm", "cross_entropy", "mamba2", "fused_adapters", "compiled")
 """The fields of `KernelChoices` whose values name a kernel."""
 
 

@@ -48,6 +48,8 @@ class KernelChoices:
         scores; false by default.
     fused_gate: whether gated activations are one kernel, which keeps gate and up-projection and writes their gradients
         over them (Liger-Kernel); false by default.
+    fused_adapters: whether the adapters of a layer's attention and of its gated network run in functions that save
+        their input once (axolotl's kernels/lora.py); false by default.
     compiled: whether torch.compile is estimated for layers and loss: norms are one kernel, a gated activation is
         computed again in the backward pass, and so is what the loss computes of the logits; false by default.
     compiled_loss: whether torch.compile is estimated for the loss too, if it is for layers; true by default.
@@ -83,6 +85,7 @@ class KernelChoices:
     fused_qkv: bool = False
     matches_transformers: bool = False
     fused_gate: bool = False
+    fused_adapters: bool = False
     compiled: bool = False
     compiled_loss: bool = True
     expert_capacity: Fraction | None = None

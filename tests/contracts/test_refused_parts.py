@@ -21,10 +21,6 @@ LAYOUTS = {
     "deepspeed": Layout(dp=2, zero=1),
 }
 
-UNREAD = "FSDP2 of parameters that no pass reads is not modelled"
-
-REFUSED_BY_FSDP2 = ("ContactHead", "GatedCrossLayer", "SecondStream", "UnusedEmbedding")
-
 ANSWERED_BY_MEGATRON = (
     "Attention", "Block", "Classifier", "FeedForward", "GatedDeltaNet", "LMHead", "LearnedPositions", "MLA", "Mamba2",
     "MoE", "MultiTokenPrediction", "Norm",
@@ -67,15 +63,9 @@ def test_what_is_not_refused_has_a_witness(framework: str) -> None:
     assert {part: statuses for part, statuses in answers.items() if not statuses or statuses - WITNESSED} == {}
 
 
-@pytest.mark.parametrize("framework", ["torch", "deepspeed"])
-def test_torch_and_deepspeed_have_every_part(framework: str) -> None:
+@pytest.mark.parametrize("framework", ["torch", "deepspeed", "fsdp2"])
+def test_all_but_megatron_have_every_part(framework: str) -> None:
     assert refused(framework) == {}
-
-
-def test_fsdp2_refuses_parts_with_weights_that_no_pass_reads() -> None:
-    messages = refused("fsdp2")
-    assert sorted(messages) == sorted(REFUSED_BY_FSDP2)
-    assert all(UNREAD in message for message in messages.values())
 
 
 def test_megatron_refuses_each_part_that_it_does_not_have() -> None:

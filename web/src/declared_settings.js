@@ -40,6 +40,7 @@ export const DECLARED = {
   quantized_experts: {"option": "--quantized-experts", "kind": "flag"},
   lora_experts: {"option": "--lora-experts", "kind": "flag"},
   use_dora: {"option": "--use-dora", "kind": "flag"},
+  fused_adapters: {"option": "--fused-adapters", "kind": "flag"},
   bitsandbytes: {"option": "--bitsandbytes", "kind": "text"},
   attn_implementation: {"option": "--attn-implementation", "kind": "word", "words": ["eager", "sdpa", "sdpa-math", "flash"]},
   norm: {"option": "--norm", "kind": "word", "words": ["eager", "fused", "liger"]},

@@ -186,6 +186,9 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         )
         run_settings |= _kernel_settings(reader, config)
         run_settings |= _adapter_settings(reader, config)
+        fuses_adapters = _fuses_adapters(reader, config)
+        if fuses_adapters and not run_settings.get("use_dora") and run_settings.get("base") != "int8":
+            run_settings["fused_adapters"] = True
         _check_overrides(reader, config)
         if config.get("rl"):
             run_settings |= _preference_settings(reader, config, run_settings)
@@ -197,7 +200,6 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         arguments = {**_trainer_arguments(config, sixteen_bit_dtype), "parallelism_config": parallelism_config}
         model_id = str(config["base_model"] or "")
         reader.counts_longest_samples = not (config.get("sample_packing") or config.get("pad_to_sequence_len"))
-        fuses_adapters = _fuses_adapters(reader, config)
         launched_run = trainer_launch(
             reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
         )
@@ -442,12 +444,6 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         )
     if config.get("quantize_moe_experts") and "quantized_experts" not in adapter_settings:
         reader.refuse("quantize_moe_experts", "experts in 4 bits alone are modelled, with adapter: qlora")
-    if (
-        not adapter_settings.get("lora_dropout")
-        and not config.get("trust_remote_code")
-        and config.get("lora_mlp_kernel") is not False
-    ):
-        reader.notes.append("axolotl's fused kernels of adapters keep less than PEFT's layers, which are counted")
     return adapter_settings
 
 

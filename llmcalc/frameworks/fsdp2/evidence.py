@@ -35,11 +35,11 @@ SHARDED_EVIDENCE = _evidence_by_test(
     (
         *LLAMA_PARTS,
         *parts_of_kinds(
-            part="block_indexer convolution entry_indexer identity_experts indexer latent output_gate "
+            part="block_indexer contact_head convolution entry_indexer identity_experts indexer latent output_gate "
             "per_layer_embedding per_layer_gate pooler qk_norm relative_bias relative_embedding "
-            "side_convolution token_types transform",
+            "second_stream side_convolution token_types transform unused_embedding",
             streams="altup hyper",
-            layer="altup gated_norm hyper shortcut",
+            layer="altup gated_cross gated_norm hyper shortcut",
             mixer="cca compressed differential dynamic_mask local merged mixture_of_attention mla relative short_conv",
             network="moe product_key_moe rwkv_channel_mix",
             router="linear mlp token_table",

@@ -14,10 +14,9 @@ from ...algebra import Number, ceil_div
 from ...components.base import TORCH_WITNESS
 from ...components.norm import Norm
 from ...evidence import compared
-from ...flow.program import ModuleScope, Step
+from ...flow.program import UNEXECUTED_ROLES, ModuleScope, Step
 from ...flow.record import Flow
 from ...simulator.autograd import record
-from ...simulator.liveness import unused_modules
 from ...simulator.lowering import STAGE_INPUT_KEY, ModuleFrame, ModulePath
 from ...simulator.meter import AllocationPlace
 from ...simulator.profiles.context_parallel import RingAttentionKernels
@@ -60,7 +59,10 @@ TORCHTITAN_NAMES = {
 }
 """Path of a linear layer within a layer → torchtitan's path (models/llama3/model.py)."""
 
-SHARED_LAYERS_REFUSAL = "FSDP2 of layers that share parameters is not modelled"
+UNREAD_LAYERS = "layers that no pass runs"
+"""The name of the group of all layers of which no pass runs any."""
+
+SHARED_LAYERS_REFUSAL = "FSDP2 of layers that share parameters is not modelled; expected --framework deepspeed"
 
 
 class FsdpProfile(RingAttentionKernels):
@@ -172,11 +174,37 @@ class FsdpProfile(RingAttentionKernels):
         return False
 
     def allocate_unread_parameters(self, program: Flow) -> None:
-        """Rejects parameters that neither the forward nor the backward pass reads, since they are not modelled."""
-        for module_name, parameter_use, _ in unused_modules(program.root):
-            if parameter_use.tensors():
-                reason = "FSDP2 of parameters that no pass reads is not modelled; expected --framework deepspeed"
-                raise self.unsupported(reason, module_name)
+        """Does nothing: the run that finds the parameters has found those that no pass reads, too."""
+
+    def _mark_output_as_absent(self, module_scope: ModuleScope) -> None:
+        super()._mark_output_as_absent(module_scope)
+        role = module_scope.node_fields.get("role")
+        is_run_by_others = role == "kept" and module_scope.has_parameters_per_layer
+        if self.only_finds_parameters and role in UNEXECUTED_ROLES and not is_run_by_others:
+            self._find_unread_parameters(module_scope)
+
+    def _find_unread_parameters(self, module_scope: ModuleScope) -> None:
+        """Finds the parameters of a module that no pass runs, which are shards of the group of the module around it.
+
+        A group is gathered as a whole, and reduces the gradients that there are (`FSDPParamGroup.post_backward`).
+        Layers of which none runs are groups that are never gathered.
+        """
+        first_part = UNREAD_LAYERS if module_scope.first_input is not None else module_scope.name
+        is_trained = self.adapters is None and self.first_trained_layer is None
+        for node_number, node_position in enumerate(module_scope.node().walk()):
+            counted_op = node_position.counted_op
+            if counted_op is None or module_scope.node_fields.get("optional"):
+                continue
+            for copy_index in range(node_position.copies):
+                parameter_path = (*self.module_path(), first_part, node_number, copy_index)
+                for tensor_index, tensor in enumerate(counted_op.tensors()):
+                    parameter_key = (*parameter_path, f"{node_position.node.name}.{tensor_index}")
+                    is_leaf = is_trained and not getattr(counted_op.op, "is_frozen", False)
+                    self.parameter(parameter_key, tensor.shape, self.dtype, is_leaf)
+                if counted_op.has_effect("buffers"):
+                    buffer_key = (*parameter_path, f"{node_position.node.name}.buffers")
+                    self.buffers.add(buffer_key)
+                    self.parameter(buffer_key, (counted_op.buffers(),), self.dtype, False)
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
@@ -204,6 +232,8 @@ class FsdpProfile(RingAttentionKernels):
             )
             if outer_group in self.outer_groups:
                 return outer_group
+        if UNREAD_LAYERS in parameter_key:
+            return LayerKey(UNREAD_LAYERS, 0)
         module_names: list[str] = []
         for path_part in parameter_key[1:]:
             if type(path_part) is not int:

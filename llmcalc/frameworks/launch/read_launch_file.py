@@ -575,6 +575,11 @@ def _read_by_arguments(
     if not command_lines and not unresolved_word:
         other_commands = [f"{printable(' '.join(command.words[:2]), 40)} (line {command.line})" for command in commands]
         commands_text = f"; it runs {', '.join(other_commands[:4])}" if other_commands else ""
+        if shell_script.exit_line and not shell_script.arguments:
+            commands_text += (
+                f"; `exit` in line {shell_script.exit_line} ends it, as scripts do that take arguments: --launch "
+                f"'{name_in_errors} ARG1 ARG2 …'"
+            )
         raise InputError(
             f"{name_in_errors}: no command trains a model{commands_text}; expected one that does, such as "
             f"torchrun train.py …, or {SETTINGS_ADVICE}{SERVER_FILES_HINT}"

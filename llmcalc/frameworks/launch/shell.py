@@ -433,7 +433,7 @@ class StatementReader(WordReader):
         elif first_word in SOURCING_COMMANDS and command_words[1:]:
             self.read_sourced_file(command_words[1], command_words[2:], line_number)
         elif first_word in ENDING_COMMANDS:
-            self.end_script(first_word)
+            self.end_script(first_word, line_number)
         elif first_word == "set" and tuple(command_words[1:]) in EXPORT_ALL_OPTIONS:
             self.script.exports_assignments = EXPORT_ALL_OPTIONS[tuple(command_words[1:])]
         elif first_word in VARIABLE_COMMANDS:
@@ -477,7 +477,7 @@ class StatementReader(WordReader):
             script.unread_files.append(printable(file_name))
         script.sourced_file, script.sourcing_line, script.variables["BASH_SOURCE"], script.arguments = outer_state
 
-    def end_script(self, command_name: str) -> None:
+    def end_script(self, command_name: str, line_number: int) -> None:
         """Ends a sourced file at `return`, and the script itself at `exit`, outside functions and subshells.
 
         Where a branch is uncertain, the rest of a sourced file is. An uncertain `exit` is a failure, after which
@@ -488,6 +488,8 @@ class StatementReader(WordReader):
             return
         if not self.joining_operator and not self.is_in_uncertain_branch():
             self.position = len(self.text)
+            if command_name == "exit":
+                self.script.exit_line = self.script.sourcing_line or line_number
         elif command_name == "return":
             self.branches.insert(0, ShellBranch(None, earlier_branch_runs=None))
 

@@ -91,6 +91,7 @@ class ShellScript:
     sourced_file_count: number of sourced files that were read.
     unread_files: files that the script sources and that were not read.
     exports_assignments: whether variables that are set are exported, after `set -a`.
+    exit_line: the line of the `exit` that ends the script; 0 without one.
     """
 
     name_in_errors: str
@@ -113,6 +114,7 @@ class ShellScript:
     sourced_file_count: int = 0
     unread_files: list[str] = field(default_factory=list)
     exports_assignments: bool = False
+    exit_line: int = 0
 
     @property
     def path_in_folder(self) -> str:

@@ -202,19 +202,22 @@ def test_the_grid_has_every_value() -> None:
 
 PARTS = (
     *("Attention-2", "Attention-9", "Attention-10", "Attention-11", "Attention-12", "Classifier-1", "Classifier-2"),
-    *("CompressedAttention-2", "CompressedConvAttention-0", "ConvStem-0", "DifferentialAttention-0"),
-    *("DynamicMaskAttention-0", "GatedNormLayer-0", "LocalAttention-1", "MLA-3", "MergedAttention-0"),
+    *("CompressedAttention-2", "CompressedConvAttention-0", "ContactHead-0", "ConvStem-0", "DifferentialAttention-0"),
+    *("DynamicMaskAttention-0", "GatedCrossLayer-0", "GatedNormLayer-0"),
+    *("LocalAttention-1", "MLA-3", "MergedAttention-0"),
     *("MixtureOfAttention-0", "MoE-5", "MoE-7", "MoE-9", "Norm-6", "ProductKeyMoE-0", "RelativeAttention-0"),
-    *("RelativeEmbedding-0", "RwkvChannelMix-0", "ShortConv-1", "ShortcutLayer-0", "SideConvolution-0"),
-    *("SinusoidalPositions-0", "Stack-0", "Stack-3", "TokenTypes-0"),
+    *("RelativeEmbedding-0", "RwkvChannelMix-0", "SecondStream-0"),
+    *("ShortConv-1", "ShortcutLayer-0", "SideConvolution-0"),
+    *("SinusoidalPositions-0", "Stack-0", "Stack-3", "TokenTypes-0", "UnusedEmbedding-0"),
 )
 """Examples that together have every part that FSDP2 runs, but those of published kernels. torch itself refuses
-Gemma 4's layers in its mixed precision; parameters that no pass reads are not modelled.
+Gemma 4's layers in its mixed precision.
 """
 
 
 SHARDED = (
-    *("Attention-11", "Classifier-1", "CompressedConvAttention-0", "MergedAttention-0", "MoE-9", "Norm-6"),
+    *("Attention-11", "Classifier-1", "CompressedConvAttention-0", "GatedCrossLayer-0"),
+    *("MergedAttention-0", "MoE-9", "Norm-6"),
     "ProductKeyMoE-0",
 )
 """Parts whose parameters are of every shape: matrices, vectors, tables, grouped weights, kernels of convolutions. What

@@ -526,7 +526,8 @@ def test_axolotls_kernels_of_adapters_are_those_of_the_file_or_the_automatic_one
         ({"lora_embedding_kernel": True}, ""),
     ]
     for changes, stack in stacks:
-        assert changed("axolotl_qlora.yaml", **changes).software_stack == stack, changes
+        launch = changed("axolotl_qlora.yaml", **changes)
+        assert (launch.software_stack, launch.settings.get("fused_adapters", False)) == (stack, bool(stack)), changes
     launch = changed("axolotl_qlora.yaml", lora_qkv_kernel=True, lora_o_kernel=True)
     assert launch.software_stack == ""
     assert "lora_qkv_kernel, lora_o_kernel without lora_mlp_kernel: timed as PyTorch's adapters" in launch.notes

@@ -240,6 +240,10 @@ def test_devices_that_the_launcher_says(text: str, world: int) -> None:
         (f"torchrun a.py {ARGUMENTS}\ntorchrun b.py {ARGUMENTS} --swiglu", "several commands train (lines 1, 2)"),
         (f"torchrun {ARGUMENTS}", "no Python file is run by 'torchrun'"),
         ("#!/bin/sh\necho --a\n", "no command trains a model; expected one that does"),
+        (
+            'if [ "$#" -lt 2 ]; then\n  exit 1\nfi\ntorchrun train.py\n',
+            "`exit` in line 2 ends it, as scripts do that take arguments: --launch '",
+        ),
         ("docker pull vllm/vllm-openai\n", "trains a model; it runs docker pull (line 1); expected one that"),
     ],
 )

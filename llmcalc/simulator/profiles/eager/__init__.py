@@ -15,8 +15,8 @@ from .decode_steps import DecodeStepKernels
 from .elementwise import ElementwiseKernels
 from .expert_capacity import ExpertCapacityKernels
 from .fused import FusedKernels
+from .fused_adapters import FusedAdapterKernels
 from .local_attention import LocalAttentionKernels
-from .lora import LoraKernels
 from .positions import PositionKernels
 from .residual_streams import ResidualStreamKernels
 from .row_shifts import RowShiftKernels
@@ -32,7 +32,7 @@ class EagerKernels(
     PositionKernels,
     AttentionVariantKernels,
     FusedKernels,
-    LoraKernels,
+    FusedAdapterKernels,
     AttentionKernels,
     RowShiftKernels,
     ResidualStreamKernels,
