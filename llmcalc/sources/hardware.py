@@ -168,6 +168,48 @@ def find_hardware(name_or_file: str) -> Hardware:
     return memory_size_accelerator if memory_size_accelerator is not None else _find_hardware_by_name(name_or_file)
 
 
+def split_device_count(hardware_argument: str) -> tuple[str, int | None]:
+    """Returns the accelerator's name in an argument, and how many the argument names; None if it names no number.
+
+    `2x3090` and `dual 3090` are two of the accelerator, and a cloud's machine type has its accelerators.
+    """
+    if Path(hardware_argument).suffix.lower() == ".toml" or len(hardware_argument) > LONGEST_NAME:
+        return hardware_argument, None
+    if memory_only_hardware(hardware_argument) or preset_with_spelling(hardware_argument):
+        return hardware_argument, None
+    if machine := accelerator_of_machine(hardware_argument):
+        return machine
+    if count_and_hardware := _count_and_accelerator(hardware_argument):
+        accelerator_count, hardware = count_and_hardware
+        return hardware.name, accelerator_count
+    return hardware_argument, None
+
+
+def accelerators_and_devices(
+    hardware_arguments: Sequence[str], devices: int | None = None
+) -> tuple[list[Hardware], int | None]:
+    """Returns the accelerators of `--hardware`, and the number of devices: of `--devices`, else the number they name.
+
+    devices: the value of `--devices`; None without it. Several machines of a cloud may be given by their devices.
+    Raises `InputError` for unknown names and for numbers that contradict each other.
+    """
+    names_and_counts = [split_device_count(hardware_argument) for hardware_argument in hardware_arguments]
+    accelerators = find_accelerators(name for name, _ in names_and_counts)
+    named_count = None
+    for hardware_argument, (name, count) in zip(hardware_arguments, names_and_counts, strict=True):
+        is_machine = accelerator_of_machine(hardware_argument) is not None
+        if count is None or (is_machine and devices is not None and devices % count == 0):
+            continue
+        if (devices or named_count or count) != count:
+            other_text = f"--devices {devices}" if devices else f"{named_count} of another name"
+            raise InputError(
+                f"--hardware: {hardware_argument}: names {count} accelerators, which contradicts {other_text}; "
+                f"expected one of the two numbers, such as --hardware {name} --devices {devices or named_count}"
+            )
+        named_count = count
+    return accelerators, devices or named_count
+
+
 def read_hardware(file_name: str) -> Hardware:
     """Reads a user's accelerator from a TOML file with the fields of `Hardware`.
 

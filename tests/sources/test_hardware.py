@@ -19,6 +19,7 @@ from llmcalc.sources.hardware import (
     COMMON_HARDWARE,
     NOTEBOOK_SERVICES,
     accelerator_of_machine,
+    accelerators_and_devices,
     find_hardware,
     hardware_names,
     load_hardware,
@@ -697,3 +698,36 @@ def test_details_fit_a_terminal(run: Any) -> None:
     for name in ("mi350x", "mi355x"):
         rows = run("hardware", name).out.partition("\n\n")[0].splitlines()
         assert max(map(len, rows)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "devices", "expected"),
+    [
+        (["2x3090"], None, (["rtx-3090"], 2)),
+        (["2x3090"], 2, (["rtx-3090"], 2)),
+        (["dual 4090"], None, (["rtx-4090"], 2)),
+        (["2x24GB"], None, (["24GB"], 2)),
+        (["2x m4-max-64gb"], None, (["m4-max-64gb"], 2)),
+        (["3090"], 4, (["rtx-3090"], 4)),
+        (["1080 8gb", "h100"], None, (["gtx-1080", "h100-sxm"], None)),
+        (["p5.48xlarge"], None, (["h100-sxm"], 8)),
+        (["p5.48xlarge"], 16, (["h100-sxm"], 16)),  # two machines
+        ([], 8, ([], 8)),
+    ],
+)
+def test_a_number_before_an_accelerator_is_that_of_devices(arguments, devices, expected):
+    accelerators, device_count = accelerators_and_devices(arguments, devices)
+    assert ([accelerator.name for accelerator in accelerators], device_count) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "devices", "message"),
+    [
+        (["2x3090"], 4, "2x3090: names 2 accelerators, which contradicts --devices 4; expected one of the two numbers"),
+        (["2x3090", "4xh100"], None, "4xh100: names 4 accelerators, which contradicts 2 of another name; expected"),
+        (["p5.48xlarge"], 12, "names 8 accelerators, which contradicts --devices 12"),
+    ],
+)
+def test_numbers_of_accelerators_that_contradict_are_refused(arguments, devices, message):
+    with pytest.raises(InputError, match=message):
+        accelerators_and_devices(arguments, devices)
