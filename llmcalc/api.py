@@ -650,8 +650,10 @@ def cost(
 
     `.result.cost.days`, `.result.cost.energy_kwh` and so on each have `.estimate`, `.low` and `.high`.
 
-    tokens: of a training run ("15T"), with the fastest layout of `devices` that fits. step: seconds of a measured step.
-    requests: to serve, each with `input` and `output` tokens, on the cheapest server. concurrency, engine: of it.
+    tokens: of a training run ("15T"), with the fastest layout of `devices` (default the fewest) that fits. step:
+        seconds of a measured step.
+    requests: to serve, each with `input` and `output` tokens (default as of `serve`), on the cheapest server.
+        concurrency, engine: of it.
     price: money of a device and hour. power: watts of a device; default its TDP.
     global_batch: sequences of a step; default about 4M tokens, or 1,024 of each device if that is more.
     stack, overlap, nic: as of `time`.
