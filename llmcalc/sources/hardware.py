@@ -101,6 +101,17 @@ SMALL_COMPUTER_WORD = re.compile(
 )
 """Words that name a telephone, a tablet or a small computer."""
 
+INTEGRATED_GPU = re.compile(
+    r"(?<!gtx )(?<!geforce )(?:\b|(?<=radeon))[678][1-9]0m\b|\bvega ?(?:[3-9]|1[01])\b|\biris\b|\bintegrated\b|\bigpu\b"
+    r"|\bu?hd (?:graphics|[0-9]{3})\b|\barc (?:1[34]0[vt]|graphics)\b",
+    re.I,
+)
+"""Names of GPUs in processors, whose memory they share: AMD's Radeon 780M, Intel's Iris Xe, UHD and Arc 140V.
+
+Sources: https://fpsbench.com/compare/gpu/amd-radeon-780m-vs-intel-hd-graphics-p4600 (the memory's size, type and
+bandwidth are the system's) and https://cputronic.com/cpu/amd-ryzen-7-7840u.
+"""
+
 TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
 """The signs that drivers print behind the words of a maker."""
 
@@ -362,6 +373,12 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         raise InputError(
             f"--hardware: {typed_name}: commas separate no names; expected one (memory takes {expected_options})"
         )
+    if INTEGRATED_GPU.search(typed_name):
+        raise InputError(
+            f"--hardware: {typed_name}: a GPU in a processor, without memory of its own; expected the memory of "
+            "the computer that it may use, such as 16GiB, or for times a .toml file with memory_bytes, "
+            "memory_bandwidth and peak_flops"
+        )
     for pattern in (PROCESSOR_WORD, SMALL_COMPUTER_WORD):
         if pattern.search(typed_name):
             names = [name for name in hardware_names() if load_hardware(name).is_processor]
@@ -380,7 +397,12 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
     hardware_by_spelling = {
         spelling: name for name in hardware_names() for spelling in _normalized_names(load_hardware(name))
     }
-    suggestion = suggest(typed_name, list(hardware_names())) or suggest(normalized(typed_name), hardware_by_spelling)
+    beginnings = [spelling for spelling in hardware_by_spelling if normalized(typed_name).startswith(spelling)]
+    if beginnings:  # a 4090 Ti, which nobody sells, is first of all a 4090
+        suggestion = f" Did you mean {hardware_by_spelling[max(beginnings, key=len)]}?"
+    else:
+        suggestion = suggest(typed_name, list(hardware_names()))
+    suggestion = suggestion or suggest(normalized(typed_name), hardware_by_spelling)
     raise UnknownAccelerator(
         f"no accelerator called '{typed_name}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory "
         "size such as 24GiB, or a .toml file"
@@ -468,9 +490,11 @@ def _with_memory_size(hardware: Hardware, memory_gib: int, typed_name: str) -> H
         configuration.memory_bytes // 2**30: configuration for configuration in hardware.configurations
     }
     if memory_gib not in configuration_by_gib:
+        chips_of_size = [chip.name for chip in chips_of_generation(hardware) if chip.name.endswith(f"-{memory_gib}gb")]
+        chips_text = f"; with {memory_gib} GB: {', '.join(chips_of_size)}" if chips_of_size else ""
         raise InputError(
             f"{typed_name}: {hardware.vendor} does not sell the {hardware.title} with {memory_gib} GB; expected one of "
-            f"{', '.join(f'{hardware.name}-{memory_gib}gb' for memory_gib in configuration_by_gib)}"
+            f"{', '.join(f'{hardware.name}-{memory_gib}gb' for memory_gib in configuration_by_gib)}{chips_text}"
         )
     return with_configuration(hardware, configuration_by_gib[memory_gib])
 

@@ -731,3 +731,31 @@ def test_a_number_before_an_accelerator_is_that_of_devices(arguments, devices, e
 def test_numbers_of_accelerators_that_contradict_are_refused(arguments, devices, message):
     with pytest.raises(InputError, match=message):
         accelerators_and_devices(arguments, devices)
+
+
+@pytest.mark.parametrize(
+    ("typed_name", "message"),
+    [
+        ("4090ti", r"no accelerator called '4090ti'. Did you mean rtx-4090\? Expected"),
+        ("rtx 3060 ultra", r"Did you mean rtx-3060\? Expected"),
+        (
+            "radeon 780m",
+            "a GPU in a processor, without memory of its own; expected the memory of .* as 16GiB",
+        ),
+        ("890M", "a GPU in a processor"),
+        ("Intel Iris Xe", "a GPU in a processor"),
+        ("uhd 630", "a GPU in a processor"),
+        ("vega 8", "a GPU in a processor"),
+        ("gtx 860m", "no accelerator called 'gtx 860m'"),  # a card
+        ("macbook pro m3 36gb", r"m3-24gb; with 36 GB: m3-max-36gb, m3-pro-36gb"),
+        ("m4-17gb", r"does not sell the M4 with 17 GB; expected one of [^;]*$"),
+    ],
+)
+def test_the_error_for_an_unknown_name_says_what_to_type(typed_name, message):
+    with pytest.raises(InputError, match=message):
+        find_hardware(typed_name)
+
+
+def test_a_gpu_is_found_by_its_own_name() -> None:
+    assert find_hardware("Radeon 8060S").name == find_hardware("strix halo").name
+    assert find_hardware("vega 64").name.endswith("64")  # a card, and no GPU of a processor
