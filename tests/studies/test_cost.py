@@ -242,7 +242,11 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
         ("--tokens", "1B", "--devices", "3", "--tp", "2"), "--devices 3: is not the product tp · cp · pp · dp; expected"
     ),
     "no layout that fits": (
-        ("--tokens", "1B", "--devices", "1", "--seq", "4k", "--global-batch", "1"), "fits the memory of H100"
+        ("--tokens", "1B", "--devices", "1", "--seq", "4k", "--global-batch", "1"),
+        "fits the memory of H100 SXM; expected more devices, or --step",  # whose states alone are too large
+    ),
+    "activations that do not fit": (
+        ("--tokens", "1B", "--devices", "1", "--lora-rank", "8", "--seq", "64k"), "--base nf4, a --seq below 65536, or"
     ),
 }  # fmt: skip
 
