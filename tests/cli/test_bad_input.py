@@ -429,7 +429,7 @@ USAGE = {
     "memory llama3-8b --engine tensorrt-llm --hardware h100 --tp 2": "Did you mean --tensor-parallel-size?",
     "memory llama3-8b --engine vllm --hardware h100 --qqq 8": "--qqq: vLLM has no such flag; remove it",
     "memory gpt2 --engine llama.cpp --hardware h100 --tp 2": "--tp: llama.cpp has no such flag; expected --devices 2",
-    "memory llama3-8b --engine ollama --hardware h100 --devices 2": "expected CUDA_VISIBLE_DEVICES=0,1",
+    "memory llama3-8b --engine ollama --hardware h100 --tp 2": "expected CUDA_VISIBLE_DEVICES=0,1",
     "verify llama3-8b --against you": "--against: 'you'",
     'params bert-base --set pooler={"dense":false}': "model.pooler.num_labels: missing; a pooler without a dense map",
     "params llama3-8b --set contact_head={}": "model.contact_head: reads the attention maps of an encoder whose layers",
