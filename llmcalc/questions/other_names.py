@@ -98,6 +98,10 @@ OTHER_COMMANDS = {
     "kv": "cache kv-cache kvcache",
     "memory --phase training": "train training finetune",
     "memory --phase inference": "inference infer",
+    "plot schedule": "schedule pipeline bubble",
+    "plot roofline": "roofline",
+    "serve --trace": "trace replay",
+    "explain-log": "oom",
 }
 """Commands here, with the words that people type for them, which have other letters."""
 

@@ -121,8 +121,8 @@ COUNT_WORDS = {
 """Words for a number of accelerators, before their name."""
 
 ACCELERATOR_COUNT_PATTERNS = (
-    re.compile(r"(?P<count>[0-9]{1,7})\s*[x×*]\s*(?P<name>.+)", re.I),
-    re.compile(r"(?P<name>.+?)\s*[x×*:]\s*(?P<count>[0-9]{1,7})", re.I),
+    re.compile(r"(?P<count>[0-9]{1,6})\s*[x×*]\s*(?P<name>.+)", re.I),
+    re.compile(r"(?P<name>.+?)\s*[x×*:]\s*(?P<count>[0-9]{1,6})", re.I),
     re.compile(rf"(?P<count>{'|'.join(COUNT_WORDS)})[\s-]+(?P<name>.+)", re.I),
     re.compile(r"(?P<count>[0-9]{1,2})\s+(?P<name>.+)", re.I),
 )

@@ -287,6 +287,8 @@ USAGE = {
     "memory llama3-8b --tensor-model-parallel-size 2": "expected --tp",
     "memory llama3-8b --per-device-train-batch-size 2": "expected --batch",
     "mfu llama3-8b": "Did you mean flops --tokens-per-second?",
+    "schedule --pp 4": "Did you mean plot schedule?",
+    "trace llama3-8b": "Did you mean serve --trace?",
     "memory llama3-8b --engine trtllm --hardware h100": "Did you mean tensorrt-llm?",
     "time llama3-8b --isl 4k": "No such option: --isl; expected --phase prefill --seq N for a prompt",
     "plan llama3-8b --hardware h100 --launch run.sh": "expected --global-batch N and the run's other settings "

@@ -340,6 +340,8 @@ def test_a_count_of_one_is_the_accelerator_and_a_count_of_none_is_no_name() -> N
     assert find_hardware("1x4090").name == find_hardware("rtx-4090 x1").name == "rtx-4090"
     with pytest.raises(InputError, match=r"no accelerator called '0x4090'. Did you mean rtx-4090\?"):
         find_hardware("0x4090")
+    with pytest.raises(InputError, match=r"no accelerator called '1048577x4090'"):  # more than --devices takes
+        accelerators_and_devices(["1048577x4090"])
 
 
 def test_several_memory_sizes_are_named_with_the_option_for_their_number() -> None:
