@@ -288,6 +288,7 @@ USAGE = {
     "memory llama3-8b --per-device-train-batch-size 2": "expected --batch",
     "mfu llama3-8b": "Did you mean flops --tokens-per-second?",
     "schedule --pp 4": "Did you mean plot schedule?",
+    "params gpt2 -o counts.xlsx": "counts.xlsx: .xlsx is not written; expected .json, .csv or .md, or .txt for",
     "trace llama3-8b": "Did you mean serve --trace?",
     "memory llama3-8b --engine trtllm --hardware h100": "Did you mean tensorrt-llm?",
     "time llama3-8b --isl 4k": "No such option: --isl; expected --phase prefill --seq N for a prompt",
