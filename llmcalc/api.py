@@ -482,7 +482,7 @@ def plan(
     cublas_workspace: str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Ranks the layouts over many devices that fit, best first, in `.result.plan`. `.ok` says whether any fits.
+    """Ranks layouts over many devices, best first: `.result.ranked_layouts.feasible`. `.ok`: whether any fits.
 
     global_batch: sequences of a step of all devices; default a micro-batch of each, at most about 4M tokens, or
         1,024 of each device if that is more.
@@ -538,8 +538,8 @@ def time(
 ) -> ReportedAnswer:
     """Estimates the seconds of a training step, of a prompt batch, or of one token of every sequence.
 
-    `.result.range` has `.low`, `.estimate` and `.high`. The seconds are split in `.result.parts`, `.result.bounds` and
-    `.result.nodes(depth)`.
+    `.result.time_range` has `.low`, `.estimate` and `.high`. The seconds are split in `.result.seconds_by_part`,
+    `.result.bounds` and `.result.nodes(depth)`.
 
     phase: training, prefill or decode; default decode, or training if an option that only training has is given.
     launch: the file that starts the run. engine: a serving engine (`vllm==0.19`); default vllm,
@@ -595,10 +595,10 @@ def serve(
     calibrate: str | Path | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Finds servers for a load: `.result.chosen` is the cheapest server within the limits. `.ok`: whether one exists.
+    """Finds servers for a load: `.result.chosen_server` is the cheapest within the limits. `.ok`: whether one exists.
 
-    `.result.servers` are all that fit by the engine's own rule, `.result.curves` their times by concurrency, and
-    `.result.front` is the Pareto front.
+    `.result.servers` are all that fit by the engine's own rule, `.result.load_curves` their times by concurrency, and
+    `.result.pareto_front` is the Pareto front.
 
     input, output: tokens of a prompt, default 1,024, and of an answer, default 128, as `vllm bench serve` sends.
     trace: a file of requests that are simulated in place of equal ones; the times of each server are in
@@ -617,12 +617,12 @@ def serve(
     """
     from .questions.serving import ask_serve
     from .questions.time_and_cost_options import ServeOptions
-    from .sources.hardware import find_hardware
+    from .sources.hardware import accelerators_and_devices
 
     parsed_options = sort_options(options, serve)
     draft = draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft)
+    (accelerator,), devices = accelerators_and_devices([require_hardware(hardware)], devices)
     serve_options = declared_options(ServeOptions, locals())
-    accelerator = find_hardware(require_hardware(hardware))
     return ask_serve(parsed_options.read_model(model), accelerator, serve_options, parsed_options.read_model)
 
 
@@ -648,10 +648,12 @@ def cost(
 ) -> ReportedAnswer:
     """Computes days, device hours, energy and money of a run.
 
-    `.result.cost.days`, `.result.cost.energy` and so on each have `.estimate`, `.low` and `.high`.
+    `.result.cost.days`, `.result.cost.energy_kwh` and so on each have `.estimate`, `.low` and `.high`.
 
-    tokens: of a training run ("15T"), with the fastest layout of `devices` that fits. step: seconds of a measured step.
-    requests: to serve, each with `input` and `output` tokens, on the cheapest server. concurrency, engine: of it.
+    tokens: of a training run ("15T"), with the fastest layout of `devices` (default the fewest) that fits. step:
+        seconds of a measured step.
+    requests: to serve, each with `input` and `output` tokens (default as of `serve`), on the cheapest server.
+        concurrency, engine: of it.
     price: money of a device and hour. power: watts of a device; default its TDP.
     global_batch: sequences of a step; default about 4M tokens, or 1,024 of each device if that is more.
     stack, overlap, nic: as of `time`.

@@ -320,16 +320,14 @@ def run_options_of(
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest
     from .questions.runs import RunOptions
-    from .sources.hardware import find_accelerators
 
     options_by_name = options.setting_values | ({} if phase is None else {"phase": phase})
     return RunOptions(
         settings=settings_of(**options_by_name),
         layout=LayoutRequest(**checked_values(declarations_of(LayoutRequest), options.layout_options)),
         include=included_parts,
-        accelerators=tuple(find_accelerators(_hardware_names(hardware))),
         workspace=optional_text("--cublas-workspace", workspace, ":4096:8"),
-    )
+    ).on_accelerators(_hardware_names(hardware))
 
 
 def run_question_of(

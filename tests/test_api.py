@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,13 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.frameworks.logs.explained_log import ExplainedLog
+from llmcalc.questions.witnesses import VerifyResult
+from llmcalc.studies.cost import Cost, RunCost
+from llmcalc.studies.plan import LayoutPlan
+from llmcalc.studies.serving import StudiedServers
+from llmcalc.studies.timed_run import TimedRun
+from llmcalc.timing.time_ranges import RangedAmount
 from tests.families import shapes_of
 from tests.samples import in_one_test
 
@@ -112,3 +120,30 @@ def test_lengths_of_which_nothing_is_said(name: str, pass_: int, cache: int | No
         assert (
             f"of {cache:,} tokens" in run("memory", name).out.splitlines()[0] + run("memory", name).out.splitlines()[1]
         )
+
+
+def test_docstrings_name_attributes_that_the_results_have() -> None:
+    result_classes = {
+        llmcalc.plan: LayoutPlan,
+        llmcalc.time: TimedRun,
+        llmcalc.serve: StudiedServers,
+        llmcalc.cost: RunCost,
+        llmcalc.explain_log: ExplainedLog,
+        llmcalc.verify: VerifyResult,
+    }
+    for function, result_class in result_classes.items():
+        named_attributes = re.findall(r"`\.result\.(\w+)", function.__doc__ or "")
+        known_attributes = {*dir(result_class), *result_class.__annotations__}
+        assert named_attributes, function.__name__
+        assert set(named_attributes) <= known_attributes, function.__name__
+    assert {"low", "estimate", "high"} <= set(RangedAmount._fields)
+    assert {"days", "energy_kwh"} <= set(dir(Cost))
+
+
+def test_python_reads_two_accelerators_as_the_command_line_does() -> None:
+    two_cards = llmcalc.fit("qwen3-0.6b", hardware="2x3090", quantize="q8_0")
+    assert two_cards.document == llmcalc.fit("qwen3-0.6b", hardware="3090", devices=2, quantize="q8_0").document
+    load_points = llmcalc.serve("qwen3-0.6b", "2x3090").result.load_points
+    assert {load_point.devices for load_point in load_points if load_point is not None} == {2}
+    for engine_name in ("vllm", "sglang", "tensorrt-llm", "llama.cpp", "ik_llama.cpp", "ollama"):
+        assert llmcalc.memory("qwen3-8b", hardware="2xl40s", engine=engine_name).result.devices == 2, engine_name

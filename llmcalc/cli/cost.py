@@ -37,13 +37,10 @@ def command(
     """
     from ..questions.costs import ask_cost
     from ..questions.runs import RunQuestion
-    from ..sources.hardware import find_hardware
     from ..sources.preset import target_in_errors
 
     preset = target_options.load(target)
-    run_question = RunQuestion(
-        preset=preset, settings=settings, layout=layout_request, accelerators=(find_hardware(hardware),)
-    )
+    run_question = RunQuestion(preset=preset, settings=settings, layout=layout_request).on_accelerators([hardware])
     with target_in_errors(run_question.preset):
         cost_answer = ask_cost(run_question, options, lambda name: is_option_typed(context, name))
     writing_file.show_answer(cost_answer, table, run_question.preset)

@@ -76,7 +76,6 @@ def command(
     """
     from ..questions.fits import ask_fit
     from ..questions.runs import RunQuestion, with_implied_phase
-    from ..sources.hardware import find_hardware
     from ..sources.preset import target_in_errors
 
     require_engine(receipt, engine, launch)
@@ -103,9 +102,8 @@ def command(
         ),
         layout=layout_request,
         include=included_parts,
-        accelerators=() if hardware is None else (find_hardware(hardware),),
         workspace=cublas_workspace,
-    )
+    ).on_accelerators([] if hardware is None else [hardware])
     with target_in_errors(run_question.preset):
         fit_answer = ask_fit(run_question, global_batch)
     output_options.show_answer(fit_answer, table, run_question.preset)

@@ -23,7 +23,7 @@ def accelerator_option(default_text: str = "") -> Any:
     return value_option(
         "--hardware",
         "NAME",
-        f"The accelerator: a name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file.{default_text}",
+        f"The accelerator: a name (h100, m4-max-64gb, 2x3090), a memory size (24GiB) or a .toml file.{default_text}",
         completion=complete_name,
     )
 

@@ -73,7 +73,6 @@ def command(
     The accelerators on which it fits; of many devices, every rank that differs.
     """
     from ..questions.runs import RunOptions, ask_memory, memory_question
-    from ..sources.hardware import find_accelerators
     from ..sources.preset import target_in_errors
 
     require_engine(receipt, engine, launch)
@@ -97,9 +96,8 @@ def command(
             settings=settings,
             layout=layout_request,
             include=included_parts,
-            accelerators=tuple(find_accelerators(hardware or ())),
             workspace=cublas_workspace,
-        ),
+        ).on_accelerators(hardware or ()),
         launch_file=launch,
         is_setting_given=lambda name: is_option_typed(context, name),
         allow_unknown=target_options.allow_unknown,

@@ -77,7 +77,6 @@ def command(
     from ..questions.plans import plan_settings
     from ..questions.runs import RunQuestion
     from ..questions.times import ask_timed_plan
-    from ..sources.hardware import find_hardware
     from ..sources.preset import target_in_errors
 
     included_parts = included_part_names(with_mtp, with_towers)
@@ -86,9 +85,8 @@ def command(
         settings=plan_settings(settings, lambda name: is_option_typed(context, name)),
         layout=layout_request,
         include=included_parts,
-        accelerators=(find_hardware(hardware),),
         workspace=cublas_workspace,
-    )
+    ).on_accelerators([hardware])
     with target_in_errors(run_question.preset), allow_forked_processes():
         plan_answer = ask_timed_plan(
             run_question,

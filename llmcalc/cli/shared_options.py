@@ -339,8 +339,33 @@ FORMATS_BY_ENDING: dict[str, Format] = {".json": "json", ".csv": "csv", ".md": "
 """Ending of an output file → the format in which an answer is written there, unless `--format` states another."""
 
 
+UNWRITTEN_ENDINGS = (
+    ".xlsx",
+    ".xls",
+    ".ods",
+    ".pdf",
+    ".html",
+    ".htm",
+    ".yaml",
+    ".yml",
+    ".tsv",
+    ".parquet",
+    ".png",
+    ".svg",
+)
+"""Endings of formats that answers are not written in."""
+
+
 def format_of_file(output_path: Path | None, default: Format = "table") -> Format:
-    """Returns the format that an output file's ending names; `default` for another ending and without a file."""
+    """Returns the format that an output file's ending names; `default` for another ending and without a file.
+
+    Raises `InputError` for the ending of a format in which no answer is written: a table's text is none of it.
+    """
+    if output_path is not None and output_path.suffix.lower() in UNWRITTEN_ENDINGS:
+        raise InputError(
+            f"--output: {output_path}: {output_path.suffix} is not written; expected .json, .csv or .md, or .txt for "
+            "the table (pictures: llmcalc plot)"
+        )
     return default if output_path is None else FORMATS_BY_ENDING.get(output_path.suffix.lower(), default)
 
 

@@ -98,13 +98,12 @@ class TimedRunOptions:
     def run_question(self) -> RunQuestion:
         """Returns the question about the timed run."""
         from ..questions.runs import RunOptions, memory_question
-        from ..sources.hardware import find_accelerators
 
-        accelerators = tuple(find_accelerators([] if self.hardware is None else [self.hardware]))
+        run_options = RunOptions(settings=self.settings, layout=self.layout, include=self.include)
         return memory_question(
             self.target,
             self.load,
-            RunOptions(settings=self.settings, layout=self.layout, include=self.include, accelerators=accelerators),
+            run_options.on_accelerators([] if self.hardware is None else [self.hardware]),
             launch_file=self.launch,
             is_setting_given=self.is_option_typed,
             allow_unknown=self.target_options.allow_unknown,

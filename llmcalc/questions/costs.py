@@ -15,7 +15,7 @@ from ..timing.time_ranges import RangedAmount
 from ..workload.lengths import DEFAULT_TRAINING_TOKENS
 from ..workload.setting import declarations_of, option
 from .runs import RunQuestion
-from .serving import serve_study
+from .serving import serve_study, with_assumed_request
 from .time_and_cost_options import CostOptions, ServeOptions, TimeOptions
 from .times import added_options, fastest_plan
 
@@ -67,10 +67,9 @@ def _training_cost(
     for field in ("input", "output", "concurrency", "engine"):
         if getattr(options, field) is not None:
             raise InputError(f"{option(field)}: is of --requests; expected --requests in place of --tokens, or neither")
+    if run_question.layout.devices is None:
+        return _cost_on_fewest_devices(run_question, options, watts, hourly_price)
     devices = run_question.layout.devices
-    if devices is None:
-        usual_number = 64 if run_question.settings.lora_rank is None else 1
-        raise InputError(f"--devices: missing; expected the number of accelerators that train, such as {usual_number}")
     assert options.tokens is not None
     run_question, assumed_options = _with_usual_step(run_question)
     assert run_question.settings.seq is not None
@@ -118,6 +117,43 @@ def _training_cost(
     )
 
 
+MOST_DOUBLINGS = 4
+"""How often the number of devices that hold a run's states is doubled at most, until a layout fits."""
+
+
+def _cost_on_fewest_devices(
+    run_question: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None
+) -> RunCost:
+    """Returns the cost of training on the fewest devices, among doublings, on which a layout fits.
+
+    The first number tried has memory for the states (weights, gradients, optimizer), and is a multiple of the typed
+    group sizes. Raises `InputError` beside a measured step, whose devices are its own, and where no layout fits.
+    """
+    layout, hardware = run_question.layout, run_question.hardware
+    if options.step is not None:
+        raise InputError("--devices: missing; expected the number of accelerators of the measured --step")
+    assert hardware is not None
+    question_with_step, _ = _with_usual_step(run_question)
+    state_bytes = question_with_step.memory_on_one_device().states.total_bytes
+    devices = (layout.tp or 1) * (layout.pp or 1) * (layout.cp or 1) * (layout.dp or layout.fsdp or 1)
+    while devices * hardware.capacity_bytes < state_bytes:
+        devices *= 2
+    tried_devices = [devices << doubling for doubling in range(MOST_DOUBLINGS + 1)]
+    for devices in tried_devices:
+        run_on_devices = replace(run_question, layout=replace(layout, devices=devices))
+        try:
+            run_cost = _training_cost(run_on_devices, options, watts, hourly_price)
+            break
+        except InputError as error:
+            if devices == tried_devices[-1]:
+                raise InputError(
+                    f"{error} (--devices is missing: {tried_devices[0]} to {devices} were tried)"
+                ) from None
+    return replace(
+        run_cost, assumed_options=(f"--devices {devices}", *run_cost.assumed_options), has_assumed_devices=True
+    )
+
+
 def _with_usual_step(run_question: RunQuestion) -> tuple[RunQuestion, list[str]]:
     """Adds the usual training length to a question without a length, and returns a note about it."""
     settings = run_question.settings.with_changes(phase="training").with_usual_recomputation()
@@ -143,12 +179,7 @@ def _serving_cost(
     for field_name in ("step", "global_batch", "overlap"):
         if getattr(options, field_name) is not None:
             raise InputError(f"{option(field_name)}: is of training; expected --tokens in place of --requests")
-    missing_options = [option(field_name) for field_name in ("input", "output") if getattr(options, field_name) is None]
-    if missing_options:
-        raise InputError(
-            f"{', '.join(missing_options)}: missing; expected the tokens of a request's prompt and answer, such as "
-            "--input 1000 --output 200"
-        )
+    options, assumed_options, origin = with_assumed_request(run_question.preset, options)
     assert options.input is not None
     assert options.output is not None
     assert options.requests is not None
@@ -189,7 +220,8 @@ def _serving_cost(
     load_point = studied_servers.chosen_server.load_point
     if load_point.concurrency > options.requests:  # no more requests at a time than there are
         limited_options = replace(options, concurrency=options.requests)
-        return _serving_cost(run_question, limited_options, watts, hourly_price)
+        run_cost = _serving_cost(run_question, limited_options, watts, hourly_price)
+        return replace(run_cost, assumed_options=tuple(assumed_options), assumed_request_origin=origin)
     seconds = load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency)
     cost = Cost(seconds, load_point.devices, watts, hourly_price)
     chosen_server = studied_servers.servers[studied_servers.chosen_server.server_index]
@@ -200,4 +232,6 @@ def _serving_cost(
         stack_title=server_study.stack.title,
         server=chosen_server,
         load_point=load_point,
+        assumed_options=tuple(assumed_options),
+        assumed_request_origin=origin,
     )

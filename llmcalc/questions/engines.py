@@ -22,7 +22,7 @@ from ..frameworks.server_files.server import LaunchedServer
 from ..parallel.layout import ImpossibleLayout
 from ..reports.answer import ReportedAnswer
 from ..sources.checkpoint_name import preset_in_named_format
-from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
+from ..sources.hardware import COMMON_HARDWARE, accelerators_and_devices, load_hardware
 from ..sources.preset import Preset
 from ..sources.presets import checkpoint_of_tag, known_checkpoint, known_model, scheme_in_name
 from .engine_times import decoded_token_time
@@ -84,7 +84,7 @@ class EngineQuestion:
                 "--hardware: missing; an engine's budget is a share of the device's memory (such as "
                 f"h100){unknown_text}"
             )
-        accelerator = find_hardware(self.hardware)
+        (accelerator,), device_count = accelerators_and_devices([self.hardware])
         for engine_text in self.engines:
             engine, version = engine_and_version(engine_text)
             hardware = _supported_accelerator(engine, accelerator)
@@ -94,6 +94,16 @@ class EngineQuestion:
                 engine_flags = receipt.with_receipt(engine_flags, hardware)
             with self.naming_file_in_errors():
                 engine_memory = engine.memory_on(self.preset, hardware, version, engine_flags)
+                if device_count not in (None, engine_memory.devices):
+                    if engine_memory.devices > 1 or engine.field_of_option("--devices") in engine_flags:
+                        raise InputError(
+                            f"--hardware: {self.hardware}: names {device_count} accelerators, and the flags are for "
+                            f"{engine_memory.devices}; expected --hardware {accelerator.name}"
+                        )
+                    engine_flags |= read_flag_values(
+                        engine.title, engine.known_flags(), {"devices": device_count}, engine.flags_by_option
+                    )
+                    engine_memory = engine.memory_on(self.preset, hardware, version, engine_flags)
             if receipt is not None:
                 engine_memory = replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
             find_changes = self.naming_file_in_errors()(
@@ -315,9 +325,10 @@ def ask_engine_fit(
         has_typed_limit = limit_field in engine_flags
         engine_flags = engine.flags_with_request_limit(engine_flags, users)
         user_limit = None if has_typed_limit else engine_flags[limit_field]
-    named_hardware = None
-    if engine_question.hardware is not None:
-        named_hardware = _supported_accelerator(engine, find_hardware(engine_question.hardware))
+    named_accelerators, devices = accelerators_and_devices(
+        [] if engine_question.hardware is None else [engine_question.hardware], devices
+    )
+    named_hardware = _supported_accelerator(engine, named_accelerators[0]) if named_accelerators else None
     receipt = engine_question.receipt_of_engine(engine, version)
 
     def flags_on_hardware(hardware: Hardware) -> dict[str, Any]:

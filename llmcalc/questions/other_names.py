@@ -99,6 +99,10 @@ OTHER_COMMANDS = {
     "kv": "cache kv-cache kvcache",
     "memory --phase training": "train training finetune",
     "memory --phase inference": "inference infer",
+    "plot schedule": "schedule pipeline bubble",
+    "plot roofline": "roofline",
+    "serve --trace": "trace replay",
+    "explain-log": "oom",
 }
 """Command of llmcalc → words with different letters that people type for it."""
 

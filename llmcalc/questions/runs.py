@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import default_sequence_tokens
@@ -25,7 +25,7 @@ from ..errors import InputError, short_repr
 from ..parallel.layout import Layout
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.memory_answer import ASSUMED_ACCELERATOR, DeviceMemoryAnswer
-from ..sources.hardware import find_hardware
+from ..sources.hardware import accelerators_and_devices, find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model, names_gguf_file
 from ..sources.target import load_named_checkpoint
@@ -58,6 +58,14 @@ class RunOptions:
     include: frozenset[str] = frozenset()
     accelerators: tuple[Hardware, ...] = ()
     workspace: str | None = None
+
+    def on_accelerators(self, hardware_arguments: Sequence[str]) -> Self:
+        """Returns the run on the accelerators of `--hardware`, and on as many devices as `2x3090` names.
+
+        Raises `InputError` for unknown names and for a number of devices that contradicts `--devices`.
+        """
+        accelerators, devices = accelerators_and_devices(hardware_arguments, self.layout.devices)
+        return replace(self, accelerators=tuple(accelerators), layout=replace(self.layout, devices=devices))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..accelerator import Hardware
 from ..device_memory.settings import settings_of
@@ -18,7 +18,7 @@ from ..timing.calibration import Calibration
 from ..workload.setting import option
 from ..workload.validation import LARGEST_COUNT
 from .runs import RunQuestion
-from .time_and_cost_options import DRAFT_TOKENS, ServeOptions, TimeOptions
+from .time_and_cost_options import DRAFT_TOKENS, CostOptions, ServeOptions, TimeOptions
 from .times import software_stack_of_engine, timed_run
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def ask_serve(
     from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    options, assumption_note = _with_assumed_request(preset, options)
+    options, assumed_options, origin = with_assumed_request(preset, options)
+    assumption_note = f"assumed: {' '.join(assumed_options)} ({origin})" if assumed_options else ""
     server_study = replace(serve_study(preset, hardware, options, read_model), assumption_note=assumption_note)
     calibration = _calibration_of_options(preset, hardware, options, read_model)
     if calibration is not None:
@@ -67,17 +68,19 @@ def ask_serve(
     )
 
 
-def _with_assumed_request(preset: Preset, options: ServeOptions) -> tuple[ServeOptions, str]:
-    """Returns the options with the tokens of a request, and a note on assumed tokens; the note is empty if all are
-    stated.
+RequestOptions = TypeVar("RequestOptions", ServeOptions, CostOptions)
+
+
+def with_assumed_request(preset: Preset, options: RequestOptions) -> tuple[RequestOptions, list[str], str]:
+    """Returns the options with the tokens of a request, those that are assumed, and their origin in words.
 
     A prompt is shorter than that of `vllm bench serve` where the model's learned positions end before.
     """
     from ..costs.context_length import learned_positions
     from ..studies.decoding import SHORT_CONTEXT
 
-    if options.trace is not None:
-        return options, ""
+    if isinstance(options, ServeOptions) and options.trace is not None:
+        return options, [], ""
     positions = learned_positions(preset.model) or LARGEST_COUNT
     output = OUTPUT_TOKENS if options.output is None else options.output
     is_too_long = options.input is None and output < positions < SHORT_CONTEXT + output
@@ -85,11 +88,9 @@ def _with_assumed_request(preset: Preset, options: ServeOptions) -> tuple[ServeO
     assumed_tokens: dict[str, Any] = {
         field: tokens for field, tokens in request_tokens.items() if getattr(options, field) is None
     }
-    if not assumed_tokens:
-        return options, ""
-    assumed_options = " ".join(f"{option(field)} {tokens}" for field, tokens in assumed_tokens.items())
+    assumed_options = [f"{option(field)} {tokens}" for field, tokens in assumed_tokens.items()]
     origin = "the longest request of the model" if is_too_long else "as `vllm bench serve` sends by default"
-    return replace(options, **assumed_tokens), f"assumed: {assumed_options} ({origin})"
+    return replace(options, **assumed_tokens), assumed_options, origin
 
 
 def _calibration_of_options(

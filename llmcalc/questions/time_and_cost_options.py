@@ -331,7 +331,12 @@ class CostOptions:
     """The options of `llmcalc cost`: of a training run, or of requests that are served."""
 
     tokens: Annotated[
-        int | None, common_setting("Tokens to train on (15T).", parse_value=_parse_count, metavar="N")
+        int | None,
+        common_setting(
+            "Tokens to train on (15T), by default on the fewest devices that fit.",
+            parse_value=_parse_count,
+            metavar="N",
+        ),
     ] = None
     requests: Annotated[
         int | None,

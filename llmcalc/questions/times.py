@@ -379,6 +379,8 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
         memory_advice += ", --base nf4"
     if settings.recompute not in (None, "full"):
         memory_advice += ", --recompute full"
+    if settings.seq and plan.memory.states.total_bytes < (devices or 1) * run_question.hardware.capacity_bytes:
+        memory_advice += f", a --seq below {settings.seq}"  # what is too much are activations
     untried_text = "".join(f" ({sentence})" for sentence in untried_frameworks(run_question, plan.framework.name))
     return InputError(
         f"--devices {devices}: no layout of {ranked_layouts.tried_count:,} under {plan.framework.title} fits "

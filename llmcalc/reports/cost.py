@@ -133,6 +133,8 @@ def _planned_layout_text(plan: LayoutPlan) -> str:
 
 def _step_description(run_cost: RunCost) -> str:
     """Writes the assumed batch of a training step in brackets; empty if the user stated the batch."""
+    if run_cost.assumed_request_origin:
+        return f" ({run_cost.assumed_request_origin})"
     if run_cost.is_measured:
         return " (the tokens of the measured step)"
     is_usual_batch = any(option_name.startswith("--global-batch") for option_name in run_cost.assumed_options)
@@ -167,6 +169,8 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     if run_cost.assumed_options:
         notes.append(f"assumed: {' '.join(run_cost.assumed_options)}{_step_description(run_cost)}")
     cost_of_run = run_cost.cost
+    if run_cost.has_assumed_devices:
+        notes.append(f"--devices {cost_of_run.devices}: the fewest that were found to fit; more take fewer days")
     notes.append(_not_counted_text(run_cost))
     if cost_of_run.price is None:
         notes.append("no --price: no money; it is the price of a device and hour")

@@ -69,8 +69,8 @@ def _heading_text(log_answer: ExplainedLog) -> str:
 def _answer_text(log_answer: ExplainedLog) -> str:
     wrong_term = title_of_term(log_answer.wrong_term)
     flag_change = f"; {log_answer.suggested_flag} changes it" if log_answer.suggested_flag else ""
-    if log_answer.parsed_log.kind == "oom" and log_answer.wrong_term == "process":
-        return "out of memory: the run requires more than the device has"
+    if log_answer.parsed_log.kind == "oom" and log_answer.wrong_term in ("process", "allocated"):
+        return f"out of memory: the run requires more than the device has{flag_change}"
     if log_answer.parsed_log.kind == "oom":
         return f"out of memory: {wrong_term}{flag_change}"
     if log_answer.parsed_log.refused_to_start:

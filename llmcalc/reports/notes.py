@@ -12,7 +12,14 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAM_EFFECTS
 from ..sources.preset import Preset
-from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag, library_scheme, names_gguf_file
+from ..sources.presets import (
+    LIBRARY_ENGINE,
+    checkpoint_of_tag,
+    is_library_tag,
+    larger_file_gigabytes,
+    library_scheme,
+    names_gguf_file,
+)
 from ..sources.target_names import normalized
 from ..studies.step_size import LARGEST_STEP_TOKENS
 from ..workload.workload import Workload
@@ -130,7 +137,15 @@ def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
     tagged_checkpoint = checkpoint_of_tag(preset.target)
     if tagged_checkpoint is not None:
         library_scheme, remark = tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1], preset.target)
-    return [*([remark] if scheme_name == library_scheme else []), *preset.run_notes]
+    if scheme_name != library_scheme:
+        return [*preset.run_notes]
+    size_notes = []
+    if larger_file := larger_file_gigabytes(preset.target):
+        size_notes = [
+            f"Ollama's file of this tag has {larger_file:g} GB, with tensors in more bits than {scheme_name} has: more "
+            "than is counted here"
+        ]
+    return [remark, *size_notes, *preset.run_notes]
 
 
 def tagged_format_note(scheme_name: str, name: str) -> str:

@@ -101,6 +101,17 @@ SMALL_COMPUTER_WORD = re.compile(
 )
 """Matches words that name a telephone, a tablet or a small computer."""
 
+INTEGRATED_GPU = re.compile(
+    r"(?<!gtx )(?<!geforce )(?:\b|(?<=radeon))[678][1-9]0m\b|\bvega ?(?:[3-9]|1[01])\b|\biris\b|\bintegrated\b|\bigpu\b"
+    r"|\bu?hd (?:graphics|[0-9]{3})\b|\barc (?:1[34]0[vt]|graphics)\b",
+    re.I,
+)
+"""Names of GPUs in processors, whose memory they share: AMD's Radeon 780M, Intel's Iris Xe, UHD and Arc 140V.
+
+Sources: https://fpsbench.com/compare/gpu/amd-radeon-780m-vs-intel-hd-graphics-p4600 (the memory's size, type and
+bandwidth are the system's) and https://cputronic.com/cpu/amd-ryzen-7-7840u.
+"""
+
 TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
 """The trademark signs that drivers print after vendor and brand names."""
 
@@ -110,8 +121,8 @@ COUNT_WORDS = {
 """Word for a number of accelerators, before their name → the number."""
 
 ACCELERATOR_COUNT_PATTERNS = (
-    re.compile(r"(?P<count>[0-9]{1,7})\s*[x×*]\s*(?P<name>.+)", re.I),
-    re.compile(r"(?P<name>.+?)\s*[x×*:]\s*(?P<count>[0-9]{1,7})", re.I),
+    re.compile(r"(?P<count>[0-9]{1,6})\s*[x×*]\s*(?P<name>.+)", re.I),
+    re.compile(r"(?P<name>.+?)\s*[x×*:]\s*(?P<count>[0-9]{1,6})", re.I),
     re.compile(rf"(?P<count>{'|'.join(COUNT_WORDS)})[\s-]+(?P<name>.+)", re.I),
     re.compile(r"(?P<count>[0-9]{1,2})\s+(?P<name>.+)", re.I),
 )
@@ -166,6 +177,48 @@ def find_hardware(name_or_file: str) -> Hardware:
     _require_short_name(name_or_file)
     memory_size_accelerator = memory_only_hardware(name_or_file)
     return memory_size_accelerator if memory_size_accelerator is not None else _find_hardware_by_name(name_or_file)
+
+
+def split_device_count(hardware_argument: str) -> tuple[str, int | None]:
+    """Returns the accelerator's name in an argument, and how many the argument names; None if it names no number.
+
+    `2x3090` and `dual 3090` are two of the accelerator, and a cloud's machine type has its accelerators.
+    """
+    if Path(hardware_argument).suffix.lower() == ".toml" or len(hardware_argument) > LONGEST_NAME:
+        return hardware_argument, None
+    if memory_only_hardware(hardware_argument) or preset_with_spelling(hardware_argument):
+        return hardware_argument, None
+    if machine := accelerator_of_machine(hardware_argument):
+        return machine
+    if count_and_hardware := _count_and_accelerator(hardware_argument):
+        accelerator_count, hardware = count_and_hardware
+        return hardware.name, accelerator_count
+    return hardware_argument, None
+
+
+def accelerators_and_devices(
+    hardware_arguments: Sequence[str], devices: int | None = None
+) -> tuple[list[Hardware], int | None]:
+    """Returns the accelerators of `--hardware`, and the number of devices: of `--devices`, else the number they name.
+
+    devices: the value of `--devices`; None without it. Several machines of a cloud may be given by their devices.
+    Raises `InputError` for unknown names and for numbers that contradict each other.
+    """
+    names_and_counts = [split_device_count(hardware_argument) for hardware_argument in hardware_arguments]
+    accelerators = find_accelerators(name for name, _ in names_and_counts)
+    named_count = None
+    for hardware_argument, (name, count) in zip(hardware_arguments, names_and_counts, strict=True):
+        is_machine = accelerator_of_machine(hardware_argument) is not None
+        if count is None or (is_machine and devices is not None and devices % count == 0):
+            continue
+        if (devices or named_count or count) != count:
+            other_text = f"--devices {devices}" if devices else f"{named_count} of another name"
+            raise InputError(
+                f"--hardware: {hardware_argument}: names {count} accelerators, which contradicts {other_text}; "
+                f"expected one of the two numbers, such as --hardware {name} --devices {devices or named_count}"
+            )
+        named_count = count
+    return accelerators, devices or named_count
 
 
 def read_hardware(file_name: str) -> Hardware:
@@ -320,6 +373,12 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         raise InputError(
             f"--hardware: {typed_name}: commas separate no names; expected one (memory takes {expected_options})"
         )
+    if INTEGRATED_GPU.search(typed_name):
+        raise InputError(
+            f"--hardware: {typed_name}: a GPU in a processor, without memory of its own; expected the memory of "
+            "the computer that it may use, such as 16GiB, or for times a .toml file with memory_bytes, "
+            "memory_bandwidth and peak_flops"
+        )
     for pattern in (PROCESSOR_WORD, SMALL_COMPUTER_WORD):
         if pattern.search(typed_name):
             names = [name for name in hardware_names() if load_hardware(name).is_processor]
@@ -338,7 +397,12 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
     hardware_by_spelling = {
         spelling: name for name in hardware_names() for spelling in _normalized_names(load_hardware(name))
     }
-    suggestion = suggest(typed_name, list(hardware_names())) or suggest(normalized(typed_name), hardware_by_spelling)
+    beginnings = [spelling for spelling in hardware_by_spelling if normalized(typed_name).startswith(spelling)]
+    if beginnings:  # a 4090 Ti, which nobody sells, is first of all a 4090
+        suggestion = f" Did you mean {hardware_by_spelling[max(beginnings, key=len)]}?"
+    else:
+        suggestion = suggest(typed_name, list(hardware_names()))
+    suggestion = suggestion or suggest(normalized(typed_name), hardware_by_spelling)
     raise UnknownAccelerator(
         f"no accelerator called '{typed_name}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory "
         "size such as 24GiB, or a .toml file"
@@ -426,9 +490,11 @@ def _with_memory_size(hardware: Hardware, memory_gib: int, typed_name: str) -> H
         configuration.memory_bytes // 2**30: configuration for configuration in hardware.configurations
     }
     if memory_gib not in configuration_by_gib:
+        chips_of_size = [chip.name for chip in chips_of_generation(hardware) if chip.name.endswith(f"-{memory_gib}gb")]
+        chips_text = f"; with {memory_gib} GB: {', '.join(chips_of_size)}" if chips_of_size else ""
         raise InputError(
             f"{typed_name}: {hardware.vendor} does not sell the {hardware.title} with {memory_gib} GB; expected one of "
-            f"{', '.join(f'{hardware.name}-{memory_gib}gb' for memory_gib in configuration_by_gib)}"
+            f"{', '.join(f'{hardware.name}-{memory_gib}gb' for memory_gib in configuration_by_gib)}{chips_text}"
         )
     return with_configuration(hardware, configuration_by_gib[memory_gib])
 

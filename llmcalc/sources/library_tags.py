@@ -50,6 +50,25 @@ class LibraryName:
         return self.schemes.get(size_tag, self.scheme)
 
 
+LARGER_FILES = {
+    "laguna-s-2.1:latest": 96.0,
+    "laguna-xs.2:latest": 23.0,
+    "phi4-mini-reasoning:3.8b": 3.2,
+    "phi4-reasoning:14b": 11.0,
+    "phi4-reasoning:plus": 11.0,
+    "qwen3-coder-next:latest": 52.0,
+    "qwen3.5:35b": 24.0,
+    "qwen3.5:35b-a3b": 24.0,
+    "qwen3.5:122b": 81.0,
+    "qwen3.5:122b-a10b": 81.0,
+    "qwen3.6:35b": 24.0,
+    "qwen3.6:35b-a3b": 24.0,
+}
+"""Tag without a format → decimal GB of its files, of those with more bits than llama-quantize chooses.
+
+Which tensors have more is not published, so that their bytes are counted too low. The source is the registry above.
+"""
+
 LIBRARY_NAMES = {
     "all-minilm": LibraryName("22m", "none"),
     "athene-v2": LibraryName("72b", presets={"72b": "qwen2.5-72b"}, context_lengths={"72b": 32768}),

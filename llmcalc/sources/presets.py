@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import parse_toml, read_text, validate
-from .library_tags import LIBRARY_NAMES, USUAL_SCHEME, LibraryName
+from .library_tags import LARGER_FILES, LIBRARY_NAMES, USUAL_SCHEME, LibraryName
 from .preset import Preset
 from .target_names import normalized, normalized_with_points
 
@@ -183,6 +183,15 @@ def is_library_tag(name: str) -> bool:
     return _library_tag(name) is not None or (
         repository_match is not None and repository_match["ollama"] is not None and checkpoint_of_tag(name) is not None
     )
+
+
+def larger_file_gigabytes(name: str) -> float | None:
+    """Returns the decimal GB of a tag's files if they have more bits than are counted, as listed; else None."""
+    name = name.partition("?")[0].lower()
+    library_name, _, tag = name.partition(":")
+    library_tag = _library_tag(name)
+    size_tag = tag if library_tag is None else library_tag[1]
+    return LARGER_FILES.get(f"{library_name}:{size_tag or 'latest'}")
 
 
 def names_gguf_file(name: str) -> bool:

@@ -103,6 +103,8 @@ class RunCost:
     assumed_options: options that were not given, with their values.
     added_options: the fewest options beside the typed ones with which a typed layout fits; empty for none.
     is_pretraining: whether all weights of a model that gives tokens are trained, which has usual steps (`step_size`).
+    has_assumed_devices: whether no number of devices was given, and the fewest are taken.
+    assumed_request_origin: where assumed tokens of a request are from, in words; empty for training.
     """
 
     cost: Cost
@@ -122,3 +124,5 @@ class RunCost:
     assumed_options: tuple[str, ...] = ()
     added_options: str = ""
     is_pretraining: bool = False
+    has_assumed_devices: bool = False
+    assumed_request_origin: str = ""

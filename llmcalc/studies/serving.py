@@ -212,7 +212,12 @@ class ServeStudy:
         rejection_counts: Counter[str] = Counter()
         fitting_servers = list(self._fitting_servers(rejection_counts))
         if not fitting_servers and not rejection_counts:
-            raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
+            stated_sizes = {name: getattr(self.sizes, name) for name in ("tp", "pp", "dp", "ep")}
+            sizes_text = " ".join(f"--{name} {size}" for name, size in stated_sizes.items() if size is not None)
+            raise ImpossibleLayout(
+                f"--devices {self.sizes.devices}: no layout of so many is possible{' with ' * bool(sizes_text)}"
+                f"{sizes_text}; expected another number or layout"
+            )
         tried_servers: list[Server] = []
         points_at_limits: list[LoadPoint | None] = []
         limit_verdicts: list[bool] = []

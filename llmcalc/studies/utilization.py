@@ -128,11 +128,11 @@ class MeasuredRun:
     def compare(self, model_count: FlopCount, kernel_count: FlopCount) -> Utilization:
         """Returns the measured run's MFU and HFU under each convention."""
         from .. import units
-        from ..sources.hardware import find_hardware
+        from ..sources.hardware import accelerators_and_devices
 
-        hardware = find_hardware(str(self.hardware))
+        (hardware,), devices = accelerators_and_devices([str(self.hardware)], self.devices)
         token_rate = units.parse_count(str(self.tokens_per_second), "--tokens-per-second")
         dtype = "bfloat16" if self.dtype is None else units.dtype(self.dtype)
         if self.dtype is None and dtype not in hardware.peak_flops and "float16" in hardware.peak_flops:
             dtype = "float16"
-        return utilization(model_count, kernel_count, hardware, self.devices or 1, dtype, token_rate)
+        return utilization(model_count, kernel_count, hardware, devices or 1, dtype, token_rate)

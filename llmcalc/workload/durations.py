@@ -97,7 +97,10 @@ def parse_measured_time(option_name: str, measured_text: Any) -> MeasuredTime:
         return MeasuredTime(mfu=amount / 100) if flop_match[2] else MeasuredTime(flops_per_second=amount * 1e12)
     rate_match = TOKEN_RATE.fullmatch(measured_text.strip()) if isinstance(measured_text, str) else None
     if rate_match is None:
-        return MeasuredTime(parse_duration(option_name, measured_text))
+        try:
+            return MeasuredTime(parse_duration(option_name, measured_text))
+        except InputError as error:
+            raise InputError(f"{error}, or a rate such as 2900 tok/s, 400 TFLOP/s or 41% MFU") from None
     tokens_per_second = float(rate_match[1].replace(",", "")) * (1000 if rate_match[2] else 1)
     if not 0 < tokens_per_second < MOST_TOKENS_PER_SECOND:
         raise InputError(f"{option_name}: {short_repr(measured_text)}; expected a rate such as 2900 tok/s")

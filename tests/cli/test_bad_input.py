@@ -287,6 +287,9 @@ USAGE = {
     "memory llama3-8b --tensor-model-parallel-size 2": "expected --tp",
     "memory llama3-8b --per-device-train-batch-size 2": "expected --batch",
     "mfu llama3-8b": "Did you mean flops --tokens-per-second?",
+    "schedule --pp 4": "Did you mean plot schedule?",
+    "params gpt2 -o counts.xlsx": "counts.xlsx: .xlsx is not written; expected .json, .csv or .md, or .txt for",
+    "trace llama3-8b": "Did you mean serve --trace?",
     "memory llama3-8b --engine trtllm --hardware h100": "Did you mean tensorrt-llm?",
     "time llama3-8b --isl 4k": "No such option: --isl; expected --phase prefill --seq N for a prompt",
     "plan llama3-8b --hardware h100 --launch run.sh": "expected --global-batch N and the run's other settings "
@@ -429,7 +432,7 @@ USAGE = {
     "memory llama3-8b --engine tensorrt-llm --hardware h100 --tp 2": "Did you mean --tensor-parallel-size?",
     "memory llama3-8b --engine vllm --hardware h100 --qqq 8": "--qqq: vLLM has no such flag; remove it",
     "memory gpt2 --engine llama.cpp --hardware h100 --tp 2": "--tp: llama.cpp has no such flag; expected --devices 2",
-    "memory llama3-8b --engine ollama --hardware h100 --devices 2": "expected CUDA_VISIBLE_DEVICES=0,1",
+    "memory llama3-8b --engine ollama --hardware h100 --tp 2": "expected CUDA_VISIBLE_DEVICES=0,1",
     "verify llama3-8b --against you": "--against: 'you'",
     'params bert-base --set pooler={"dense":false}': "model.pooler.num_labels: missing; a pooler without a dense map",
     "params llama3-8b --set contact_head={}": "model.contact_head: reads the attention maps of an encoder whose layers",

@@ -19,6 +19,7 @@ from llmcalc.sources.hardware import (
     COMMON_HARDWARE,
     NOTEBOOK_SERVICES,
     accelerator_of_machine,
+    accelerators_and_devices,
     find_hardware,
     hardware_names,
     load_hardware,
@@ -339,6 +340,8 @@ def test_a_count_of_one_is_the_accelerator_and_a_count_of_none_is_no_name() -> N
     assert find_hardware("1x4090").name == find_hardware("rtx-4090 x1").name == "rtx-4090"
     with pytest.raises(InputError, match=r"no accelerator called '0x4090'. Did you mean rtx-4090\?"):
         find_hardware("0x4090")
+    with pytest.raises(InputError, match=r"no accelerator called '1048577x4090'"):  # more than --devices takes
+        accelerators_and_devices(["1048577x4090"])
 
 
 def test_several_memory_sizes_are_named_with_the_option_for_their_number() -> None:
@@ -697,3 +700,64 @@ def test_details_fit_a_terminal(run: Any) -> None:
     for name in ("mi350x", "mi355x"):
         rows = run("hardware", name).out.partition("\n\n")[0].splitlines()
         assert max(map(len, rows)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "devices", "expected"),
+    [
+        (["2x3090"], None, (["rtx-3090"], 2)),
+        (["2x3090"], 2, (["rtx-3090"], 2)),
+        (["dual 4090"], None, (["rtx-4090"], 2)),
+        (["2x24GB"], None, (["24GB"], 2)),
+        (["2x m4-max-64gb"], None, (["m4-max-64gb"], 2)),
+        (["3090"], 4, (["rtx-3090"], 4)),
+        (["1080 8gb", "h100"], None, (["gtx-1080", "h100-sxm"], None)),
+        (["p5.48xlarge"], None, (["h100-sxm"], 8)),
+        (["p5.48xlarge"], 16, (["h100-sxm"], 16)),  # two machines
+        ([], 8, ([], 8)),
+    ],
+)
+def test_a_number_before_an_accelerator_is_that_of_devices(arguments, devices, expected):
+    accelerators, device_count = accelerators_and_devices(arguments, devices)
+    assert ([accelerator.name for accelerator in accelerators], device_count) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "devices", "message"),
+    [
+        (["2x3090"], 4, "2x3090: names 2 accelerators, which contradicts --devices 4; expected one of the two numbers"),
+        (["2x3090", "4xh100"], None, "4xh100: names 4 accelerators, which contradicts 2 of another name; expected"),
+        (["p5.48xlarge"], 12, "names 8 accelerators, which contradicts --devices 12"),
+    ],
+)
+def test_numbers_of_accelerators_that_contradict_are_refused(arguments, devices, message):
+    with pytest.raises(InputError, match=message):
+        accelerators_and_devices(arguments, devices)
+
+
+@pytest.mark.parametrize(
+    ("typed_name", "message"),
+    [
+        ("4090ti", r"no accelerator called '4090ti'. Did you mean rtx-4090\? Expected"),
+        ("rtx 3060 ultra", r"Did you mean rtx-3060\? Expected"),
+        (
+            "radeon 780m",
+            "a GPU in a processor, without memory of its own; expected the memory of .* as 16GiB",
+        ),
+        ("890M", "a GPU in a processor"),
+        ("Intel Iris Xe", "a GPU in a processor"),
+        ("uhd 630", "a GPU in a processor"),
+        ("vega 8", "a GPU in a processor"),
+        ("gtx 860m", "no accelerator called 'gtx 860m'"),  # a card
+        ("macbook pro m3 36gb", r"m3-24gb; with 36 GB: m3-max-36gb, m3-pro-36gb"),
+        ("m4-17gb", r"does not sell the M4 with 17 GB; expected one of [^;]*$"),
+    ],
+)
+def test_the_error_for_an_unknown_name_says_what_to_type(typed_name, message):
+    with pytest.raises(InputError, match=message):
+        find_hardware(typed_name)
+
+
+def test_a_gpu_is_found_by_its_own_name() -> None:
+    assert find_hardware("Radeon 8060S").name == find_hardware("strix halo").name
+    assert find_hardware("vega 64").name.endswith("64")  # a card, and no GPU of a processor

@@ -18,12 +18,14 @@ from llmcalc.frameworks.ggml.encoder import encoder_bytes
 from llmcalc.frameworks.ggml.gguf_model import GgufModel
 from llmcalc.frameworks.ollama.server import tag_flags
 from llmcalc.questions.listings import ask_presets
+from llmcalc.reports.notes import tag_notes
 from llmcalc.sources import presets
-from llmcalc.sources.library_tags import LIBRARY_NAMES, USUAL_SCHEME
+from llmcalc.sources.library_tags import LARGER_FILES, LIBRARY_NAMES, USUAL_SCHEME
 from llmcalc.sources.presets import (
     checkpoint_of_tag,
     find_preset,
     is_library_tag,
+    larger_file_gigabytes,
     load_preset,
     model_names,
     names_by_alias,
@@ -354,6 +356,21 @@ def test_tags_without_a_format_have_the_bytes_that_the_library_lists(listed_tag:
     published = (preset.quantization_config or {}).get("quant_method")
     model = GgufModel.from_quantize_flag(preset, None if published == "mxfp4" else scheme, is_library_file=True)
     assert model.file_bytes + encoder_bytes(tag_flags(preset), preset) == pytest.approx(listed_bytes, rel=0.05)
+
+
+def test_tags_whose_files_have_more_bits_state_their_size() -> None:
+    """The sizes are the listed ones, and more than 5 % above the bytes that are counted for the tag's scheme."""
+    for tag, gigabytes in LARGER_FILES.items():
+        assert listed_tags()[tag][1] == gigabytes * 1e9
+        model = GgufModel.from_quantize_flag(load(tag), USUAL_SCHEME, is_library_file=True)
+        assert 1.05 * (model.file_bytes + encoder_bytes(tag_flags(load(tag)), load(tag))) < gigabytes * 1e9, tag
+    assert larger_file_gigabytes("phi4-reasoning:latest") == larger_file_gigabytes("Phi4-Reasoning:14b") == 11
+    assert larger_file_gigabytes("phi4-reasoning:14b-q8_0") is larger_file_gigabytes("qwen3:8b") is None
+    size_note = (
+        "Ollama's file of this tag has 11 GB, with tensors in more bits than q4_k_m has: more than is counted here"
+    )
+    assert size_note in tag_notes(load("phi4-reasoning:14b"), "q4_k_m")
+    assert size_note not in tag_notes(load("phi4-reasoning:14b"), "q8_0")
 
 
 def test_tags_of_ollama_state_their_format() -> None:

@@ -196,11 +196,31 @@ def test_few_requests_are_not_a_share_of_a_full_server(run: Any) -> None:
     assert document["cost"]["days"]["estimate"] * 86_400 == pytest.approx(seconds, rel=0.01)
 
 
+def test_without_devices_training_is_on_the_fewest_that_fit(run: Any) -> None:
+    """Of Qwen3 4B, 16 bytes a parameter are 60 GiB: too many for one L40S of 48 GiB, and for two with activations."""
+    words = ("cost", "qwen3-4b", "--hardware", "l40s", "--tokens", "1B", "--format", "json")
+    document = run(*words).document
+    devices = document["devices"]
+    assert document == run(*words, "--devices", str(devices)).document | {
+        "assumed": [f"--devices {devices}", *document["assumed"][1:]], "notes": document["notes"]
+    }  # fmt: skip
+    assert f"--devices {devices}: the fewest that were found to fit; more take fewer days" in document["notes"]
+    assert run(*words, "--devices", str(devices // 2)).code == 2
+
+
+def test_without_lengths_requests_are_those_of_serve(run: Any) -> None:
+    words = ("cost", "qwen3-0.6b", "--hardware", "l4", "--requests", "1M", "--format", "json")
+    document = run(*words).document
+    assert document["assumed"] == ["--input 1024", "--output 128"]
+    assert "assumed: --input 1024 --output 128 (as `vllm bench serve` sends by default)" in document["notes"]
+    assert document["cost"] == run(*words, "--input", "1024", "--output", "128").document["cost"]
+    assert run(*words, "--output", "9").document["assumed"] == ["--input 1024"]
+
+
 REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": (("--devices", "8"), "neither is given; expected --tokens 15T --devices 64 to train"),
     "both": (("--tokens", "1B", "--requests", "1M"), "both are given; expected one of the two"),
-    "no devices": (("--tokens", "1B"), "--devices: missing; expected the number of accelerators"),
-    "no prompt": (("--requests", "1M", "--output", "9"), "--input: missing; expected the tokens of a request's prompt"),
+    "no devices of a measured step": (("--tokens", "1B", "--step", "1s"), "--devices: missing; expected the number of"),
     "a step of requests": (
         ("--requests", "1M", "--input", "9", "--output", "9", "--step", "1s"), "--step: is of training"
     ),
@@ -222,7 +242,11 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
         ("--tokens", "1B", "--devices", "3", "--tp", "2"), "--devices 3: is not the product tp · cp · pp · dp; expected"
     ),
     "no layout that fits": (
-        ("--tokens", "1B", "--devices", "1", "--seq", "4k", "--global-batch", "1"), "fits the memory of H100"
+        ("--tokens", "1B", "--devices", "1", "--seq", "4k", "--global-batch", "1"),
+        "fits the memory of H100 SXM; expected more devices, or --step",  # whose states alone are too large
+    ),
+    "activations that do not fit": (
+        ("--tokens", "1B", "--devices", "1", "--lora-rank", "8", "--seq", "64k"), "--base nf4, a --seq below 65536, or"
     ),
 }  # fmt: skip
 

@@ -590,7 +590,8 @@ REFUSED = {
     "time gpt2": "--hardware: missing",
     "time gpt2 --hardware 24GiB": "no memory bandwidth is known",
     "time gpt2 --hardware h100 --phase inference": "expected prefill (a prompt) or decode (a token)",
-    "time gpt2 --hardware h100 --measured soon": "--measured: 'soon'; expected a duration",
+    "time gpt2 --hardware h100 --measured soon": "such as 8.1s, 35ms or 12min, or a rate such as 2900 tok/s, 400 "
+    "TFLOP/s or 41% MFU",
     "time gpt2 --hardware h100 --measured 0tok/s": "--measured: '0tok/s'; expected a rate such as 2900 tok/s",
     "time gpt2 --hardware h100 --measured 0TFLOPS": "--measured: '0TFLOPS'; expected a rate such as 400 TFLOP/s",
     "time gpt2 --hardware h100 --measured 7,5tok/s": "--measured: '7,5tok/s'; expected a duration",

@@ -332,7 +332,10 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown engine": (("--engine", "vlm"), "--engine: 'vlm' is not known"),
     "an unknown cache": (("--kv-dtype", "q8_0"), "--kv-dtype q8_0: vLLM has no such cache"),
     "an empty format": (("--quantize", "fp8,,"), "--quantize: 'fp8,,'; expected formats with commas"),
-    "a layout that divides nothing": (("--devices", "7", "--tp", "2"), "expected another number or layout"),
+    "a layout that divides nothing": (
+        ("--devices", "7", "--tp", "2"),
+        "--devices 7: no layout of so many is possible with --tp 2; expected",
+    ),
     "a stack that trains": (("--stack", "maxtext"), "--stack maxtext: is for training"),
 }
 

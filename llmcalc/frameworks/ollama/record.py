@@ -18,6 +18,7 @@ ENGINE = ggml_engine(
         "-s": "--num-ctx",
         "--kv-dtype": "OLLAMA_KV_CACHE_TYPE",
         "--users": "OLLAMA_NUM_PARALLEL",
+        "--devices": "CUDA_VISIBLE_DEVICES",
     },
     server_factory="OllamaServer",
     engine_functions=(__package__, "server"),

@@ -215,6 +215,17 @@ def test_what_is_in_the_way(name: str, off: str, flag: str) -> None:
     assert (document["off"], document["flag"]) == (off, flag)
 
 
+def test_a_message_of_a_device_that_tensors_fill_says_so_first() -> None:
+    """`allocated` is the term of which most is in use, and no reason that a reader would understand."""
+    message = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB of which 1.20 GiB is "
+        "free. Of the allocated memory 21.50 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    report = functions.explain_log(message).report()
+    assert report.tables[0].answer == "out of memory: the run requires more than the device has"
+
+
 def test_gaps_that_hold_a_share_of_the_device_are_in_the_way(tmp_path: Path) -> None:
     """The sizes of LLaMA-Factory's issue 2744: torch asks for other segments where reserved is much more."""
     file = tmp_path / "torch.log"
