@@ -28,6 +28,10 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server_memory = memory(server)
     most_sequences, block_tokens = server_memory.largest_request_limit, server_memory.block_size
+    stage_memory, override = server.fullest_stage, server.flags.get("num_gpu_blocks_override")
+    free_block_count = stage_memory.pool.blocks(stage_memory.available_bytes)
+    if override is not None and free_block_count > int(override):
+        yield f"--num-gpu-blocks-override {free_block_count}", {"num_gpu_blocks_override": free_block_count}
     if server_memory.message.startswith(server.engine_record.messages["aligned_block"]):
         yield f"--max-num-batched-tokens {block_tokens}", {"max_num_batched_tokens": block_tokens}
     if server_memory.message.startswith(server.engine_record.messages["whole_item"]):

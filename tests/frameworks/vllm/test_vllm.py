@@ -470,6 +470,60 @@ def test_the_first_engine_follows_its_last_record_until_it_is_gone() -> None:
         answer(engine="vllm==0.19", VLLM_USE_V1="0")
 
 
+def test_the_cache_is_that_of_the_blocks_which_are_asked_for() -> None:
+    refused = answer("qwen3-30b-a3b", engine="vllm==0.33", num_gpu_blocks_override=1000)
+    assert refused.result.bytes_of("kv_cache") == 1000 * 16 * 48 * 2 * 4 * 128 * 2
+    assert not refused.result.can_start
+    first_change = refused.document["changes"][0]
+    assert first_change["flag"].startswith("--num-gpu-blocks-override ")
+    assert first_change["starts"]
+
+
+@pytest.mark.parametrize(
+    ("target", "hardware", "flags", "status"),
+    [
+        ("qwen3-30b-a3b", "a100", {}, "source"),
+        ("qwen3-30b-a3b", "b200", {}, "estimate"),  # FlashInfer's kernels
+        ("qwen3-30b-a3b", "a100", {"moe_backend": "flashinfer_cutlass"}, "estimate"),
+        ("qwen3-30b-a3b", "a100", {"kernel_config": {"moe_backend": "flashinfer-cutlass"}}, "estimate"),
+        ("qwen3-30b-a3b", "b200", {"kernel_config": {"moe_backend": "triton"}}, "source"),
+        ("gpt-oss-20b", "a100", {}, "estimate"),  # Marlin's kernels
+        ("qwen3-8b", "a100", {"quantize": "nvfp4"}, "source"),  # a dense network
+    ],
+)
+def test_assumed_workspaces_of_experts_are_an_estimate(
+    target: str, hardware: str, flags: dict[str, Any], status: str
+) -> None:
+    """fused_moe/oracle and config/kernel.py of 0.33 choose the kernels; Triton's are those that are counted."""
+    memory = server_memory(target, hardware=hardware, engine="vllm==0.33", max_model_len=4096, **flags)
+    assert {term.name: term.status for term in memory.terms}["profile_run"] == status
+    assert any("workspaces are not modelled" in note for note in memory.notes) is (status == "estimate")
+
+
+@pytest.mark.parametrize(
+    ("version", "hardware", "flags", "is_first"),
+    [
+        ("0.8.5", "v100-32gb", {}, True),  # the log in tests/data/engines has 4.35 GiB of a peak, V1's would be 1.4
+        ("0.9.2", "t4", {}, True),
+        ("0.10.2", "t4", {}, False),
+        ("0.8.5", "a10", {}, False),
+        ("0.8.5", "mi300x", {}, False),
+        ("0.8.5", "a10", {"dtype": "float32"}, True),
+    ],
+)
+def test_older_accelerators_run_the_first_engine(
+    version: str, hardware: str, flags: dict[str, Any], is_first: bool
+) -> None:
+    """engine/arg_utils.py, `_is_v1_supported_oracle`, until vLLM's pull request 23614."""
+    flags = flags | {"max_model_len": 4096}
+    default = server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", **flags)
+    first = server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", VLLM_USE_V1="0", **flags)
+    assert (default.bytes_of("profile_run") == first.bytes_of("profile_run")) is is_first
+    if is_first:
+        with pytest.raises(InputError, match=r"VLLM_USE_V1=1: vLLM .* does not start with it"):
+            server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", VLLM_USE_V1="1", **flags)
+
+
 def test_slots_of_adapters_are_weights() -> None:
     plain = server_memory("qwen3-8b", tensor_parallel_size=2)
     slots = server_memory("qwen3-8b", tensor_parallel_size=2, enable_lora=True, max_loras=4, max_lora_rank=64)
