@@ -216,8 +216,8 @@ class VLLMSettings(EngineServer):
             )
         if self.flags.get("VLLM_USE_V1") == 1 and self.reason_for_first_engine:
             raise InputError(
-                f"VLLM_USE_V1=1: vLLM {self.version.version} does not start with it, as {self.reason_for_first_engine}; "
-                "expected vLLM 0.10.2 or later, or no such variable"
+                f"VLLM_USE_V1=1: vLLM {self.version.version} does not start with it, as "
+                f"{self.reason_for_first_engine}; expected vLLM 0.10.2 or later, or no such variable"
             )
         kv_connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
         if kv_connector not in CPU_CONNECTORS:
