@@ -56,7 +56,12 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     if not server.flags.get("enforce_eager") and server.rules.subtracts_graphs:
         yield "--enforce-eager", {"enforce_eager": True}
     if server.utilization < HIGHEST_UTILIZATION:
-        yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", {"gpu_memory_utilization": HIGHEST_UTILIZATION}
+        higher_utilization = {"gpu_memory_utilization": HIGHEST_UTILIZATION}
+        yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", higher_utilization
+        has_no_cache = server_memory.message.startswith(server.engine_record.messages["no_cache"])
+        if has_no_cache and server.max_num_seqs > FEWER_SEQUENCES:
+            typed_text = f"--max-num-seqs {FEWER_SEQUENCES} --gpu-memory-utilization {HIGHEST_UTILIZATION}"
+            yield typed_text, {"max_num_seqs": FEWER_SEQUENCES, **higher_utilization}
     yield f"--tensor-parallel-size {2 * server.tp}", {"tensor_parallel_size": 2 * server.tp}
     if server.rank_of_stage(0).scheme is None and server.preset.storage_table is None:
         yield "--quantization fp8", {"quantization": "fp8"}

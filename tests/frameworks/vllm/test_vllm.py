@@ -479,6 +479,22 @@ def test_the_cache_is_that_of_the_blocks_which_are_asked_for() -> None:
     assert first_change["starts"]
 
 
+def test_changes_on_one_device_are_combined_until_one_starts() -> None:
+    """gpt-oss 20B on a card of 16 GB: no single flag suffices, and a second card is not all that does."""
+    changes = answer("gpt-oss-20b", hardware="rtx-5070-ti", engine="vllm==0.33").document["changes"]
+    flags = [change["flag"] for change in changes if change["starts"] and "parallel" not in change["flag"]]
+    assert len(flags) == 2
+    for flag in flags:
+        words = [(name.lstrip("-").replace("-", "_"), float(value)) for name, value in batched_pairs(flag.split())]
+        chosen = {name: int(value) if value >= 1 else value for name, value in words}
+        assert server_memory("gpt-oss-20b", hardware="rtx-5070-ti", engine="vllm==0.33", **chosen).can_start
+
+
+def batched_pairs(words: list[str]) -> list[tuple[str, str]]:
+    """Returns the flags of a typed text with their values."""
+    return list(zip(words[::2], words[1::2], strict=True))
+
+
 @pytest.mark.parametrize(
     ("target", "hardware", "flags", "status"),
     [
