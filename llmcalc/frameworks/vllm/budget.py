@@ -152,7 +152,9 @@ class VLLMServer(VLLMSettings):
             expert_chunk_tokens=expert_chunk_tokens(
                 self.flags, self.version_numbers, weight_kernels, compute_capability
             ),
-            keeps_routed_copies=keeps_routed_copies(self.flags, weight_kernels, compute_capability),
+            keeps_routed_copies=keeps_routed_copies(
+                self.flags, self.version_numbers, weight_kernels, compute_capability
+            ),
             shares_workspaces=shares_workspaces(self.version_numbers, weight_kernels),
             keeps_workspaces=keeps_workspaces(self.flags, self.version_numbers, weight_kernels, compute_capability),
             assumes_workspace_widths=assumes_workspace_widths(

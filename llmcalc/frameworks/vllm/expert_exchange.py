@@ -93,6 +93,10 @@ CUTLASS_BACKEND = "cutlass"
 CUTLASS_FP4_FROM = 10.0
 """Compute capability from which those kernels compute in 4 bits (fused_moe/cutlass_moe.py, `CutlassExpertsFp4`)."""
 
+AUTOMATIC_CUTLASS = ((0, 15), (0, 16))
+"""The version from which experts in NVFP4 run those kernels by default on compute capability 12, for which the list of
+kernels has no FlashInfer (pull request 32414), and the first one whose list has it (pull request 33417)."""
+
 SHARES_WORKSPACES_FROM = (0, 14)
 """First version whose layers share one buffer with the experts' workspaces (v1/worker/workspace.py; in 0.13
 `UnquantizedFusedMoEMethod` and `Fp8MoEMethod` still run `fused_experts`, which has tensors of its own)."""
@@ -185,11 +189,20 @@ def moe_backend(flags: Mapping[str, Any]) -> str:
 
 
 def keeps_routed_copies(
-    flags: Mapping[str, Any], weight_kernels: frozenset[str], compute_capability: float | None
+    flags: Mapping[str, Any],
+    version_numbers: tuple[int, ...],
+    weight_kernels: frozenset[str],
+    compute_capability: float | None,
 ) -> bool:
-    """Whether the experts' kernels keep a token's shuffled copies beside their workspaces (`run_cutlass_moe_fp4`)."""
-    has_kernels = compute_capability is not None and compute_capability >= CUTLASS_FP4_FROM
-    return has_kernels and "nvfp4" in weight_kernels and moe_backend(flags) == CUTLASS_BACKEND
+    """Whether the experts' kernels keep a token's shuffled copies beside their workspaces (`run_cutlass_moe_fp4`).
+
+    compute_capability: that of the GPU; None for other accelerators.
+    """
+    if compute_capability is None or compute_capability < CUTLASS_FP4_FROM or "nvfp4" not in weight_kernels:
+        return False
+    first_version, version_after = AUTOMATIC_CUTLASS
+    is_automatic = first_version <= version_numbers < version_after and compute_capability >= 12
+    return moe_backend(flags) == CUTLASS_BACKEND or (moe_backend(flags) == "auto" and is_automatic)
 
 
 def shares_workspaces(version_numbers: tuple[int, ...], weight_kernels: frozenset[str]) -> bool:
