@@ -575,7 +575,7 @@ def _server_notes(server: VLLMServer) -> list[str]:
     if server.reason_for_first_engine:
         server_notes.append(
             f"vLLM {server.version.version} runs its first engine (V0), as {server.reason_for_first_engine}; from "
-            "0.10.2 on it runs V1"
+            "0.11 on there is V1 alone"
         )
     if server.profile_run(0).assumes_expert_widths(server.rank_of_stage(0)):
         server_notes.append(

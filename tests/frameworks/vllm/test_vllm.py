@@ -525,6 +525,9 @@ def test_assumed_workspaces_of_experts_are_an_estimate(
         ("0.8.5", "a10", {}, False),
         ("0.8.5", "mi300x", {}, False),
         ("0.8.5", "a10", {"dtype": "float32"}, True),
+        ("0.9.2", "a10", {"kv_cache_dtype": "fp8"}, True),
+        ("0.9.2", "h100", {"kv_cache_dtype": "fp8"}, False),
+        ("0.10.0", "a10", {"kv_cache_dtype": "fp8"}, False),
     ],
 )
 def test_older_accelerators_run_the_first_engine(
