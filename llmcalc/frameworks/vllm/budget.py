@@ -93,6 +93,10 @@ DIVIDED_BLOCKS_FROM = (0, 14)
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 """The environment variable with the options of torch's allocator, such as `expandable_segments:True`."""
 
+NEEDS_TRITON_KERNELS = ((0, 10, 1), (0, 11, 1))
+"""The first version of which a log of gpt-oss on an H100 is known that runs Marlin's kernels, for want of the package
+triton_kernels, and the version after the last one (vLLM issues 23278 and 27508)."""
+
 CONVERTING_WORDS = ("fp8", "bitsandbytes")
 """Values of `--quantization` with which vLLM converts weights of 16 bits, whose freed segments the new ones share."""
 
@@ -576,6 +580,18 @@ def _server_notes(server: VLLMServer) -> list[str]:
         server_notes.append(
             f"vLLM {server.version.version} runs its first engine (V0), as {server.reason_for_first_engine}; from "
             "0.11 on there is V1 alone"
+        )
+    first_version, version_after = NEEDS_TRITON_KERNELS
+    is_hopper = 9 <= float(server.hardware.compute_capability or 0) < 10
+    if (
+        is_hopper
+        and first_version <= server.version_numbers < version_after
+        and server.rank_of_stage(0).scheme == "mxfp4"
+        and server.has_model_class(server.engine_record.padded_mxfp4)
+    ):
+        server_notes.append(
+            "counted with Triton's kernels of MXFP4; where the package triton_kernels is not installed, as with pip "
+            "alone, vLLM runs Marlin's, whose weights are larger (by 1.4 GiB of gpt-oss 120B)"
         )
     if server.profile_run(0).assumes_expert_widths(server.rank_of_stage(0)):
         server_notes.append(

@@ -479,6 +479,16 @@ def test_the_cache_is_that_of_the_blocks_which_are_asked_for() -> None:
     assert first_change["starts"]
 
 
+@pytest.mark.parametrize(
+    ("version", "hardware", "has_note"),
+    [("0.10.1", "h100", True), ("0.11.0", "h200", True), ("0.19", "h100", False), ("0.11.0", "a100", False)],
+)
+def test_gpt_oss_by_pip_has_other_kernels_on_hopper(version: str, hardware: str, has_note: bool) -> None:
+    """Row 628: 65.97 GiB of weights, where Triton's kernels have 64.58."""
+    memory = server_memory("gpt-oss-120b", hardware=hardware, engine=f"vllm=={version}")
+    assert any("triton_kernels" in note for note in memory.notes) is has_note
+
+
 def test_changes_on_one_device_are_combined_until_one_starts() -> None:
     """gpt-oss 20B on a card of 16 GB: no single flag suffices, and a second card is not all that does."""
     changes = answer("gpt-oss-20b", hardware="rtx-5070-ti", engine="vllm==0.33").document["changes"]
