@@ -355,8 +355,8 @@ class Engine:
     ) -> list[FlagChange]:
         """Returns changes that may enlarge the KV cache, cheapest first, with the resulting memory.
 
-        A change is of a single flag; where none suffices, of the longest request that fits then too; where that does
-        not either, the layout of the fewest devices that starts is the last one.
+        A change is of a single flag; where none suffices on the same devices, of the longest request that fits then
+        too; where no change suffices, the layout of the fewest devices that starts is the last one.
         """
         flag_changes: list[FlagChange] = []
         tried_flags: list[Mapping[str, Any]] = []
@@ -375,11 +375,13 @@ class Engine:
                 )
             )
             tried_flags.append({**flags, **changed_values})
-        if not any(flag_change.starts for flag_change in flag_changes):
+        fewest_devices = min((flag_change.devices for flag_change in flag_changes), default=0)
+        if not any(flag_change.starts and flag_change.devices == fewest_devices for flag_change in flag_changes):
             for change_number, (flag_change, changed_flags) in enumerate(zip(flag_changes, tried_flags, strict=True)):
-                flag_changes[change_number] = self._with_shorter_requests(
-                    preset, hardware, engine_version, changed_flags, flag_change
-                )
+                if not flag_change.starts:
+                    flag_changes[change_number] = self._with_shorter_requests(
+                        preset, hardware, engine_version, changed_flags, flag_change
+                    )
         if not any(flag_change.starts for flag_change in flag_changes) and not self.shows_alternatives:
             for layout_flags, engine_memory in self.larger_layouts(
                 self.server(preset, hardware, engine_version, flags), MOST_DEVICES

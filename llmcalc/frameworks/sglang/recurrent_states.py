@@ -84,9 +84,12 @@ def state_pool(
     else:
         state_budget = available_bytes * state_share / (1 + state_share)
         states_of_drafts = draft_tokens if version_rules.states_of_drafts == "budget" else 0
-        slot_count = int(
-            (state_budget - padding_slots * slot_bytes * (1 + states_of_drafts))
-            // (slot_bytes * (1 + draft_slots + states_of_drafts / slots_per_request))
+        slot_count = max(
+            0,
+            int(
+                (state_budget - padding_slots * slot_bytes * (1 + states_of_drafts))
+                // (slot_bytes * (1 + draft_slots + states_of_drafts / slots_per_request))
+            ),
         )
     concurrent_requests = slot_count // slots_per_request
     if draft_tokens and version_rules.states_of_drafts == "budget":

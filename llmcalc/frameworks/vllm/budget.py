@@ -49,6 +49,7 @@ from .expert_exchange import (
     SENDS_WHOLE_STEPS_FROM,
     WHOLE_EXPERT_STEPS_FROM,
     WITHOUT_BACKEND_VARIABLE_FROM,
+    assumes_workspace_widths,
     balancing_bytes,
     exchange_buffer_bytes,
     expert_chunk_tokens,
@@ -93,6 +94,10 @@ DIVIDED_BLOCKS_FROM = (0, 14)
 
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 """Environment variable for the options of torch's allocator, such as `expandable_segments:True`."""
+
+NEEDS_TRITON_KERNELS = ((0, 10, 1), (0, 11, 1))
+"""The first version of which a log of gpt-oss on an H100 is known that runs Marlin's kernels, for want of the package
+triton_kernels, and the version after the last one (vLLM issues 23278 and 27508)."""
 
 CONVERTING_WORDS = ("fp8", "bitsandbytes")
 """Values of `--quantization` that convert 16-bit weights; converted weights reuse the freed segments."""
@@ -153,9 +158,14 @@ class VLLMServer(VLLMSettings):
             expert_chunk_tokens=expert_chunk_tokens(
                 self.flags, self.version_numbers, weight_kernels, compute_capability
             ),
-            keeps_routed_copies=keeps_routed_copies(self.flags, weight_kernels, compute_capability),
+            keeps_routed_copies=keeps_routed_copies(
+                self.flags, self.version_numbers, weight_kernels, compute_capability
+            ),
             shares_workspaces=shares_workspaces(self.version_numbers, weight_kernels),
             keeps_workspaces=keeps_workspaces(self.flags, self.version_numbers, weight_kernels, compute_capability),
+            assumes_workspace_widths=assumes_workspace_widths(
+                self.flags, self.version_numbers, weight_kernels, compute_capability
+            ),
         )
 
     @property
@@ -370,7 +380,8 @@ class VLLMServer(VLLMSettings):
                 "kv_cache_memory_bytes", self.logged_or_computed_bytes("kv_cache", budget - subtracted_bytes)
             )
         )
-        block_count = int(self.flags.get("num_gpu_blocks_override", kv_pool.blocks(cache_bytes)))
+        override = self.flags.get("num_gpu_blocks_override")
+        block_count = kv_pool.blocks(cache_bytes) if override is None else int(override)
         term_status: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         memory_terms = (
@@ -391,7 +402,7 @@ class VLLMServer(VLLMSettings):
             MemoryTerm(
                 "profile_run",
                 profile_run_bytes,
-                term_status if profile_run.attention_workspace or profile_run.compilation_bytes else "source",
+                term_status if profile_run.has_assumed_sizes(engine_rank) else "source",
                 version_rules.source_location,
                 profile_run.origin(engine_rank, version_rules),
             ),
@@ -399,7 +410,7 @@ class VLLMServer(VLLMSettings):
             MemoryTerm("cuda_graphs", graph_bytes, term_status, self.engine_record.cuda_graphs.source, graph_origin),
             MemoryTerm(
                 "kv_cache",
-                max(cache_bytes, 0),
+                max(cache_bytes, 0) if override is None else kv_pool.block_bytes * block_count,
                 term_status,
                 version_rules.source_location,
                 f"{block_count:,} blocks of {kv_pool.block_size} tokens",
@@ -568,6 +579,28 @@ def _server_notes(server: VLLMServer) -> list[str]:
         server_notes.append(
             f"{server.hardware.title} has no bfloat16, and in float16 vLLM refuses the model: it runs in float32, as "
             "--dtype float32"
+        )
+    if server.reason_for_first_engine:
+        server_notes.append(
+            f"vLLM {server.version.version} runs its first engine (V0), as {server.reason_for_first_engine}; from "
+            "0.11 on there is V1 alone"
+        )
+    first_version, version_after = NEEDS_TRITON_KERNELS
+    is_hopper = 9 <= float(server.hardware.compute_capability or 0) < 10
+    if (
+        is_hopper
+        and first_version <= server.version_numbers < version_after
+        and server.rank_of_stage(0).scheme == "mxfp4"
+        and server.has_model_class(server.engine_record.padded_mxfp4)
+    ):
+        server_notes.append(
+            "counted with Triton's kernels of MXFP4; where the package triton_kernels is not installed, as with pip "
+            "alone, vLLM runs Marlin's, whose weights are larger (by 1.4 GiB of gpt-oss 120B)"
+        )
+    if server.profile_run(0).assumes_expert_widths(server.rank_of_stage(0)):
+        server_notes.append(
+            "the profile run counts the workspaces of Triton's kernels of experts; vLLM runs others here, Marlin's, "
+            "FlashInfer's or those of 4 bits, whose workspaces are not modelled"
         )
     if server.assumes_torch_sampler:
         server_notes.append(

@@ -28,6 +28,10 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server_memory = memory(server)
     most_sequences, block_tokens = server_memory.largest_request_limit, server_memory.block_size
+    stage_memory, override = server.fullest_stage, server.flags.get("num_gpu_blocks_override")
+    free_block_count = stage_memory.pool.blocks(stage_memory.available_bytes)
+    if override is not None and free_block_count > int(override):
+        yield f"--num-gpu-blocks-override {free_block_count}", {"num_gpu_blocks_override": free_block_count}
     if server_memory.message.startswith(server.engine_record.messages["aligned_block"]):
         yield f"--max-num-batched-tokens {block_tokens}", {"max_num_batched_tokens": block_tokens}
     if server_memory.message.startswith(server.engine_record.messages["whole_item"]):
@@ -52,7 +56,12 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     if not server.flags.get("enforce_eager") and server.rules.subtracts_graphs:
         yield "--enforce-eager", {"enforce_eager": True}
     if server.utilization < HIGHEST_UTILIZATION:
-        yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", {"gpu_memory_utilization": HIGHEST_UTILIZATION}
+        higher_utilization = {"gpu_memory_utilization": HIGHEST_UTILIZATION}
+        yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", higher_utilization
+        has_no_cache = server_memory.message.startswith(server.engine_record.messages["no_cache"])
+        if has_no_cache and server.max_num_seqs > FEWER_SEQUENCES:
+            typed_text = f"--max-num-seqs {FEWER_SEQUENCES} --gpu-memory-utilization {HIGHEST_UTILIZATION}"
+            yield typed_text, {"max_num_seqs": FEWER_SEQUENCES, **higher_utilization}
     yield f"--tensor-parallel-size {2 * server.tp}", {"tensor_parallel_size": 2 * server.tp}
     if server.rank_of_stage(0).scheme is None and server.preset.storage_table is None:
         yield "--quantization fp8", {"quantization": "fp8"}

@@ -96,6 +96,10 @@ CUTLASS_BACKEND = "cutlass"
 CUTLASS_FP4_FROM = 10.0
 """Compute capability from which on CUTLASS kernels have 4 bits (fused_moe/cutlass_moe.py, `CutlassExpertsFp4`)."""
 
+AUTOMATIC_CUTLASS = ((0, 15), (0, 16))
+"""The version from which experts in NVFP4 run those kernels by default on compute capability 12, for which the list of
+kernels has no FlashInfer (pull request 32414), and the first one whose list has it (pull request 33417)."""
+
 SHARES_WORKSPACES_FROM = (0, 14)
 """First version whose layers share one buffer with the experts' workspaces (v1/worker/workspace.py; in 0.13
 `UnquantizedFusedMoEMethod` and `Fp8MoEMethod` still run `fused_experts`, which has tensors of its own)."""
@@ -181,21 +185,58 @@ def expert_chunk_tokens(
 
 
 def moe_backend(flags: Mapping[str, Any]) -> str:
-    """Returns the value of --moe-backend as vLLM reads it, in lower case and with underscores; `auto` without it."""
-    return str(flags.get("moe_backend", "auto")).lower().replace("-", "_")
+    """Returns the experts' kernels as vLLM reads them, in lower case and with underscores; `auto` without a flag.
+
+    They are the value of --moe-backend, otherwise that of the key in --kernel-config (vllm/config/kernel.py).
+    """
+    typed_backend = str(flags.get("moe_backend", "auto"))
+    if typed_backend == "auto":
+        typed_backend = str(flags.get("kernel_config", {}).get("moe_backend", "auto"))
+    return typed_backend.lower().replace("-", "_")
 
 
 def keeps_routed_copies(
-    flags: Mapping[str, Any], weight_kernels: frozenset[str], compute_capability: float | None
+    flags: Mapping[str, Any],
+    version_numbers: tuple[int, ...],
+    weight_kernels: frozenset[str],
+    compute_capability: float | None,
 ) -> bool:
-    """Whether the experts' kernels keep shuffled copies of tokens in addition to workspaces (`run_cutlass_moe_fp4`)."""
-    has_kernels = compute_capability is not None and compute_capability >= CUTLASS_FP4_FROM
-    return has_kernels and "nvfp4" in weight_kernels and moe_backend(flags) == CUTLASS_BACKEND
+    """Whether the experts' kernels keep shuffled copies of tokens in addition to workspaces (`run_cutlass_moe_fp4`).
+
+    compute_capability: that of the GPU; None for other accelerators.
+    """
+    if compute_capability is None or compute_capability < CUTLASS_FP4_FROM or "nvfp4" not in weight_kernels:
+        return False
+    first_version, version_after = AUTOMATIC_CUTLASS
+    is_automatic = first_version <= version_numbers < version_after and compute_capability >= 12
+    return moe_backend(flags) == CUTLASS_BACKEND or (moe_backend(flags) == "auto" and is_automatic)
 
 
 def shares_workspaces(version_numbers: tuple[int, ...], weight_kernels: frozenset[str]) -> bool:
     """Whether all layers share the workspaces of their experts; False for kernels of 4 bits, which are not modelled."""
     return version_numbers >= SHARES_WORKSPACES_FROM and weight_kernels <= CHUNKING_KERNELS
+
+
+def runs_freeing_kernels(
+    flags: Mapping[str, Any],
+    version_numbers: tuple[int, ...],
+    weight_kernels: frozenset[str],
+    compute_capability: float | None,
+) -> bool:
+    """Whether the experts run kernels of FlashInfer or AITER, which free their workspaces.
+
+    compute_capability: that of the GPU; None for other accelerators.
+    """
+    if (backend := moe_backend(flags)) != "auto":
+        return backend.startswith(FREEING_BACKENDS)
+    if compute_capability is None:
+        return False
+    is_hopper = 9 <= compute_capability < 10
+    if weight_kernels:
+        runs_flashinfer = 10 <= compute_capability < 11 or (is_hopper and bool(flags.get("enable_expert_parallel")))
+        return version_numbers >= FLASHINFER_FP8_FROM and runs_flashinfer
+    runs_flashinfer = compute_capability >= 10 or (is_hopper and version_numbers < HOPPER_RUNS_TRITON_FROM)
+    return version_numbers >= FLASHINFER_16_BITS_FROM and runs_flashinfer
 
 
 def keeps_workspaces(
@@ -208,18 +249,24 @@ def keeps_workspaces(
 
     compute_capability: the GPU's compute capability; None for other accelerators.
     """
-    if not shares_workspaces(version_numbers, weight_kernels):
-        return False
-    if (backend := moe_backend(flags)) != "auto":
-        return not backend.startswith(FREEING_BACKENDS)
-    if compute_capability is None:
-        return True
-    is_hopper = 9 <= compute_capability < 10
-    if weight_kernels:
-        runs_flashinfer = 10 <= compute_capability < 11 or (is_hopper and bool(flags.get("enable_expert_parallel")))
-        return version_numbers < FLASHINFER_FP8_FROM or not runs_flashinfer
-    runs_flashinfer = compute_capability >= 10 or (is_hopper and version_numbers < HOPPER_RUNS_TRITON_FROM)
-    return version_numbers < FLASHINFER_16_BITS_FROM or not runs_flashinfer
+    return shares_workspaces(version_numbers, weight_kernels) and not runs_freeing_kernels(
+        flags, version_numbers, weight_kernels, compute_capability
+    )
+
+
+def assumes_workspace_widths(
+    flags: Mapping[str, Any],
+    version_numbers: tuple[int, ...],
+    weight_kernels: frozenset[str],
+    compute_capability: float | None,
+) -> bool:
+    """Whether the widths of the experts' workspaces are assumed to be Triton's, as other kernels' are not modelled.
+
+    compute_capability: that of the GPU; None for other accelerators.
+    """
+    return not weight_kernels <= CHUNKING_KERNELS or runs_freeing_kernels(
+        flags, version_numbers, weight_kernels, compute_capability
+    )
 
 
 def backend_flags(

@@ -84,6 +84,7 @@ FLAGS = (
     Flag(("--optimization-level",), "word", ("2", "3"), is_memory_neutral=True),
     *(Flag((name,), "word", ALL2ALL_BACKENDS) for name in ("--all2all-backend", "VLLM_ALL2ALL_BACKEND")),
     Flag(("--moe-backend",)),
+    Flag(("--kernel-config",), "table", value_kinds=(("moe_backend", "text"),)),
     Flag(("VLLM_DEEPEP_BUFFER_SIZE_MB",), "number", minimum=0, maximum=10**6),
     Flag(("VLLM_MOE_DP_CHUNK_SIZE",), "number", maximum=10**6),
     Flag(("VLLM_FUSED_MOE_CHUNK_SIZE",), "number", maximum=10**8),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ..engines.versions import parse_version, ranges_at
 from ..logs.log_contents import (
     MEMORY_AMOUNT,
     VERSION_NUMBER,
@@ -20,6 +21,8 @@ from ..logs.log_contents import (
 )
 from ..logs.log_text import LogText
 from .compilation import CACHE_VARIABLE
+from .flashinfer_sampler import SAMPLER_VARIABLE
+from .versions import vllm_record
 
 GIB = 2**30
 
@@ -127,6 +130,12 @@ CONFIG_FIELDS = {
 COMPILATION_LINES = ("Compiling a graph for compile range", "Compiling a graph for dynamic shape")
 """Parts of the log lines of a start without a cache of compiled graphs (compilation/backends.py)."""
 
+SAMPLER_LINES = (
+    ("Using FlashInfer for top-p & top-k sampling", 1),
+    ("Falling back to the PyTorch-native implementation of top-p & top-k", 0),
+)
+"""Lines that name the sampler → the value of the variable that chooses it (v1/sample/ops/topk_topp_sampler.py)."""
+
 FIRST_START_NOTE = f"the log is of a first start, which compiled the model: computed with {CACHE_VARIABLE}=1"
 """Note on a start without a cache of compiled graphs (vLLM issues 54122, 54383)."""
 
@@ -162,6 +171,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         layout_flags = {EXPERT_FLAG: True} if is_divided else {}
     is_compiled = bool(log_text.lines_with(*COMPILATION_LINES))
     stated_values |= {CACHE_VARIABLE: 1} if is_compiled else {}
+    stated_values |= _sampler_in_log(log_text, log_values.version)
     return ParsedLog(
         program="vllm",
         title="vLLM",
@@ -180,6 +190,13 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         note=FIRST_START_NOTE if is_compiled else "",
         layout_note="" if is_layout_shown else layout_note,
     )
+
+
+def _sampler_in_log(log_text: LogText, version: str) -> dict[str, Any]:
+    """Returns the variable that chooses the sampler which a log names; nothing where that sampler is not modelled."""
+    chosen_values = [value for line_text, value in SAMPLER_LINES if log_text.lines_with(line_text)]
+    is_modelled = not version or bool(ranges_at(vllm_record().flashinfer_sampler, parse_version(version)))
+    return {SAMPLER_VARIABLE: chosen_values[0]} if chosen_values and is_modelled else {}
 
 
 def _advised_flag(refusal_line: str) -> str:

@@ -55,6 +55,7 @@ class ProfileRun(NamedTuple):
     keeps_routed_copies: whether the experts keep shuffled results beside their workspaces.
     shares_workspaces: whether all layers share the experts' workspaces, which then have their kernels' sizes.
     keeps_workspaces: whether these stay allocated after the layers.
+    assumes_workspace_widths: whether the experts' kernels are others than Triton's, whose widths are assumed.
     """
 
     tokens: int
@@ -74,6 +75,15 @@ class ProfileRun(NamedTuple):
     keeps_routed_copies: bool = False
     shares_workspaces: bool = False
     keeps_workspaces: bool = False
+    assumes_workspace_widths: bool = False
+
+    def assumes_expert_widths(self, engine_rank: EngineRank) -> bool:
+        """Returns whether the rank has experts whose workspaces are counted with the widths of other kernels."""
+        return self.assumes_workspace_widths and engine_rank.widest_networks[2] is not None
+
+    def has_assumed_sizes(self, engine_rank: EngineRank) -> bool:
+        """Returns whether a part is not counted from vLLM's source: a workspace, compilation or experts' widths."""
+        return bool(self.attention_workspace or self.compilation_bytes) or self.assumes_expert_widths(engine_rank)
 
     @property
     def encoder_bytes(self) -> int:

@@ -63,6 +63,14 @@ LAST_V0_VERSION = (0, 7)
 FIRST_VERSION_WITHOUT_V0 = (0, 11)
 """First version without the V0 engine."""
 
+V1_ANY_GPU_FROM = (0, 10, 2)
+"""First version whose second engine runs on NVIDIA's GPUs below compute capability 8.0, and in float32 (pull request
+23614); from 0.8 on versions before it take the first one there (engine/arg_utils.py, `_is_v1_supported_oracle`)."""
+
+FP8_CACHE_ON_V0 = ((0, 9), (0, 10))
+"""Versions, read in 0.9, that take the first engine for a cache in fp8 unless FlashAttention 3 reads it, which it does
+on compute capability 9.0 (`flash_attn_supports_fp8`)."""
+
 CONTEXT_RANKS_FROM = ((0, 11), (0, 11, 1))
 """First versions in which ranks divide the tokens of a latent cache, and of a cache with several heads."""
 
@@ -210,6 +218,11 @@ class VLLMSettings(EngineServer):
                 "VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; expected a version that has it, such as "
                 "--engine vllm==0.8.5, or no such variable"
             )
+        if self.flags.get("VLLM_USE_V1") == 1 and self.reason_for_first_engine:
+            raise InputError(
+                f"VLLM_USE_V1=1: vLLM {self.version.version} does not start with it, as "
+                f"{self.reason_for_first_engine}; expected vLLM 0.11 or later, or no such variable"
+            )
         kv_connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
         if kv_connector not in CPU_CONNECTORS:
             raise InputError(
@@ -305,9 +318,24 @@ class VLLMSettings(EngineServer):
 
     @property
     def version_of_rules(self) -> tuple[int, ...]:
-        """The version whose rules apply; VLLM_USE_V1=0 means the last version of the V0 engine."""
-        uses_v0_engine = self.flags.get("VLLM_USE_V1") == 0 and self.version_numbers > LAST_V0_VERSION
-        return LAST_V0_VERSION if uses_v0_engine else self.version_numbers
+        """The version whose rules apply; with the first engine its last one."""
+        uses_v0_engine = self.flags.get("VLLM_USE_V1") == 0 or bool(self.reason_for_first_engine)
+        return min(LAST_V0_VERSION, self.version_numbers) if uses_v0_engine else self.version_numbers
+
+    @property
+    def reason_for_first_engine(self) -> str:
+        """Why a version with two engines runs the first one whatever the environment says; empty if it need not."""
+        if not (0, 8) <= self.version_numbers < V1_ANY_GPU_FROM:
+            return ""
+        is_nvidia, compute_capability = self.hardware.vendor == "NVIDIA", float(self.hardware.compute_capability or 9)
+        if is_nvidia and compute_capability < 8:
+            return f"{self.hardware.title} has compute capability {compute_capability} and not 8.0"
+        first_version, version_after = FP8_CACHE_ON_V0
+        has_fp8_cache = str(self.flags.get("kv_cache_dtype", "")).startswith("fp8")
+        reads_fp8 = not is_nvidia or 9 <= compute_capability < 10
+        if has_fp8_cache and not reads_fp8 and first_version <= self.version_numbers < version_after:
+            return f"a cache in fp8 needs compute capability 9.0 and {self.hardware.title} has {compute_capability}"
+        return "it computes in float32" if self.dtype == "float32" else ""
 
     @cached_property
     def second_runner(self) -> SecondModelRunner | None:

@@ -694,3 +694,10 @@ def test_graphs_are_described_in_json_too() -> None:
             memory(cuda_graph_config=wrong)
     with pytest.raises(InputError, match="--cuda-graph-config: '5'; expected a JSON object"):
         memory(cuda_graph_config="5")
+
+
+def test_no_request_runs_where_the_weights_do_not_fit() -> None:
+    """Weights of 65 GiB on a card of 32: the slots for states were a negative number of requests."""
+    memory = engine_memory("qwen3.6-35b-a3b", hardware="rtx-5090", engine="sglang==0.5.23")
+    assert not memory.can_start
+    assert memory.max_concurrency == 0

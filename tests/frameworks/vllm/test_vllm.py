@@ -470,6 +470,89 @@ def test_the_first_engine_follows_its_last_record_until_it_is_gone() -> None:
         answer(engine="vllm==0.19", VLLM_USE_V1="0")
 
 
+def test_the_cache_is_that_of_the_blocks_which_are_asked_for() -> None:
+    refused = answer("qwen3-30b-a3b", engine="vllm==0.33", num_gpu_blocks_override=1000)
+    assert refused.result.bytes_of("kv_cache") == 1000 * 16 * 48 * 2 * 4 * 128 * 2
+    assert not refused.result.can_start
+    first_change = refused.document["changes"][0]
+    assert first_change["flag"].startswith("--num-gpu-blocks-override ")
+    assert first_change["starts"]
+
+
+@pytest.mark.parametrize(
+    ("version", "hardware", "has_note"),
+    [("0.10.1", "h100", True), ("0.11.0", "h200", True), ("0.19", "h100", False), ("0.11.0", "a100", False)],
+)
+def test_gpt_oss_by_pip_has_other_kernels_on_hopper(version: str, hardware: str, has_note: bool) -> None:
+    """Row 628: 65.97 GiB of weights, where Triton's kernels have 64.58."""
+    memory = server_memory("gpt-oss-120b", hardware=hardware, engine=f"vllm=={version}")
+    assert any("triton_kernels" in note for note in memory.notes) is has_note
+
+
+def test_changes_on_one_device_are_combined_until_one_starts() -> None:
+    """gpt-oss 20B on a card of 16 GB: no single flag suffices, and a second card is not all that does."""
+    changes = answer("gpt-oss-20b", hardware="rtx-5070-ti", engine="vllm==0.33").document["changes"]
+    flags = [change["flag"] for change in changes if change["starts"] and "parallel" not in change["flag"]]
+    assert len(flags) == 2
+    for flag in flags:
+        words = [(name.lstrip("-").replace("-", "_"), float(value)) for name, value in batched_pairs(flag.split())]
+        chosen = {name: int(value) if value >= 1 else value for name, value in words}
+        assert server_memory("gpt-oss-20b", hardware="rtx-5070-ti", engine="vllm==0.33", **chosen).can_start
+
+
+def batched_pairs(words: list[str]) -> list[tuple[str, str]]:
+    """Returns the flags of a typed text with their values."""
+    return list(zip(words[::2], words[1::2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("target", "hardware", "flags", "status"),
+    [
+        ("qwen3-30b-a3b", "a100", {}, "source"),
+        ("qwen3-30b-a3b", "b200", {}, "estimate"),  # FlashInfer's kernels
+        ("qwen3-30b-a3b", "a100", {"moe_backend": "flashinfer_cutlass"}, "estimate"),
+        ("qwen3-30b-a3b", "a100", {"kernel_config": {"moe_backend": "flashinfer-cutlass"}}, "estimate"),
+        ("qwen3-30b-a3b", "b200", {"kernel_config": {"moe_backend": "triton"}}, "source"),
+        ("gpt-oss-20b", "a100", {}, "estimate"),  # Marlin's kernels
+        ("qwen3-8b", "a100", {"quantize": "nvfp4"}, "source"),  # a dense network
+    ],
+)
+def test_assumed_workspaces_of_experts_are_an_estimate(
+    target: str, hardware: str, flags: dict[str, Any], status: str
+) -> None:
+    """fused_moe/oracle and config/kernel.py of 0.33 choose the kernels; Triton's are those that are counted."""
+    memory = server_memory(target, hardware=hardware, engine="vllm==0.33", max_model_len=4096, **flags)
+    assert {term.name: term.status for term in memory.terms}["profile_run"] == status
+    assert any("workspaces are not modelled" in note for note in memory.notes) is (status == "estimate")
+
+
+@pytest.mark.parametrize(
+    ("version", "hardware", "flags", "is_first"),
+    [
+        ("0.8.5", "v100-32gb", {}, True),  # the log in tests/data/engines has 4.35 GiB of a peak, V1's would be 1.4
+        ("0.9.2", "t4", {}, True),
+        ("0.10.2", "t4", {}, False),
+        ("0.8.5", "a10", {}, False),
+        ("0.8.5", "mi300x", {}, False),
+        ("0.8.5", "a10", {"dtype": "float32"}, True),
+        ("0.9.2", "a10", {"kv_cache_dtype": "fp8"}, True),
+        ("0.9.2", "h100", {"kv_cache_dtype": "fp8"}, False),
+        ("0.10.0", "a10", {"kv_cache_dtype": "fp8"}, False),
+    ],
+)
+def test_older_accelerators_run_the_first_engine(
+    version: str, hardware: str, flags: dict[str, Any], is_first: bool
+) -> None:
+    """engine/arg_utils.py, `_is_v1_supported_oracle`, until vLLM's pull request 23614."""
+    flags = flags | {"max_model_len": 4096}
+    default = server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", **flags)
+    first = server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", VLLM_USE_V1="0", **flags)
+    assert (default.bytes_of("profile_run") == first.bytes_of("profile_run")) is is_first
+    if is_first:
+        with pytest.raises(InputError, match=r"VLLM_USE_V1=1: vLLM .* does not start with it"):
+            server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", VLLM_USE_V1="1", **flags)
+
+
 def test_slots_of_adapters_are_weights() -> None:
     plain = server_memory("qwen3-8b", tensor_parallel_size=2)
     slots = server_memory("qwen3-8b", tensor_parallel_size=2, enable_lora=True, max_loras=4, max_lora_rank=64)
