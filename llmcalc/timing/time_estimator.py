@@ -801,6 +801,14 @@ class TimeEstimator:
         ):
             is_view = message.collective_kind == "all_gather" and rank_pass.batch == 1
             copy_seconds = 0.0 if is_view else device.memory_seconds(2 * message_bytes)
+        if (
+            self.stack.casts_gathered_inputs
+            and layer_message.layer_kind_index >= 0
+            and self.is_training
+            and message.process_group == "tp"
+            and message.collective_kind == "all_gather"
+        ):
+            message_bytes = message_bytes * OPERAND_BYTES.get(self.number_formats.product_format, 2.0) / 2
         return copy_seconds + exposed_share * device.message_seconds(
             message.collective_kind, message.ranks, message_bytes, latency=self.stack.latency
         )
