@@ -550,10 +550,11 @@ def _data_parallel_seconds(
 def _overlapped_micro_batches(step_plan: StepPlan) -> Number:
     """Returns the micro-batches of a rank whose passes run while it sends what it sends once a step.
 
-    An interleaved rank runs as many micro-batches as there are stages through one of its chunks, then through the next.
-    It reduces the gradients of a chunk once the last of these has left it, and gathers the weights of a chunk while
-    those before it run (Megatron-Core's schedules.py, forward_backward_pipelining_with_interleaving: `grad_sync_func` and
-    `param_sync_func` by chunk). So all chunks but one have the passes of a whole group, and one has its own micro-batch.
+    An interleaved rank runs as many micro-batches as there are stages through one of its chunks, then through the
+    next. It reduces the gradients of a chunk once the last of these has left it, and gathers the weights of a chunk
+    while those before it run (Megatron-Core's schedules.py, forward_backward_pipelining_with_interleaving, calls
+    `grad_sync_func` and `param_sync_func` by chunk). So all chunks but one have the passes of a whole group, and one
+    has its own micro-batch.
     """
     return minimum(step_plan.micro_batches, (1 + step_plan.pp * (step_plan.vpp - 1)) / step_plan.vpp)
 

@@ -150,7 +150,7 @@ def test_a_pass_of_a_server_leaves_a_machine_as_often_as_its_stages_do() -> None
 
 
 def test_interleaved_stages_send_beside_more_than_one_micro_batch() -> None:
-    """Chunks reduce gradients while others run, so that messages longer than a micro-batch are hidden (schedules.py)."""
+    """A chunk reduces its gradients while others run, which hides messages longer than a micro-batch (schedules.py)."""
     slow_network = replace(h100(), network_bandwidth=2e9)
     whole, chunks = (
         training_step(
