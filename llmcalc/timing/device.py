@@ -340,6 +340,13 @@ class Device:
         """Returns the seconds of a recurrence that is computed in chunks of tokens."""
         return flops / (self.peak_rates["bf16"] * self.generation.scan)
 
+    def domain_stages(self, pp: Number, stage_devices: Number) -> Number:
+        """Returns how many whole stages of a pipeline a domain of fast links holds, at least one.
+
+        Stages are the outermost axis of the ranks, so that each has `stage_devices` consecutive devices.
+        """
+        return minimum(pp, maximum(1, floor_div(self.domain_devices, stage_devices)))
+
     def hop_seconds(self, byte_count: Number, device_count: Number) -> Number:
         """Returns the seconds of a send to the next pipeline stage. device_count: number of devices of the run."""
         link_rate = choose(

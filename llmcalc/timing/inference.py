@@ -61,8 +61,7 @@ def forward_pass(
         pipeline_share = (batch_count + pp - 1) / (batch_count * pp)
         kernel_seconds *= pipeline_share
         timed_pass = timed_pass.scaled_by(pipeline_share)
-    hidden_bytes = 2.0 * timed_pass.rank_work.tokens * spec.hidden_size
-    hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
+    hop_seconds = _hop_seconds(spec, device, rank_pass, timed_pass.rank_work.tokens, pp)
     host_seconds = software_stack.host_step + (software_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)
     if software_stack.hides_host and is_decoding and are_equal(pp, 1):
         host_seconds = maximum(0.0, host_seconds - kernel_seconds)
@@ -71,6 +70,18 @@ def forward_pass(
         {"kernels": kernel_seconds, "host": host_seconds, "hops": hop_seconds},
         [timed_pass],
     )
+
+
+def _hop_seconds(spec: ModelSpec, device: Device, rank_pass: RankPass, tokens: Number, pp: Number) -> Number:
+    """Returns the seconds of the messages between stages: beyond a domain of fast links those that leave it alone.
+
+    A stage's ranks are consecutive (vllm/distributed/parallel_state.py, initialize_model_parallel: dp, pp, pcp, tp).
+    """
+    sent_bytes = 2.0 * tokens * spec.hidden_size
+    stage_devices = rank_pass.tp * rank_pass.cp
+    far_hops = ceil_div(pp, device.domain_stages(pp, stage_devices)) - 1
+    near_seconds, far_seconds = (device.hop_seconds(sent_bytes, devices) for devices in (1, stage_devices * pp))
+    return far_hops * far_seconds + (pp - 1 - far_hops) * near_seconds
 
 
 _shared_passes: IdentityCache[TimedPass] = IdentityCache(1024)

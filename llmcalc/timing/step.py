@@ -12,7 +12,7 @@ from functools import cache, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ..algebra import Number, ceil_div, choose, floor_div, maximum, minimum
+from ..algebra import Number, ceil_div, choose, maximum, minimum
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout, Schedule
@@ -467,7 +467,7 @@ def _hop_seconds(
     near_seconds = device.hop_seconds(sent_bytes, 1)
     far_seconds = device.hop_seconds(sent_bytes, step_plan.devices)
     stage_devices = step_plan.tp * step_plan.cp * step_plan.dp
-    domain_stages = minimum(step_plan.pp, maximum(1, floor_div(device.domain_devices, stage_devices)))
+    domain_stages = device.domain_stages(step_plan.pp, stage_devices)
     far_hops = ceil_div(step_plan.pp, domain_stages) - 1
     neighbors = choose(step_plan.vpp > 1, 2, minimum(2, step_plan.pp - 1))
     far_neighbors = choose(domain_stages > 1, minimum(1, far_hops), neighbors)
@@ -501,7 +501,7 @@ def _data_parallel_seconds(
 
     ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients, except in a pipeline
     that keeps both. All else is sent once a step: gradients beside the backward pass of the last micro-batch, weights
-    beside the forward pass of the first one.
+    beside the forward pass of the first one, or those of an interleaved stage beside the passes of its other chunks.
     """
     experts = rank_share(ranks.expert_params, step_plan.ep)
     trained_params, trained_experts = ranks.trained_params(step_plan.ep)
@@ -532,9 +532,10 @@ def _data_parallel_seconds(
         return gather_seconds + reduction_seconds, updated_params
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     sends_once = _sends_once_per_step(step_plan, software_stack)
-    reduced_seconds = pipeline_seconds if step_plan.zero == 2 else ranks.slowest_seconds
-    backward_seconds = BACKWARD_WORK_SHARE * choose(sends_once, ranks.slowest_seconds, reduced_seconds)
-    forward_seconds = (1 - BACKWARD_WORK_SHARE) * ranks.slowest_seconds
+    overlapped_seconds = ranks.slowest_seconds * _overlapped_micro_batches(step_plan)
+    reduced_seconds = pipeline_seconds if step_plan.zero == 2 else overlapped_seconds
+    backward_seconds = BACKWARD_WORK_SHARE * choose(sends_once, overlapped_seconds, reduced_seconds)
+    forward_seconds = (1 - BACKWARD_WORK_SHARE) * overlapped_seconds
     exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, software_stack.hidden_share("weights"))
     exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, software_stack.hidden_share("dp"))
     if step_plan.zero == 3:
@@ -544,6 +545,18 @@ def _data_parallel_seconds(
         )
         exposed_seconds = choose(sends_once, exposed_seconds, exposed_seconds_per_pass)
     return exposed_seconds, updated_params
+
+
+def _overlapped_micro_batches(step_plan: StepPlan) -> Number:
+    """Returns the micro-batches of a rank whose passes run while it sends what it sends once a step.
+
+    An interleaved rank runs as many micro-batches as there are stages through one of its chunks, then through the
+    next. It reduces the gradients of a chunk once the last of these has left it, and gathers the weights of a chunk
+    while those before it run (Megatron-Core's schedules.py, forward_backward_pipelining_with_interleaving, calls
+    `grad_sync_func` and `param_sync_func` by chunk). So all chunks but one have the passes of a whole group, and one
+    has its own micro-batch.
+    """
+    return minimum(step_plan.micro_batches, (1 + step_plan.pp * (step_plan.vpp - 1)) / step_plan.vpp)
 
 
 def _sends_once_per_step(step_plan: StepPlan, software_stack: SoftwareStack) -> Any:

@@ -13,7 +13,7 @@ from math import comb, inf, prod
 from statistics import NormalDist
 from typing import TypeAlias
 
-from ..algebra import Number, are_equal, choose, exact_div, is_zero, log2, maximum, minimum
+from ..algebra import Number, are_equal, choose, exact_div, floor_div, is_zero, log2, maximum, minimum
 from ..frozen import frozen
 from ..parallel.placements import Collective, CollectiveKind
 from ..workload.rows import ONE_GROUP, ExpertGroups
@@ -781,10 +781,13 @@ class TimeEstimator:
         collective_kind = self._collective_kind(layer_message)
         if message.process_group == "ep" and collective_kind != "all_to_all":
             gathered_bytes = message_bytes * message.ranks / layer_message.copies_per_token
-            return exposed_share * device.message_seconds(collective_kind, message.ranks, gathered_bytes)
-        if message.process_group == "ep":
             return exposed_share * device.message_seconds(
-                message.collective_kind, message.ranks, message_bytes * self._exchanged_byte_share(layer_message)
+                collective_kind, message.ranks, gathered_bytes, rank_pass.expert_tp
+            )
+        if message.process_group == "ep":
+            sent_bytes = message_bytes * self._exchanged_byte_share(layer_message)
+            return exposed_share * device.message_seconds(
+                message.collective_kind, message.ranks, sent_bytes, rank_pass.expert_tp
             )
         if message.process_group == "cp":
             ranks = minimum(message.ranks, 2) if message.collective_kind == "send" else message.ranks
@@ -803,6 +806,14 @@ class TimeEstimator:
         ):
             is_view = message.collective_kind == "all_gather" and rank_pass.batch == 1
             copy_seconds = 0.0 if is_view else device.memory_seconds(2 * message_bytes)
+        if (
+            self.stack.casts_gathered_inputs
+            and layer_message.layer_kind_index >= 0
+            and self.is_training
+            and message.process_group == "tp"
+            and message.collective_kind == "all_gather"
+        ):
+            message_bytes = message_bytes * OPERAND_BYTES.get(self.number_formats.product_format, 2.0) / 2
         return copy_seconds + exposed_share * device.message_seconds(
             message.collective_kind, message.ranks, message_bytes, latency=self.stack.latency
         )
@@ -823,7 +834,8 @@ class TimeEstimator:
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return share_of_16_bits
-        domains = choose(ranks > self.device.domain_devices, maximum(1.0, ranks / self.device.domain_devices), ranks)
+        domain_ranks = maximum(1, floor_div(self.device.domain_devices, self.rank_pass.expert_tp))
+        domains = choose(ranks > domain_ranks, maximum(1.0, ranks / domain_ranks), ranks)
         return share_of_16_bits * _copies_per_domain(domains, copies_per_token, layer_message.expert_groups)
 
 

@@ -183,6 +183,7 @@ class SoftwareStack(Record):
     separate_experts: bool = False
     gathers_tokens: bool = False
     gathers_casts: bool = False
+    casts_gathered_inputs: bool = False
     most_gathering_ranks: int = Field(0, ge=0)
     exchange: str = ""
     sends_copies: bool = False

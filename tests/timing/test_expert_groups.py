@@ -88,9 +88,9 @@ def test_fewer_groups_and_fewer_domains_are_never_more_copies(domains: float) ->
     assert _copies_per_domain(domains, 8, OF_DEEPSEEK) <= _copies_per_domain(domains + 1, 8, OF_DEEPSEEK)
 
 
-def exchange_seconds(ranks: int, groups: ExpertGroups, stack: str = "megatron") -> float:
+def exchange_seconds(ranks: int, groups: ExpertGroups, stack: str = "megatron", etp: int = 1) -> float:
     estimator = TimeEstimator(
-        device_of(load_hardware("h100-sxm")), software_stacks()[stack], NumberFormats(), RankPass(1, 1)
+        device_of(load_hardware("h100-sxm")), software_stacks()[stack], NumberFormats(), RankPass(1, 1, etp=etp)
     )
     message = Collective("mlp", "all_to_all", "ep", ranks, False, 2**30, 1)
     return float(estimator._message_seconds(LayerMessage(0, message, 8, groups)))
@@ -110,6 +110,14 @@ def test_all_to_all_of_nccl_sends_every_copy(ranks: int) -> None:
     assert of_copies / exchange_seconds(ranks, ExpertGroups()) == pytest.approx(8 / 5.2511, rel=0.03)
     assert exchange_seconds(ranks, ExpertGroups(), "fsdp2") == of_copies
     assert exchange_seconds(ranks, ExpertGroups(), "fsdp2-liger") < of_copies
+
+
+@pytest.mark.parametrize("stack", ["megatron-alltoall", "megatron-allgather", "megatron"])
+def test_expert_ranks_lie_apart_by_the_ranks_that_divide_an_expert(stack: str) -> None:
+    """Eight ranks of experts that two ranks divide each are on two nodes of eight H100, and not on one."""
+    on_one_node, on_two_nodes = (exchange_seconds(8, ExpertGroups(), stack, etp) for etp in (1, 2))
+    assert on_two_nodes > 1.5 * on_one_node
+    assert exchange_seconds(4, ExpertGroups(), stack, 2) == pytest.approx(exchange_seconds(4, ExpertGroups(), stack))
 
 
 def test_gathered_tokens_reach_every_rank() -> None:

@@ -141,6 +141,43 @@ def test_stages_of_a_pipeline_wait_for_each_message_that_nothing_hides() -> None
     assert bubble(9, stack="megatron-2021", tp=4) - bubble(8, stack="megatron-2021", tp=4) == pytest.approx(2 * quarter)
 
 
+def test_a_pass_of_a_server_leaves_a_machine_as_often_as_its_stages_do() -> None:
+    """Four stages of four ranks: two fill a machine of eight, so that one of three messages leaves it."""
+    token = decode(llama(), h100(), VLLM, 8, 1000, Layout(tp=4, pp=4))
+    near, far = (h100().hop_seconds(2 * 8 * llama().hidden_size, devices) for devices in (1, 16))
+    assert token.seconds_by_part["hops"] == pytest.approx(far + 2 * near)
+    assert near < far
+
+
+def test_interleaved_stages_send_beside_more_than_one_micro_batch() -> None:
+    """A chunk reduces its gradients while others run, which hides messages longer than a micro-batch (schedules.py)."""
+    slow_network = replace(h100(), network_bandwidth=2e9)
+    whole, chunks = (
+        training_step(
+            llama(),
+            slow_network,
+            MEGATRON,
+            StepPlan.from_layout(Layout(pp=4, dp=16, zero=1, vpp=vpp, schedule=schedule), 1, 8, 4096),
+        )
+        for vpp, schedule in ((1, "1f1b"), (2, "interleaved"))
+    )
+    hidden = 0.9 * whole.slowest_seconds * ((1 + 4) / 2 - 1)  # two chunks, four stages: 2.5 micro-batches, not one
+    assert whole.seconds_by_part["data"] - chunks.seconds_by_part["data"] == pytest.approx(hidden, rel=1e-2)
+
+
+def test_sequence_parallel_inputs_are_gathered_in_the_products_format() -> None:
+    """Transformer Engine casts what it gathers (layernorm_linear.py): half the bytes in 8 bits, none fewer of sums."""
+
+    def message_seconds(kind: str, dtype: str, stack: Any = MEGATRON) -> float:
+        plan = StepPlan.from_layout(Layout(tp=8, sequence_parallel=True), 1, 1, 4096, dtype=dtype)
+        device = replace(h100(), latency=0.0)
+        operations = training_step(llama(), device, stack, plan).timed_pass.operations
+        return sum(float(work.network) for work in operations if work.kind == kind and work.layer_kind_index >= 0)
+
+    assert message_seconds("all_gather", "fp8") == pytest.approx(message_seconds("all_gather", "bf16") / 2)
+    assert message_seconds("reduce_scatter", "fp8") == pytest.approx(message_seconds("reduce_scatter", "bf16"))
+
+
 def test_products_of_an_a100_run_in_waves_of_tiles() -> None:
     """2,048 x 2,048 outputs are 512 tiles of 64 x 128, whose five waves fill 0.948 of 108 units, at 0.8 of the rate.
 
