@@ -91,7 +91,7 @@ def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
     return name_or_path, tuple(filter(None, override_text.split("&")))
 
 
-_library_models: IdentityCache[Preset] = IdentityCache(128)
+LIBRARY_MODELS: IdentityCache[Preset] = IdentityCache(128)
 """Models of llmcalc's own presets by their names and descriptions: what is kept of a model serves each load of it."""
 
 
@@ -103,7 +103,7 @@ def _validate_preset(preset_name: str, error_location: str, preset_description: 
 
     try:
         if preset_name == error_location and preset_name in model_names():
-            return _library_models.result((), (preset_name, repr(preset_description)), validated_preset)
+            return LIBRARY_MODELS.result((), (preset_name, repr(preset_description)), validated_preset)
         return validated_preset()
     except InputError as error:
         if not isinstance(preset_description.get("config"), dict):
