@@ -32,3 +32,7 @@ class IdentityCache(Generic[Result]):
                 self._results.clear()
             self._results[result_key] = objects, compute_result()
         return self._results[result_key][1]
+
+    def clear(self) -> None:
+        """Drops all results."""
+        self._results.clear()

@@ -15,6 +15,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.mark.structures import ParameterSet
 
+from llmcalc.sources.target import LIBRARY_MODELS
 from tests.engines import without_changes
 from tests.exhaustive import EXHAUSTIVE, LONGEST, OF_THE_SITE
 from tests.in_process import Result, command
@@ -162,6 +163,14 @@ def chromium() -> Iterator[Any]:
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """The fixture of pytest, for a test whose presets share no model, and nothing kept of one, with other tests."""
+    LIBRARY_MODELS.clear()
+    yield monkeypatch
+    LIBRARY_MODELS.clear()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..evidence import UNTESTED, Evidence, Witness
 from ..flow.module_names import Checkpoint
 from ..frozen import frozen
+from ..identity_cache import IdentityCache
 from ..model import ModelSpec
 from ..ops.recurrent import State
 from ..optional import TOWERS
@@ -65,6 +66,10 @@ class CountedMemory(NamedTuple):
     attention_implementation: AttentionImplementation
     run: CountedRun
     encoder_peaks: Sequence[EncoderPeak]
+
+
+_runs_of_whole_models: IdentityCache[CountedRun] = IdentityCache(64)
+"""Counted runs of inference, which formats of the weights and accelerators with equal kernels share."""
 
 
 @frozen
@@ -280,13 +285,15 @@ class Memory:
                 self.settings.recompute_choice().every,
             )
 
-        if not isinstance(self.spec, RankModel):
-            return count_passes()
         runtime_key = (
             cuda_runtime.workspace_bytes,
             cuda_runtime.has_expandable_segments,
             cuda_runtime.is_search_candidate,
         )
+        if not isinstance(self.spec, RankModel):
+            size_types = [(type(pass_config.batch), type(pass_config.seq)) for pass_config in pass_configs]
+            whole_run_key = *pass_configs, *size_types, runtime_key, self.settings.recompute_choice().every
+            return _runs_of_whole_models.result((self.spec,), whole_run_key, count_passes)
         run_key = rank_recording_key(self.spec, {}), tuple(pass_configs), runtime_key
         if run_key not in self._counted_runs:
             self._counted_runs[run_key] = count_passes()

@@ -13,6 +13,7 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra, one_line, suggest
+from ..identity_cache import IdentityCache
 from .files import is_json_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
 from .hardware import preset_with_spelling
 from .preset import LOADED_FIELDS, Preset
@@ -90,10 +91,20 @@ def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
     return name_or_path, tuple(filter(None, override_text.split("&")))
 
 
+LIBRARY_MODELS: IdentityCache[Preset] = IdentityCache(128)
+"""Models of llmcalc's own presets by their names and descriptions: what is kept of a model serves each load of it."""
+
+
 def _validate_preset(preset_name: str, error_location: str, preset_description: dict[str, Any]) -> Preset:
     """Validates a description as a preset; errors also name the config fields behind a computed field."""
-    try:
+
+    def validated_preset() -> Preset:
         return validate(Preset, {**preset_description, "name": preset_name}, error_location)
+
+    try:
+        if preset_name == error_location and preset_name in model_names():
+            return LIBRARY_MODELS.result((), (preset_name, repr(preset_description)), validated_preset)
+        return validated_preset()
     except InputError as error:
         if not isinstance(preset_description.get("config"), dict):
             raise

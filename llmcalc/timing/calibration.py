@@ -46,7 +46,9 @@ class CalibrationFactors:
     wait: float = 1.0
 
     def device(self, device: Device) -> Device:
-        """Returns the device with compute and memory rates scaled by the factors."""
+        """Returns the device with compute and memory rates scaled by the factors, itself if they are 1."""
+        if self == UNIT_FACTORS:
+            return device
         generation = device.generation.model_copy(
             update={
                 "kernel_start": device.generation.kernel_start * self.wait,
@@ -69,7 +71,9 @@ class CalibrationFactors:
         )
 
     def stack(self, software_stack: SoftwareStack) -> SoftwareStack:
-        """Returns the software stack with waits and network times scaled by the factors."""
+        """Returns the software stack with waits and network times scaled by the factors; itself if the factors are 1."""
+        if self == UNIT_FACTORS:
+            return software_stack
         scaled_waits = {factor_name: getattr(software_stack, factor_name) * self.wait for factor_name in WAIT_CONSTANTS}
         waits_by_format = {
             factor_name: {dtype: seconds * self.wait for dtype, seconds in getattr(software_stack, factor_name).items()}

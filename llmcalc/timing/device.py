@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 from ..accelerator import Hardware
 from ..algebra import Number, ceil_div, choose, floor_div, log2, maximum, minimum
 from ..frozen import frozen
+from ..identity_cache import IdentityCache
 from .timing_constants import AcceleratorGeneration, SoftwareStack, accelerator_generations
 
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
@@ -360,11 +361,20 @@ def has_product_units(hardware: Hardware, dtype: str) -> bool:
     return not hardware.peak_flops or any(peak_name in hardware.peak_flops for peak_name in PEAK_NAMES_BY_FORMAT[dtype])
 
 
+_devices: IdentityCache[Device] = IdentityCache(256)
+"""Accelerators with achievable rates, by the accelerator and the network's bytes/s."""
+
+
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     """Returns an accelerator with achievable rates. nic: the network's bytes/s; default as in the accelerator's file.
 
     Raises `InputError` for an accelerator without a bandwidth or without peaks.
     """
+    return _devices.result((hardware,), (nic,), lambda: _device_of(hardware, nic))
+
+
+def _device_of(hardware: Hardware, nic: float | None) -> Device:
+    """Returns an accelerator with achievable rates. Arguments and errors are those of `device_of`."""
     bandwidth = hardware.bandwidth()
     peak_rates = {
         name: float(next(hardware.peak_flops[peak_name] for peak_name in names if peak_name in hardware.peak_flops))

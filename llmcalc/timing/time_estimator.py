@@ -7,11 +7,11 @@ with an element per layout.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import comb, inf, prod
 from statistics import NormalDist
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..algebra import Number, are_equal, choose, exact_div, floor_div, is_zero, log2, maximum, minimum
 from ..frozen import frozen
@@ -202,6 +202,9 @@ class TimedPass:
     operations: list[TimedOperation]
     host_launch: float = 1.0
     product_format: str = "bf16"
+    _launches_by_counts: dict[tuple[Any, ...], Number] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def scaled_by(self, factor: Number) -> TimedPass:
         """Returns the pass with each kernel and message in `factor` times its seconds."""
@@ -285,24 +288,36 @@ class TimedPass:
         graph_tokens: most tokens of a pass in which captured graphs launch all kernels between those of `GRAPH_SPLITS`;
             0 (default) for none.
         """
-        layers = {kernel.layer_kind_index for kernel in self.rank_work.kernels}
-        kernel_count = sum(
-            self.rank_work.layer_count(index) * self.layer_launches(index, False, kernel_counts) for index in layers
-        )
-        if casts_inputs:
-            kernel_count += sum(
-                kernel.runs_per_layer * kernel.launches[0] * self.rank_work.layer_count(kernel.layer_kind_index)
-                for kernel in self.rank_work.kernels
-                if kernel.kind in ("product", "experts") and not kernel.in_16_bits
-            )
+        kernel_count = self._kernel_launches(kernel_counts, casts_inputs)
         if not graph_tokens:
             return kernel_count
-        split_count = sum(
+        return choose(self.rank_work.tokens <= graph_tokens, 2 * self._split_count + 1, kernel_count)
+
+    @cached_property
+    def _split_count(self) -> Number:
+        """The number of kernels between which piecewise graphs capture all others."""
+        return sum(
             kernel.runs_per_layer * self.rank_work.layer_count(kernel.layer_kind_index)
             for kernel in self.rank_work.kernels
             if kernel.kind in GRAPH_SPLITS
         )
-        return choose(self.rank_work.tokens <= graph_tokens, 2 * split_count + 1, kernel_count)
+
+    def _kernel_launches(self, kernel_counts: KernelCounts, casts_inputs: bool) -> Number:
+        """Returns the number of kernels that the host launches in the forward pass without graphs."""
+        counts_key = casts_inputs, *kernel_counts.items()
+        if counts_key not in self._launches_by_counts:
+            layers = {kernel.layer_kind_index for kernel in self.rank_work.kernels}
+            kernel_count = sum(
+                self.rank_work.layer_count(index) * self.layer_launches(index, False, kernel_counts) for index in layers
+            )
+            if casts_inputs:
+                kernel_count += sum(
+                    kernel.runs_per_layer * kernel.launches[0] * self.rank_work.layer_count(kernel.layer_kind_index)
+                    for kernel in self.rank_work.kernels
+                    if kernel.kind in ("product", "experts") and not kernel.in_16_bits
+                )
+            self._launches_by_counts[counts_key] = kernel_count
+        return self._launches_by_counts[counts_key]
 
 
 @frozen

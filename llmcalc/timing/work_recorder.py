@@ -20,6 +20,7 @@ from ..costs.recomputation import VERBS_THAT_SAVE_NO_INPUT
 from ..flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
 from ..flow.tree import Node
 from ..flow.value import Value
+from ..identity_cache import IdentityCache
 from ..model import ModelSpec
 from ..ops import AttentionCore
 from ..parallel.layout import Layout
@@ -760,8 +761,23 @@ class WorkRecorder(PlacementTracker):
         self.node_path, self.repeat_count = module_path, repeats
 
 
+_shared_work: IdentityCache[RankWork] = IdentityCache(512)
+"""The work of passes of models, which all devices and software stacks share."""
+
+
 def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
-    """Returns the work of a rank with all layers. Raises `InputError` for sizes that the layout does not divide."""
+    """Returns the work of a rank with all layers, for callers that only read it: passes of numbers share it.
+
+    Raises `InputError` for sizes that the layout does not divide.
+    """
+    sizes = rank_pass.batch, rank_pass.seq, rank_pass.context, rank_pass.ep, rank_pass.cp
+    if not all(isinstance(size, int | float) for size in sizes):
+        return _record_work(spec, rank_pass)
+    return _shared_work.result((spec,), (rank_pass, *map(type, sizes)), lambda: _record_work(spec, rank_pass))
+
+
+def _record_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
+    """Records the work of a rank with all layers. Errors are those of `rank_work`."""
     tp, etp, divides_tokens = rank_pass.tp, rank_pass.expert_tp, rank_pass.divides_tokens
     program_layout = Layout(tp=tp, etp=etp, dp=etp, sequence_parallel=divides_tokens)
     layout_of_rank = Layout(

@@ -15,9 +15,10 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.position import Rope
 from llmcalc.costs.cache import kv
-from llmcalc.device_memory import inference
+from llmcalc.device_memory import estimate, inference
 from llmcalc.device_memory.inference import InferenceConfig, replay_inference
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers, highest_pass
+from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.kernel_choices import KernelChoices
@@ -253,3 +254,27 @@ def test_weights_without_quantization_have_16_bits() -> None:
             for format_option in ({"quantize": "none"}, {"dtype": "bf16"})
         )
         assert wide["weights"] == 2 * wide["parameters"] == of_dtype["weights"], name
+
+
+def test_formats_of_the_weights_share_a_replay_and_other_lengths_have_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded: list[int] = []
+    record_inference = estimate.record_inference
+
+    def record(spec: ModelSpec, inference_config: InferenceConfig, *arguments: Any) -> Any:
+        recorded.append(inference_config.seq)
+        return record_inference(spec, inference_config, *arguments)
+
+    monkeypatch.setattr(estimate, "record_inference", record)
+
+    def device_bytes(**settings: Any) -> int:
+        spec = llmcalc.load("llama3.2-1b").model
+        return estimate.memory(spec, Settings(phase="inference", **settings)).device.device_bytes
+
+    bytes_by_group = [device_bytes(seq=64, quantize=f"awq-int4-g{columns}") for columns in (128, 64)]
+    runs = len(recorded)
+    assert bytes_by_group[0] < bytes_by_group[1] == device_bytes(seq=64, quantize="awq-int4-g64")
+    assert len(recorded) == runs == 2  # a prompt and a token
+    assert bytes_by_group[1] < device_bytes(seq=4096, quantize="awq-int4-g64")
+    assert len(recorded) == 2 * runs

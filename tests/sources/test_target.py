@@ -296,3 +296,15 @@ def test_a_value_is_taken_away(word: str) -> None:
 
     assert window("mistral-7b") is not None
     assert window(f"mistral-7b?sliding_window={word}") is None
+
+
+def test_loads_of_a_preset_share_its_model_and_other_targets_have_their_own(tmp_path: Path) -> None:
+    """What is kept of a model by its identity, such as its program, serves each load of it."""
+    model = load("gpt2").model
+    assert load("gpt2").model is model
+    assert load("gpt2", ("num_hidden_layers=3",)).model.layer_count == 3
+    description = tmp_path / "gpt2.toml"
+    description.write_text(Path("presets/models/gpt2.toml").read_text())
+    first, second = (load(str(description)) for _ in range(2))
+    assert first.model == second.model == model
+    assert first.model is not second.model

@@ -221,3 +221,11 @@ def test_rows_of_other_ranks_are_moved_but_not_computed() -> None:
     ]
     assert {wider / elements for elements, wider in moved if elements and wider != elements} == {4}
     assert any(wider == elements for elements, wider in moved if elements)
+
+
+def test_passes_of_equal_numbers_share_their_work() -> None:
+    """An integer and an equal float are different sizes: counts of integers are exact."""
+    spec, rank_pass = load_preset("gpt2").model, PASSES[0]
+    assert rank_work(spec, rank_pass) is rank_work(spec, replace(rank_pass))
+    assert isinstance(rank_work(spec, replace(rank_pass, batch=2.0)).tokens, float)
+    assert isinstance(rank_work(spec, rank_pass).tokens, int)

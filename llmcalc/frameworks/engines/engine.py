@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError
 from ...frozen import frozen
+from ...identity_cache import IdentityCache
 from ...parallel.layout import ImpossibleLayout
 from ...workload.setting import option
 from ..framework import LazyFunction
@@ -144,6 +145,10 @@ class EngineVersion(NamedTuple):
     version: str
     record: str
     note: str = ""
+
+
+_names_by_field: IdentityCache[Mapping[str, tuple[str, ...]]] = IdentityCache(64)
+"""Field name → spellings, of the flags of an engine."""
 
 
 @frozen
@@ -292,7 +297,8 @@ class Engine:
 
         is_shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
         """
-        names_by_field = {flag.field_name: flag.names for flag in self.known_flags()}
+        flags = self.known_flags()
+        names_by_field = _names_by_field.result((flags,), (), lambda: {flag.field_name: flag.names for flag in flags})
         spellings = names_by_field.get(field_name, (option(field_name),))
         return min(spellings, key=len) if is_shortest else spellings[0]
 
