@@ -167,7 +167,7 @@ def parameters_in_padded_rows(shard_count: int, counted_op: CountedOp) -> Number
 
 
 def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
-    """Returns the number of micro-batches after which the schedule repeats, plus an incomplete last round."""
+    """Returns after how many micro-batches the pipeline schedule repeats, plus those of an incomplete last round."""
     schedule_period = 2 * layout.pp * layout.vpp
     return micro_batches if micro_batches <= schedule_period else schedule_period + micro_batches % layout.pp
 
@@ -186,7 +186,7 @@ The largest number comes first; None stands for all layers of the stage.
 
 
 class Measurements(NamedTuple):
-    """The measurements of an estimate, which an equal estimate in another process may use.
+    """The measured bytes of a `PeakEstimate`, which the same estimate in another process can take over.
 
     passes_by_key: key of a stage → the bytes of its passes.
     saved_bytes_by_layer: kind of a layer → the bytes that a micro-batch saves there.
@@ -248,7 +248,7 @@ class PeakEstimate:
         return [layer_kind for scopes in stack_layers if scopes for layer_kind in types_of_layers(scopes)]
 
     def share_parameter_counts(self, other_estimate: PeakEstimate) -> None:
-        """Takes over the counted parameters and static bytes of another estimate of the same model."""
+        """Takes over the counted parameters and static bytes of another `PeakEstimate` for the same model."""
         if self.spec is other_estimate.spec and (self.bytes_per_parameter, self.included_parts, self.pads_shards) == (
             other_estimate.bytes_per_parameter,
             other_estimate.included_parts,
@@ -263,7 +263,7 @@ class PeakEstimate:
         return Measurements(dict(self._passes_by_key), dict(self._saved_bytes_by_layer))
 
     def measurements_since(self, earlier: Measurements) -> Measurements:
-        """Returns the measurements that are newer than earlier ones of this estimate."""
+        """Returns the measurements that this estimate has made since an earlier copy of its measurements."""
         return Measurements(
             {key: passes for key, passes in self._passes_by_key.items() if key not in earlier.passes_by_key},
             {
@@ -274,7 +274,7 @@ class PeakEstimate:
         )
 
     def add_measurements(self, measurements: Measurements) -> None:
-        """Adds the measurements of an equal estimate, which has been copied from this one with its layer kinds."""
+        """Adds the measurements that a copy of this estimate has made in another process."""
         self._passes_by_key |= measurements.passes_by_key
         self._saved_bytes_by_layer |= measurements.saved_bytes_by_layer
 
@@ -371,7 +371,7 @@ class PeakEstimate:
         return distinct_ranks
 
     def _measurement_key(self, layout: Layout, stage: Stage) -> tuple[object, ...]:
-        """Returns the key of a stage's measured bytes: equal for stages with equal bytes."""
+        """Returns the cache key of a stage's measured bytes; stages with the same key have the same bytes."""
         first_layer, end_layer, _ = self._measured_layers(stage)
         return (
             *_activation_shape(layout),
@@ -630,7 +630,7 @@ class PeakEstimate:
         return start_layer, end_layer, len(stage.layers)
 
     def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
-        """Returns `_measured_layers` as if a stage that ends with a few equal layers had more of these layers.
+        """Returns `_measured_layers`, computed as if the equal layers at the end of a stage were more numerous.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """

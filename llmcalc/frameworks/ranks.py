@@ -306,7 +306,7 @@ class Cluster:
 def _with_part(
     device_memory: DeviceMemory, frozen_model: FrozenModel | SecondLoss | EncoderBytes, frozen_bytes: int
 ) -> DeviceMemory:
-    """Returns a device's memory with the bytes of a part that is not replayed, added at every point in time."""
+    """Returns a device's memory plus the bytes of a frozen model or an encoder, added at every point in time."""
 
     def with_frozen_bytes(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
         return {**bytes_by_kind, frozen_model.kind: bytes_by_kind.get(frozen_model.kind, 0) + frozen_bytes}

@@ -195,7 +195,7 @@ def _step_peak(
     is_matrix: bool = True,
     has_flat_parameters: bool = False,
 ) -> int:
-    """Replays two optimizer steps over `parameter_count` tensors, and returns the second step's temporary bytes.
+    """Replays two optimizer steps over `parameter_count` tensors, and returns the temporary bytes of the second step.
 
     has_gradient_copies: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer
         takes the tensors for matrices in a layer. has_flat_parameters: whether they are vectors.

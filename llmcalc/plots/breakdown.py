@@ -159,7 +159,7 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNo
 
 
 def _time_and_percentage_text(seconds: float, timed_run: TimedRun) -> str:
-    """Writes a time and its percentage of the run's time: `4.1 ms, 25 %`."""
+    """Returns a time and its percentage of the run's time as text: `4.1 ms, 25 %`."""
     return f"{duration_text(seconds, digit_count=3)}, {units.percent(seconds / timed_run.seconds, 0)}"
 
 

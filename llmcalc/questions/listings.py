@@ -160,7 +160,7 @@ def missing_rope_scaling_note(preset: Preset, target_format: ModelFileFormat) ->
 
 
 def convert_model(preset: Preset, target_format: ModelFileFormat) -> str:
-    """Writes a model as a native description (toml), or as the config.json of a transformers class (hf)."""
+    """Returns the text of a model's native description (toml), or of the config.json of a transformers class (hf)."""
     if target_format == "hf":
         import json
 

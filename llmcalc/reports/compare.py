@@ -199,7 +199,7 @@ def _integer_text(integer: int | None) -> str:
 
 
 def aspect_text(aspect_ratio: float, is_in_band: bool) -> str:
-    """Writes the aspect ratio h/L, marked if in the range of large dense decoders."""
+    """Returns the aspect ratio h/L as text, marked if it is in the range of large dense decoders."""
     return f"{aspect_ratio:.1f}" + (f" {IN_BAND_MARK}" if is_in_band else "")
 
 

@@ -236,7 +236,7 @@ def _format_remark(engine_use: EngineUse) -> str:
 
 
 def _launch_subtitle(engine_use: EngineUse) -> str:
-    """Writes the launch file of the server and additionally typed flags; empty without a file."""
+    """Returns a subtitle with the server's launch file and the flags typed beside it; empty without a file."""
     if engine_use.launch is None:
         return ""
     flags_text = ", ".join(
@@ -304,7 +304,7 @@ def _limit_notes(engine_use: EngineUse) -> list[str]:
 
 
 def _memory_term_source(memory_term: MemoryTerm) -> str:
-    """Writes the source of a memory term, with the logs on which an estimate is based."""
+    """Returns the source of a memory term as text, with the logs on which an estimate is based."""
     has_logs = memory_term.status == "estimate" and ("log" in memory_term.source or "assum" in memory_term.source)
     return f"{memory_term.origin} ({memory_term.source})" if has_logs else memory_term.origin
 
@@ -384,7 +384,7 @@ def _changes_table(engine_use: EngineUse) -> Table:
 
 
 def _change_text(engine_use: EngineUse, flag_change: FlagChange) -> str:
-    """Writes a changed flag, with the number of devices if the change needs more devices than the server has."""
+    """Returns a changed flag as text, with the number of devices if that is larger than the server's."""
     if flag_change.devices <= engine_use.memory.devices or not engine_use.engine.shows_alternatives:
         return flag_change.flag
     return f"{flag_change.flag}, on {device_phrase(flag_change.devices, engine_use.hardware.title)}"

@@ -288,7 +288,7 @@ def _component_rows(
 
 
 def _component_text(formula_section: FormulaSection) -> str:
-    """Writes a component's name with the symbol of its repeats: `layers (moe) × L_moe`."""
+    """Returns a component's name with the symbol for its number of repeats: `layers (moe) × L_moe`."""
     formula_node = formula_section.formula_nodes[0]
     if not formula_node.path_names:
         return "in units of h"
@@ -385,7 +385,7 @@ def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]
 
 
 def _section_heading(formula_section: FormulaSection) -> str:
-    """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
+    """Returns the heading of equal nodes, which is the common end of their paths: `layers.self_attn (one of 32)`."""
     repeat_count = sum(node.copies for node in formula_section.formula_nodes if not node.optional_part)
     shared_names: list[str] = []
     for name_parts in zip(*(reversed(path.name.split(".")) for path in formula_section.formula_nodes), strict=False):
@@ -398,7 +398,7 @@ def _section_heading(formula_section: FormulaSection) -> str:
 
 
 def _formula_paths_text(formula_section: FormulaSection) -> str:
-    """Writes every path at which a node occurs, and the node's total over the model."""
+    """Returns every path at which a node occurs as text, with the node's total over the model."""
     formula_nodes = formula_section.formula_nodes
     counted_paths = [formula_node for formula_node in formula_nodes if not formula_node.optional_part]
     repeat_count = sum(formula_node.copies for formula_node in counted_paths)

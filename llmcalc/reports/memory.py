@@ -147,7 +147,7 @@ VERDICT_TEXTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit 
 
 
 def verdict_text(accelerator_fits: Sequence[MemoryFit], required_bytes: int) -> str:
-    """Writes whether a run fits on the single named accelerator; empty if none or several are named.
+    """Returns text on whether a run fits on the single named accelerator; empty if none or several are named.
 
     required_bytes: the bytes that the answer states. Paged states beyond the accelerator's memory lie on the host.
     """
@@ -222,7 +222,7 @@ def verdict_notes(accelerator_fits: Sequence[MemoryFit]) -> list[str]:
 
 
 def fit_verdict_text(accelerator_fit: MemoryFit) -> str:
-    """Writes `fits`, `tight` or `no`, with `*` if the nominal memory is compared, as the usable one is unknown."""
+    """Returns `fits`, `tight` or `no`, with `*` if only the nominal memory of the accelerator is known."""
     return f"{accelerator_fit.verdict}*" if accelerator_fit.is_nominal else accelerator_fit.verdict
 
 

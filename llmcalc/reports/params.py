@@ -75,7 +75,7 @@ def report(preset: Preset, parameter_count: ParameterCount, selected_rank: Selec
 
 
 def count_text(parameter_count: ParameterCount) -> str:
-    """Writes the number of parameters: `8.03 B parameters` or `671.03 B parameters, 37.55 B active per token`."""
+    """Returns a number of parameters as text: `8.03 B parameters`, `671.03 B parameters, 37.55 B active per token`."""
     active_text = ""
     if parameter_count.active != parameter_count.total:
         active_text = f", {units.count(parameter_count.active)} active per token"

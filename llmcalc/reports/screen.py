@@ -70,7 +70,7 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
 
 
 def _omission_text(table_count: int, row_count: int) -> str:
-    """Writes what a short screen leaves out: `1 more table, 2 more rows`."""
+    """Returns text on what a short screen leaves out: `1 more table, 2 more rows`."""
     omitted_counts = ((table_count, "table"), (row_count, "row"))
     return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in omitted_counts if count)
 

@@ -102,7 +102,7 @@ def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]
 
 
 def _speed_text(measured_speed: dict[str, Any]) -> str:
-    """Writes one line about the measured speed of a forward pass."""
+    """Returns one line of text on the measured speed of a forward pass."""
     rate_text = units.amount(measured_speed["flops_per_second"], "FLOP/s")
     flops_rate_text = f"{rate_text} over a forward pass of {measured_speed['tokens']:,} tokens"
     memory_text = (
@@ -228,7 +228,7 @@ def _explained_differences(model_verdicts: list[Verdict]) -> list[str]:
 
 
 def _tolerances_text(comparisons: list[Check]) -> str:
-    """Writes the relative tolerance of each quantity's comparison."""
+    """Returns the relative tolerance of each quantity's comparison as text."""
     names_by_tolerance: dict[float, dict[str, None]] = {}
     for comparison in comparisons:
         quantity_name = comparison.quantity.rpartition("_bytes")[0].rpartition("_")[2] or comparison.quantity

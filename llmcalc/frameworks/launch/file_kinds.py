@@ -276,7 +276,7 @@ LAUNCH_FILE_BY_PROGRAM = dict(
 
 
 def program_files() -> tuple[LaunchFile, ...]:
-    """Returns the launch file kinds of programs that train with a framework, and of refused programs."""
+    """Returns the kinds of launch files of programs that train with a framework, and of programs that are refused."""
     return (*LAUNCH_FILE_BY_PROGRAM.values(), *REFUSED_LAUNCH_FILES)
 
 

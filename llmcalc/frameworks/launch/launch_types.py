@@ -221,7 +221,7 @@ class OptionOverride(NamedTuple):
     file_value: Any
 
     def json_data(self) -> dict[str, Any]:
-        """Returns both values as part of a JSON document."""
+        """Returns the file's value and the option's value as part of a JSON document."""
         return {"file": json_value_of(self.file_value), "option": json_value_of(self.option_value)}
 
 
@@ -357,7 +357,7 @@ class LaunchFile:
 
 
 class LaunchSettings(NamedTuple):
-    """The layout and settings of a training run, passed between readers, with the same fields as `Launch`."""
+    """The layout and settings that the functions of a launch-file reader pass on, with the same fields as `Launch`."""
 
     layout: Layout
     settings: dict[str, Any]
@@ -430,7 +430,7 @@ class LaunchReader:
         return self.source.name_in_errors
 
     def check_unknown(self) -> None:
-        """Raises `InputError` with the arguments that are not modelled, unless unknown arguments are allowed."""
+        """Raises `InputError` if the file has arguments that are not modelled, unless these are allowed."""
         if not self.unknown_arguments or self.source.allow_unknown:
             return
         arguments_text = "; ".join(
@@ -462,7 +462,7 @@ class LaunchReader:
         record_unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
     def refuse(self, argument_name: str, refusal_reason: str) -> None:
-        """Records an argument as unknown. refusal_reason: why it is not modelled."""
+        """Adds an argument to `unknown_arguments`, which `check_unknown` refuses. refusal_reason: the reason."""
         self.unknown_arguments[argument_name] = refusal_reason
 
     def refuse_if_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
@@ -485,7 +485,7 @@ class LaunchReader:
                 )
 
     def value(self, config: Table, argument_name: str, default_value: Any) -> Any:
-        """Returns an argument's value, or the program's default if the argument is absent or null."""
+        """Returns an argument's value, or `default_value` if the argument is absent or null."""
         if config.get(argument_name) is not None:
             return config[argument_name]
         self.assumed_defaults[argument_name] = default_value
@@ -634,7 +634,7 @@ class LaunchReader:
                 self.refuse(f"parallelism_config.{size_name}"[:100], "groups of ranks are modelled with FSDP alone")
 
     def frozen_model_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
-        """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
+        """Returns the frozen copy of the model, sharded under ZeRO 3 and FSDP; None without a frozen copy."""
         if not isinstance(self.frozen_model, FrozenModel) or layout.zero != 3:
             return self.frozen_model
         return replace(self.frozen_model, rank_count=layout.dp // layout.hsdp_replicas)

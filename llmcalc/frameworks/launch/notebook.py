@@ -42,7 +42,7 @@ CELL_END_MARK = "END_OF_THIS_CELL"
 
 
 def read_launch_text(path: Path) -> str:
-    """Returns a launch file's text: the code of a notebook, and a Windows script or a unit translated to shell.
+    """Returns a launch file's text: a notebook's code, or a Windows script or systemd unit translated to shell.
 
     Raises `InputError` for a file that is not text.
     """

@@ -167,7 +167,7 @@ def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_
 
 
 def value_of_item(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
-    """Returns the value of an item; unknown for a variable with nested tables, whose size could double per line."""
+    """Returns a constant expression's value; unknown for a variable with nested tables, whose copies could grow."""
     item_value = expression_value(expression, known_values, nesting_depth)
     inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
     is_nested = isinstance(inner_values, list) and any(
@@ -414,7 +414,7 @@ class Configurations:
         return _comparison_result(condition.ops[0], left_value, right_value)
 
     def _plain_value(self, expression: ast.expr, variables: Config, configs_by_variable: dict[str, Config]) -> Any:
-        """Returns the value of an expression that builds no configuration, also after `.lower()`."""
+        """Returns the value of an expression that builds no configuration object; supports `.lower()` on a text."""
         if isinstance(expression, ast.Call):
             if isinstance(expression.func, ast.Attribute) and expression.func.attr == "lower" and not expression.args:
                 text_value = self._plain_value(expression.func.value, variables, configs_by_variable)

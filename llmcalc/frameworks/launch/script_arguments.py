@@ -134,7 +134,7 @@ def _typed_values(typed_words: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain_value(value_text: str) -> Any:
-    """Converts a typed text to a number or boolean where possible; an unresolved script word is an `UnknownValue`."""
+    """Converts a typed text to a number or boolean if possible; unresolved script words become an `UnknownValue`."""
     if is_unresolved(value_text):
         return UnknownValue(printable(value_text))
     if value_text in ("True", "true", "False", "false"):

@@ -101,7 +101,7 @@ def read_script(
 
 
 def _plain_lines(script_text: str) -> str:
-    """Returns a script's text without carriage returns and marks."""
+    """Returns a script's text with Unix line ends, and without the mark that stands for unresolved values."""
     return script_text.replace("\r\n", "\n").replace(UNRESOLVED_MARK, "")
 
 
@@ -184,7 +184,7 @@ class StatementReader(WordReader):
             self.branches[-1].patterns = []
 
     def skips_next_command(self) -> bool:
-        """Whether the next command in a list of && and || is certainly skipped."""
+        """Whether the shell certainly skips the next command of a list joined by && and ||."""
         return bool(self.joining_operator) and self.has_succeeded is (self.joining_operator == "||")
 
     def read_conditional_command(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> bool:
@@ -302,7 +302,7 @@ class StatementReader(WordReader):
             branch.is_executed = None if branch.is_executed is not False else False
 
     def evaluate_condition(self, command_words: list[str]) -> bool | None:
-        """Returns whether a condition is true; None if unresolved.
+        """Returns whether a condition of a shell script is true; None if its value is not known before the script runs.
 
         Records the variables that it assumes to be unset.
         """

@@ -68,7 +68,7 @@ class ShellCommand:
 
 @dataclass
 class ShellScript:
-    """A shell script, with the state of its reader.
+    """A shell script that is being read: its variables, its commands, and the reader's current state.
 
     name_in_errors: the file's name in messages.
     variables: name → text, or a list of texts for an array.
@@ -320,7 +320,7 @@ class WordReader:
         return text_match[0], False
 
     def read_expansion(self) -> str:
-        """Reads an expansion after a dollar sign or a backquote, and returns the text."""
+        """Reads an expansion at a dollar sign or a backquote, and returns its text, whose length counts as work."""
         expanded_text = self.expand_dollar()
         self.count_work(len(expanded_text))
         return expanded_text

@@ -60,14 +60,14 @@ class TaskScript(NamedTuple):
 
     @property
     def sbatch_options(self) -> list[str]:
-        """Options of sbatch that state the accelerators per node, and the nodes if the script's command joins them."""
+        """Options of sbatch: the accelerators per node, and the number of nodes if a command runs on all nodes."""
         count_options = [] if self.accelerator_count is None else [f"--gpus-per-node={self.accelerator_count}"]
         node_options = [f"--nodes={self.node_count}"] if JOINED_NODES.search(self.text) is not None else []
         return [*count_options, *node_options]
 
 
 def is_task(config: Any) -> bool:
-    """Whether parsed tables are a SkyPilot task, which may have a script alone, and no workflow of GitHub (`jobs`)."""
+    """Whether parsed tables are a SkyPilot task, even with a script alone, rather than a GitHub workflow (`jobs`)."""
     return (
         isinstance(config, Mapping)
         and isinstance(config.get("run"), str)

@@ -275,7 +275,7 @@ SINGLE_PROCESS_LAUNCHERS = ((), ("python",), ("python3",))
 
 
 def _add_data_parallel_note(reader: LaunchReader) -> None:
-    """Adds a note on a single process with several visible devices, over which the Trainer runs `nn.DataParallel`."""
+    """Adds a note that the Trainer runs `nn.DataParallel` in a single process over several visible devices."""
     visible_device_count = len(
         [name for name in str(reader.source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name]
     )
@@ -408,7 +408,7 @@ def trainer_settings(
 
 
 def _add_evaluation_note(reader: LaunchReader, config: Table, training_batch: int) -> None:
-    """Adds a note on an evaluation that may need more than the training, since its batches are larger."""
+    """Adds a note that evaluation may need more memory than training, since its batches are larger."""
     eval_schedules = {str(config.get(argument, "no")).lower() for argument in ("eval_strategy", "evaluation_strategy")}
     evaluation_batch = read_integer(reader, "per_device_eval_batch_size", config.get("per_device_eval_batch_size") or 8)
     if eval_schedules - {"no", "false", "none"} and evaluation_batch > training_batch:
@@ -418,7 +418,7 @@ def _add_evaluation_note(reader: LaunchReader, config: Table, training_batch: in
 
 
 def add_earlier_version_note(reader: LaunchReader, argument_name: str, release_text: str) -> None:
-    """Adds a note on `EARLIER_TRAINER_DEFAULTS`, which an argument of an earlier release selects."""
+    """Adds a note that defaults of an earlier release are counted, because the file has an argument of that release."""
     reader.notes.append(
         f"{argument_name} is of {release_text}, whose defaults are counted: optim {EARLIER_TRAINER_DEFAULTS['optim']}, "
         "reentrant checkpoints"
@@ -426,7 +426,7 @@ def add_earlier_version_note(reader: LaunchReader, argument_name: str, release_t
 
 
 def add_noise_note(reader: LaunchReader, config: Table) -> None:
-    """Adds a note on NEFTune's noise, a tensor of the embeddings' size that exists before the peak."""
+    """Adds a note that NEFTune's noise, a tensor as large as the embeddings, is not counted."""
     if config.get("neftune_noise_alpha") not in (None, False, ""):
         reader.notes.append(
             "neftune_noise_alpha: the noise, as large as the embeddings of a micro-batch, is not counted"
@@ -558,7 +558,7 @@ def kto_settings(
 
 
 def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns eager cross-entropy instead of a chunked loss, for losses that need all logits; otherwise no setting.
+    """Returns the setting of eager cross-entropy in place of a chunked loss; no setting without a chunked loss.
 
     TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
     """

@@ -177,7 +177,7 @@ class ShardedWeights:
                     self.buckets[i].weights = self._allocate(2 * self.buckets[i].element_count, "weights")
 
     def _free_weights(self, layer_index: int) -> None:
-        """Frees a layer's gathered weights."""
+        """Frees the gathered weights of a layer on this rank."""
         for bucket in self.buckets:
             if bucket.layer_index == layer_index:
                 bucket.weights = None

@@ -140,7 +140,7 @@ CROSS_ENTROPY_BY_IMPLEMENTATION: dict[LossImplementation, CrossEntropy] = {
 
 
 def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
-    """Returns the kernel choices of a run's ranks."""
+    """Returns the kernels and options that all ranks of a run share, as `RankKernelChoices`."""
     capacity_factor = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
     return RankKernelChoices(
         tp=settings.tp,

@@ -177,7 +177,7 @@ def _record_table_key(reader: LaunchReader, table_key: str) -> None:
 
 
 def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str]) -> Launch:
-    """Returns the training run of Megatron-LM's arguments: settings and model."""
+    """Returns the training run that Megatron-LM's arguments describe: the settings, and the model built from them."""
     source_file = reader.source
     field_values = _field_values(reader, arguments)
     argument_values = {flag.replace("-", "_").lstrip("_"): argument_value for flag, argument_value in arguments.items()}
@@ -488,7 +488,7 @@ DTYPE_BY_MEGATRON_NAME = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8":
 
 
 def options_of_arguments(settings: MegatronSettings) -> dict[str, Any]:
-    """Returns option of `llmcalc memory` → value, for each argument of Megatron-LM with an equivalent option."""
+    """Returns the options of `llmcalc memory`, with values, that are equivalent to Megatron-LM's arguments."""
     is_half_precision = settings.bf16 or settings.fp16
     command_settings: dict[str, Any] = {
         "phase": "training",

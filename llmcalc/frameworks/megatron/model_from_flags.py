@@ -34,7 +34,7 @@ LAYER_KIND_BY_LETTER = {"M": "mamba", "*": "attention", "-": "dense", "E": "expe
 
 
 def model_of_arguments(settings: MegatronSettings, model_origin: str) -> ModelSpec:
-    """Returns the model of Megatron-LM's arguments. Raises `InputError` for an argument without a component."""
+    """Returns the model spec that Megatron-LM's arguments describe. Raises `InputError` for unsupported arguments."""
     if settings.padded_vocabulary_size is None:
         raise InputError(
             f"--vocab-size: missing; the size of a {settings.tokenizer_kind} is in its files alone; expected "

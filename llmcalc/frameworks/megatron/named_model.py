@@ -113,7 +113,7 @@ def bridge_adapter_settings(
 def host_optimizer_settings(
     reader: LaunchReader, config: Table, name_prefix: str = "", default_fraction: float = 0.0
 ) -> dict[str, Any]:
-    """Returns the setting of Adam's step on the host (core/optimizer/optimizer_config.py); none without it.
+    """Returns the setting that runs Adam's step on the host (core/optimizer/optimizer_config.py); none if it is off.
 
     name_prefix: prefix of the arguments' names. default_fraction: fraction of states on the host by default.
     """
@@ -275,7 +275,7 @@ def megatron_run(
 
 
 def _recompute_setting(reader: LaunchReader, parallel_run: MegatronRun) -> str | None:
-    """Returns the value of `--recompute`, and records a setting that is not modelled for a named model."""
+    """Returns the value of `--recompute` for a named model, and records unmodelled settings as unknown arguments."""
     if parallel_run.recompute_granularity is None:
         return None
     if parallel_run.recompute_granularity == "selective":
@@ -324,7 +324,7 @@ def _flex_backend(reader: LaunchReader, parallel_run: MegatronRun) -> str:
 
 
 def _has_layer_graphs(reader: LaunchReader, parallel_run: MegatronRun) -> bool:
-    """Whether CUDA graphs launch layers, with a note; records a graph of the whole step as unknown."""
+    """Whether a CUDA graph per layer launches the layers, with a note; records a graph of the whole step as unknown."""
     implementation = str(parallel_run.cuda_graph_impl or "none")
     if captures_whole_step(implementation, _module_names(parallel_run.cuda_graph_modules)):
         reader.refuse("cuda_graph_impl", f"{WHOLE_STEP_GRAPH} is not modelled; graphs of layers are")

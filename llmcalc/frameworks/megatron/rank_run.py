@@ -483,7 +483,7 @@ class RankRun:
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 
     def get_batch(self, model_chunk: ModelChunk) -> list[Tensor]:
-        """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
+        """Creates a micro-batch's input tensors on a stage (training/utils.py, `get_batch_on_this_tp_rank`)."""
         new_tensor, settings = self.graph.new_tensor, self.settings
         token_count = self.run_config.batch * self.run_config.workload.seq
         batch_tensors: list[Tensor] = []

@@ -43,7 +43,7 @@ ARGUMENTS_BY_RECOMPUTE_MODE: dict[str, dict[str, Any]] = {
 
 
 def recompute_arguments_of(recompute_value: str) -> dict[str, Any]:
-    """Returns Megatron's arguments for a value of `--recompute`. Raises `InputError` for a value that it has not."""
+    """Returns Megatron's arguments for a value of `--recompute`. Raises `InputError` for a value without equivalent."""
     modules = recompute_of(recompute_value).modules
     if modules:
         return {"recompute_granularity": "selective", "recompute_modules": tuple(sorted(modules))}

@@ -278,7 +278,7 @@ class OllamaServer:
 
     @cached_property
     def fitted_server(self) -> FittedServer:
-        """The server after placement. Before 0.10, several sequences require the whole model on the GPUs."""
+        """The llama.cpp server with its layers placed. Before 0.10, several sequences require all layers on GPUs."""
         chosen_request_count = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         request_counts = (
             [chosen_request_count] if chosen_request_count else sorted({self.rules.parallel, 1}, reverse=True)
@@ -316,7 +316,7 @@ class OllamaServer:
 
 
 def tag_flags(preset: Preset) -> dict[str, Any]:
-    """Returns the flags with which Ollama starts llama-server for the encoder of a tag, or for a tag without one."""
+    """Returns Ollama's flags of llama-server on a model's image encoder: its file, or none for text-only classes."""
     if converted_class(preset) in read_record().text_classes:
         return {"mmproj_auto": False}
     return {"mmproj": TAG_ENCODER} if has_encoder(preset) else {}

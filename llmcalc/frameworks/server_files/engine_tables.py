@@ -151,7 +151,7 @@ def _operator_server(operator_table: Mapping[str, Any], model_table: Mapping[str
 def _stack_server(
     stack_table: Mapping[str, Any], model_name: str, flags: Mapping[str, Any], image_name: str, gpus: Any
 ) -> Container:
-    """Returns a server of vLLM's production stack. flags: flags beside `vllmConfig`. gpus: the stated number."""
+    """Returns a server of vLLM's production stack. flags: flags outside `vllmConfig`. gpus: its number of GPUs."""
     vllm_config = inner_table(stack_table, "vllmConfig")
     all_flags = {**flags, **{key: config_value for key, config_value in vllm_config.items() if key not in WITHOUT_FLAG}}
     return Container(

@@ -355,7 +355,7 @@ class SGLangServer(EngineServer):
 
     @property
     def cache_fraction(self) -> float:
-        """The fraction of the memory for weights and KV cache, by the flag or by the default of version and device."""
+        """The fraction of memory for weights and KV cache, from the flag or the default of the version and device."""
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"]) * self.aiter_memory_factor
         if self.rules.fraction == "by_tp":
@@ -584,7 +584,7 @@ class SGLangServer(EngineServer):
 
     @property
     def profile_run_origin(self) -> str:
-        """A description of the bytes that a forward pass uses of the KV cache's memory."""
+        """Text on the bytes that encoder outputs and activations take from the KV cache's memory."""
         if self.multimodal_bytes:
             return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
         return "none; activations take what the fraction leaves"

@@ -48,7 +48,7 @@ def _has_decode_graphs(flags: Mapping[str, Any]) -> bool:
 def exchange_buffers_mib(
     version_rules: SGLangRules, flags: Mapping[str, Any], exchange_library: str, has_prompt_graphs: bool
 ) -> tuple[int, int]:
-    """Returns the MiB reserved for DeepEP: part of the minimum reserve of large devices, and in addition to it.
+    """Returns two MiB figures of DeepEP's buffers: within the minimum reserve of large devices, and on top of it.
 
     exchange_library: the library that sends tokens to experts.
     """

@@ -230,7 +230,7 @@ def _fine_tuning_tokens(reader: LaunchReader, config: Table) -> int:
 
 
 def _sequence_tokens(reader: LaunchReader, config: Table) -> int:
-    """Returns the tokens of the longest RL sequence, with a note if the file states only its total length.
+    """Returns the tokens of the longest RL sequence, with a note if the file states no prompt or answer length.
 
     That is the longest input of a turn and the answer to it, or the length of a whole sequence where neither is stated.
     """

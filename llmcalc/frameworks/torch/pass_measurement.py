@@ -95,7 +95,7 @@ class StageRun:
         self._latest_passes: tuple[int, PassVisits, PassVisits] | None = None
 
     def _run_micro_batch(self) -> tuple[int, PassVisits, PassVisits]:
-        """Runs a micro-batch. Returns the bytes saved between its passes, and the visits of both."""
+        """Runs a micro-batch, and returns the bytes saved between its passes and the meter's records of both passes."""
         start_bytes = self.meter.live_bytes
         self.meter.restart()
         in_flight = self.chunk.forward_micro_batch()
@@ -105,7 +105,7 @@ class StageRun:
         return saved_bytes, forward_visits, self.meter.pass_visits(start_bytes)
 
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
-        """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_repeats`."""
+        """Runs a micro-batch's passes, and returns their saved and peak bytes. layer_repeats: as in `set_repeats`."""
         self.stage_layers.set_repeats(layer_repeats)
         start_bytes = self.meter.live_bytes
         measured_passes = self._run_micro_batch()

@@ -245,7 +245,7 @@ QUANTIZED_MODEL_TRAINERS = {"SFTTrainer": True, "DPOTrainer": True, "KTOTrainer"
 
 
 def _dtype_for_adapters_of_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the number format of what is not quantized where a trainer of TRL before 0.20 adds the adapters.
+    """Returns the number format of unquantized weights after a trainer of TRL before 0.20 has added adapters.
 
     Such a trainer copies it to float32, and the embedding and the head beside 4 bits back to bfloat16 under bf16
     (trainer/sft_trainer.py, dpo_trainer.py and kto_trainer.py, `prepare_model_for_kbit_training` and
@@ -267,7 +267,7 @@ def _dtype_for_adapters_of_trainer(named_calls: list[NamedCall], config: Mapping
 
 
 def _earlier_trainer_argument(named_calls: list[NamedCall]) -> str:
-    """Returns the first argument of a trainer that earlier releases alone have, with its trainer; empty for none."""
+    """Returns the first `argument of trainer` in the file that only earlier releases of TRL have; empty if none."""
     return next(
         (
             f"{argument_name} of {call.name}"
@@ -435,7 +435,7 @@ BranchCondition: TypeAlias = tuple[ast.expr, bool]
 
 
 def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[BranchCondition, ...]]:
-    """Returns the id of a call node → the conditions of the branches around the call, if they are plain names."""
+    """Returns id of a call's syntax node → the conditions under which the call runs, if they are plain names."""
     conditions: dict[int, tuple[BranchCondition, ...]] = {}
     pending_nodes: list[tuple[ast.AST, tuple[BranchCondition, ...]]] = [(syntax_tree, ())]
     while pending_nodes:

@@ -91,7 +91,7 @@ MOVED_KEYS = {
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command starts a trainer of verl, or one with the overrides of verl's actor."""
+    """Whether a command starts a trainer of verl, or another program with overrides of verl's actor."""
     return (
         command_line.program in TRAINERS
         or command_line.program.startswith("verl.trainer.")
@@ -125,7 +125,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def launch_of_fine_tuning(reader: LaunchReader, overrides_by_key: Table, program: str = SFT_TRAINER) -> Launch:
-    """Returns the run of one of verl's programs of supervised fine-tuning; by default of `fsdp_sft_trainer`."""
+    """Returns the training run of a program of verl's supervised fine-tuning. program: default `fsdp_sft_trainer`."""
     config = _resolved_overrides(reader, overrides_by_key)
     if program == ENGINE_SFT_TRAINER:
         config = with_keys_of_fsdp(reader, config)
@@ -134,7 +134,7 @@ def launch_of_fine_tuning(reader: LaunchReader, overrides_by_key: Table, program
 
 
 def values_of_config(config: Table, overrides: Table, environment: Table) -> dict[str, Any]:
-    """Returns dotted key → value as `flat_config`; references that it leaves open are marked as unresolved."""
+    """Returns dotted key → value as `flat_config` does, with unresolved interpolations marked as unresolved."""
     return {
         key: mark_unresolved(value) if isinstance(value, str) and "${" in value and not is_unresolved(value) else value
         for key, value in flat_config(config, overrides, environment).items()

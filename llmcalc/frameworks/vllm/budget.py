@@ -124,7 +124,7 @@ class VLLMServer(VLLMSettings):
         )
 
     def needs_blocks_of_sequences(self, kv_pool: BlockPool) -> bool:
-        """Whether each sequence occupies a cache block, as with recurrent states decoded in full CUDA graphs."""
+        """Whether decoding needs a cache block per sequence, as with recurrent states in full CUDA graphs."""
         decodes_in_graphs = self.graphs.graph_count > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
         return kv_pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
@@ -246,7 +246,7 @@ class VLLMServer(VLLMSettings):
         return max(0, engine_rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
 
     def unsplit_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the remainders of weight segments that torch's allocator counts as allocated.
+        """Returns the unused ends of weight segments, which torch's allocator counts as allocated.
 
         0 with `expandable_segments` (CUDACachingAllocator.cpp, `should_split`), and where vLLM converts the weights.
         """
@@ -272,7 +272,7 @@ class VLLMServer(VLLMSettings):
         return whole_encoder_bytes - rank_encoder_bytes
 
     def repeated_shared_expert_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the additional bytes of shared experts that each tensor-parallel rank of replicas has in full."""
+        """Returns the additional bytes of shared experts that tensor-parallel ranks of replicas store in full."""
         whole_classes = self.engine_record.classes_with_whole_shared_experts(self.version_numbers, self.hardware)
         has_whole_experts = (
             self.has_model_class(whole_classes)
@@ -457,7 +457,7 @@ class VLLMServer(VLLMSettings):
         return origin + (", buffers of --all2all-backend" if self.exchange_bytes else "")
 
     def _weights_origin(self, engine_rank: EngineRank) -> str:
-        """Returns the format of the weights as text, with the draft model and the adapter slots."""
+        """Returns text on the format of the weights, the draft model and the adapter slots."""
         weight_scheme = engine_rank.weights_origin + (", converted at load" if self.converts_weights else "")
         if self.falls_back_to_float32:
             weight_scheme += f", as {self.hardware.title} has no bfloat16"
@@ -475,7 +475,7 @@ class VLLMServer(VLLMSettings):
 
 
 class StageMemory(NamedTuple):
-    """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs.
+    """The memory of a rank of one pipeline stage: named terms in bytes, KV cache blocks, and CUDA graphs.
 
     checked_bytes: the bytes that the start check compares with the longest request (`_check_enough_kv_cache_memory`).
     """
@@ -489,7 +489,7 @@ class StageMemory(NamedTuple):
 
     @property
     def checked_block_count(self) -> int:
-        """The blocks in the bytes of the start check."""
+        """The number of KV cache blocks in the bytes that vLLM's start-up check compares."""
         return self.checked_bytes // (self.pool.checked_block_bytes or self.pool.block_bytes)
 
     def fitting_blocks(self, total_memory: int) -> int:

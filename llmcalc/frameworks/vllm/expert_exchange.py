@@ -148,7 +148,7 @@ def uses_pplx(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) -> boo
 
 
 def gathering_ranks(flags: Mapping[str, Any], dp: int, version_numbers: tuple[int, ...]) -> int:
-    """Returns the data-parallel ranks whose tokens the experts of a rank gather by NCCL's collectives; 1 without.
+    """Returns the number of data-parallel ranks whose tokens a rank's experts all-gather; 1 if none are gathered.
 
     vllm/distributed/device_communicators/all2all.py, `NaiveAll2AllManager` and `AgRsAll2AllManager`: in the profile run
     each rank has as many tokens as a step. Without `--enable-expert-parallel` ranks gather whatever the backend

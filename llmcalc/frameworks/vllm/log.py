@@ -193,7 +193,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _sampler_in_log(log_text: LogText, version: str) -> dict[str, Any]:
-    """Returns the variable that chooses the sampler which a log names; nothing where that sampler is not modelled."""
+    """Returns the environment variable that selects the sampler named in a log, with its value; empty if unmodelled."""
     chosen_values = [value for line_text, value in SAMPLER_LINES if log_text.lines_with(line_text)]
     is_modelled = not version or bool(ranges_at(vllm_record().flashinfer_sampler, parse_version(version)))
     return {SAMPLER_VARIABLE: chosen_values[0]} if chosen_values and is_modelled else {}

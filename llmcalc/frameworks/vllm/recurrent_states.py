@@ -87,7 +87,7 @@ def state_blocks(
 def _format_ratios(
     engine_rank: EngineRank, version_rules: StateRules, flags: Mapping[str, Any], element_bytes: int
 ) -> Mapping[str, Fraction]:
-    """Returns ratios of vLLM's bytes per state element to the bytes of transformers' classes.
+    """Returns the bytes per state element in vLLM, divided by the bytes per element in transformers' classes.
 
     By default the last inputs of a convolution and the states of Mamba and of Gated DeltaNets have the model's number
     format, unless the config states another for the states; those of Kimi Delta Attention are float32

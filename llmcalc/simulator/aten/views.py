@@ -265,7 +265,7 @@ class ViewOperations:
         )
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
-        """Writes x into a part of `base` in place (`CopySlices`). `base` is unusable afterwards."""
+        """Copies x into a part of `base` in place (`CopySlices`). `base` is unusable afterwards."""
         shape, strides, x_shape = base.shape, base.strides, x.shape
 
         def backward(output_gradient: Tensor, needs_input_grad: NeedsInputGrad) -> Sequence[OptionalGradient]:

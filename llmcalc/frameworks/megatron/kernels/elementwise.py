@@ -36,7 +36,7 @@ class ElementwiseKernels(AttentionKernels):
     # --- activations -------------------------------------------------------------------------------------------------
 
     def do_act(self, operation: Step) -> None:
-        """Runs an activation, or leaves a gate's activation to the later multiplication."""
+        """Runs an activation; the activation of a gate is run later, together with the multiplication by the gate."""
         x = self.tensor_read_by(operation, operation.input_values[0])
         if self._is_gate(operation.output_values[0]):
             self.store_output(operation, x)
@@ -109,7 +109,7 @@ class ElementwiseKernels(AttentionKernels):
     # --- additions ---------------------------------------------------------------------------------------------------
 
     def do_dropout(self, operation: Step) -> None:
-        """Defers the dropout of a sublayer's output to the residual addition."""
+        """Marks the dropout of a sublayer's output as pending, because it runs fused with the residual addition."""
         self.store_output(operation, self.tensor_of(operation.input_values[0]))
         if operation.options["place"] in ("attention_output", "feed_forward"):
             self.dropout_outputs.add(id(operation.output_values[0]))

@@ -35,7 +35,7 @@ class ExpertKernels(HeadKernels):
     """Kernels of mixtures of experts. `local_tensors`: the local variables of `MoELayer.forward`."""
 
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
-        """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
+        """Moves the shared experts' operations before the router's; before 2025-10-11, after the dispatch."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
             remaining_items = [module_item for module_item in module_scope.items if module_item not in shared_experts]
@@ -228,7 +228,7 @@ class ExpertKernels(HeadKernels):
         return self.copy_reordered(operation_name, x, (row_count, *x.shape[1:]))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
-        """Keeps tensors referenced until the next forward pass of this layer's dispatcher.
+        """Keeps tensors in the layer's token dispatcher, which references them until the layer's next forward pass.
 
         The graph of its probabilities refers to the layer's detached input.
         """

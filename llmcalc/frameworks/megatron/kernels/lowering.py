@@ -90,7 +90,7 @@ class Parameter(NamedTuple):
 
 
 class UncountedMeter(NoMeter):
-    """A meter without counts that returns blocks of weights, for weights in buffers that are counted elsewhere."""
+    """A meter that gives weights their memory blocks without counting bytes, since the weights' buffers are counted."""
 
     def allocate(self, byte_count: Number) -> Any:
         """Returns a block without counting its bytes."""
@@ -201,7 +201,7 @@ class PersistentTensors:
             self.shared_blocks.setdefault(GATHER_BUFFER_KEY, []).append(self.gather_buffer.block)
 
     def defers_gradient(self, deferral_limit: int | None) -> bool:
-        """Whether another weight gradient of the output layer is deferred.
+        """Whether the weight gradient of one more output layer's pass may be deferred (to the end of the step).
 
         deferral_limit: `RankKernelChoices.wgrad_deferral_limit`.
         """
@@ -376,7 +376,7 @@ class RankKernels(Lowering):
         return False
 
     def with_role(self, tensor_role: str, make_tensor: Callable[[], Tensor]) -> Tensor:
-        """Creates a parameter by `make_tensor`, marked with a role in the model, such as the output head."""
+        """Creates a parameter with `make_tensor`, and marks the parameter with a role such as the output head."""
         previous_role, self.role = self.role, tensor_role
         try:
             return make_tensor()
@@ -397,7 +397,7 @@ class RankKernels(Lowering):
         outer_frames = self._copy_frames()
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
-            """Runs the module on an argument tensor, without access to the caller's other tensors."""
+            """Runs the module on its argument, so that no other tensors of the caller stay referenced."""
             caller_state = self.tensors_by_value, self.view_ids, self.frames, self.pass_memo
             self.tensors_by_value = {id(module_input): arguments[0]}
             self.view_ids = {}
