@@ -264,14 +264,14 @@ class ModelSpec(Part):
 
     @property
     def one_pass_model_name(self) -> str:
-        """The kind of a model that reads a sequence in one pass without a cache, in words; empty for other models."""
+        """Words for a model that reads a sequence in one pass without a cache (`an encoder-only model`); else empty."""
         if self.kind == "encoder":
             return "an encoder-only model"
         return "" if self.main.streams is None else self.main.streams.one_pass_model_name
 
     @property
     def model_without_tokens(self) -> str:
-        """The kind of a model that generates no tokens, in words; empty for other models."""
+        """Words for a model that generates no tokens, such as `a model without a language-model head`; else empty."""
         if self.one_pass_model_name or isinstance(self.head, LMHead):
             return self.one_pass_model_name
         return "a model without a language-model head"
@@ -338,12 +338,12 @@ class ModelSpec(Part):
         return self.embedding_size if scores_every_token and is_projected_back else None
 
     def tree(self) -> Node:
-        """The tree of named nodes, derived from the program, over which counts are summed."""
+        """The tree of the model's modules and operations, derived from the program, over which counts are summed."""
         return self.recorded_tree
 
     @cached_property
     def recorded_tree(self) -> Node:
-        """The recorded tree of nodes, over which all counts of this model are summed."""
+        """The cached tree of the model's modules and operations, over which all counts of this model are summed."""
         return self.shared_program.node()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -465,7 +465,7 @@ class ModelSpec(Part):
     def _record_output(
         self, recorder: Flow, x: Value, vocab_axis: Axis, embedding_axis: Axis, embedding_table: Weight
     ) -> None:
-        """Records the components that read the final hidden states, and the vision and audio encoders."""
+        """Records in the program the components that read the final hidden states, and the encoders of inputs."""
         recorder.hold(x=x)
         output_values: dict[str, Value] = {}
         for component_name, component in (("pooler", self.pooler), ("contact_head", self.contact_head)):
@@ -510,7 +510,7 @@ class ModelSpec(Part):
         embedding_axis: Axis,
         embedding_table: Weight,
     ) -> None:
-        """Records the language-model head, and the parts that propose or predict further tokens.
+        """Records in the program the language-model head, and the modules that propose or predict further tokens.
 
         x: what the head reads. output_states: the final hidden states, which the other parts read.
         """
@@ -749,7 +749,7 @@ def _reference_class() -> type[nn.Module]:
             return model_output, self.mtp(mtp_input, ids, self.embed_tokens, mla, **expert_options)
 
         def _record_output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
-            """Returns the head's output, from the pooled vectors for a sequence classifier."""
+            """Returns the head's output: scores of sequences from the pooled vectors, otherwise scores of tokens."""
             if pooled_vector is not None:
                 sequence_scores: Tensor = self.classifier(pooled_vector)
                 return sequence_scores

@@ -15,7 +15,7 @@ from .linear import ExpertLinear, Linear
 
 @frozen(slots=True)
 class CompressedEntryLinear(Linear):
-    """A linear layer whose outputs form entries of several tokens; passes without a complete entry have no gradient."""
+    """A linear layer with one output per entry of several tokens; without a complete entry it has no gradient."""
 
     tokens_per_entry: Number = 1
 

@@ -28,7 +28,7 @@ from .rank_program import RankAxes, RankFlow, cached_rank_program, has_whole_tow
 
 
 class RankModel(ModelSpec):
-    """A model with one rank's program and the full model's fields."""
+    """A model spec whose program has the shard sizes of one rank, and whose fields are those of the full model."""
 
     _layout: Layout = PrivateAttr(default=ONE_DEVICE)
     _rank: int = PrivateAttr(default=0)
@@ -55,7 +55,7 @@ class RankModel(ModelSpec):
         return copied_model
 
     def layer_with_symbols(self, symbolic_layout: Layout) -> RankModel:
-        """Returns the same rank with symbols as group sizes."""
+        """Returns the model of the same rank with symbols as group sizes, for formulas."""
         symbolic_model = self.model_copy()
         symbolic_model._symbolic_layout = symbolic_layout
         return symbolic_model
@@ -83,7 +83,7 @@ class RankModel(ModelSpec):
 
     @property
     def undivided_tree(self) -> Node:
-        """The tree of the rank's layers with unsharded sizes, and with the same nodes as the rank's tree."""
+        """The tree of the rank's layers with unsharded sizes; it has the same nodes as the rank's own tree."""
         return cached_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage_of_rank).node()
 
     @cached_property
@@ -125,7 +125,7 @@ class RankModel(ModelSpec):
     def _is_copied_on_tp_ranks(
         self, node_position: NodePosition, element_count: Number, undivided_count: Number
     ) -> bool:
-        """Whether tensor-parallel ranks have equal tensors. element_count, undivided_count: on a rank and in total."""
+        """Whether tensor-parallel ranks have equal tensors. Both counts: elements on the rank, and in total."""
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertLinearOnRank):
             return bool(op.rank_count * op.ranks_per_expert < tp)
@@ -196,7 +196,7 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
 
 
 def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
-    """Yields the layer indices of each kind of layer."""
+    """Yields the layer indices of each group of equal layers."""
     for _, stack in spec.stacks():
         for _, _, layer_count, layer_indices in stack.layer_groups():
             yield range(layer_count) if layer_indices is None else layer_indices

@@ -212,7 +212,7 @@ class RankFlow(Flow):
 
     @cached_property
     def divides_evenly(self) -> bool:
-        """Whether all ranks of a tensor-parallel group have equally long parts."""
+        """Whether the ranks of a tensor-parallel group have shards of equal length."""
         divided_axes: set[Axis] = set()
         for operation in self.root.steps():
             weight = () if operation.weight is None else (operation.weight.output_axes, operation.weight.input_axes)
@@ -311,7 +311,7 @@ class RankFlow(Flow):
         return super().look_up(table_weight, of, by)
 
     def _record_copy(self, table_weight: Weight) -> None:
-        """Records the pipeline stage's copy of the embedding, before the module that reads the embedding."""
+        """Records in the program a pipeline stage's own copy of the embedding, before the module that reads it."""
         scope = self.root.items[-1]
         scope_attributes = (
             {} if isinstance(scope, AlternativeBranches) else {"optional": scope.node_fields.get("optional", "")}

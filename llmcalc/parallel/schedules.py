@@ -1,4 +1,4 @@
-"""Pipeline schedules: each rank's order of micro-batches, micro-batches in flight, and the bubble.
+"""Pipeline schedules: the order of each rank's passes, the micro-batches in flight, and the idle time (bubble).
 
 Sources of the orders:
 1F1B: Narayanan 2019 (PipeDream) and 2021 (arXiv:2104.04473), §2.2.1; Megatron-LM, core/pipeline_parallel/schedules.py,
@@ -121,7 +121,7 @@ class Pipeline:
     def peak_in_flight(
         self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
     ) -> tuple[int, InFlightCounts]:
-        """Returns the highest total weight of the micro-batches in flight on a rank, and their numbers per chunk.
+        """Returns a rank's largest total weight of micro-batches in flight, and their number per chunk at that point.
 
         awaiting_backward: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
         weights: per chunk, the weight when only the backward pass of the weights is left; by default the other one.

@@ -54,12 +54,12 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 
 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
-    """Returns the parts of the estimated seconds, without the part `layer waits`, which other parts include."""
+    """Returns the terms of the estimated seconds, without `layer waits`, which are included in other terms."""
     return [(key, seconds) for key, seconds in timed_run.seconds_by_part.items() if seconds and key != "layer waits"]
 
 
 def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNode]]:
-    """Returns the slowest nodes with their names. Nodes after the first `MOST_NODES` are summed."""
+    """Returns the slowest nodes of the model with their names; the nodes after the first `MOST_NODES` are summed."""
     timed_nodes = timed_run.nodes(node_depth)
     node_paths = [node.path for node in timed_nodes]
     node_bars = [

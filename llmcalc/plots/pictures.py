@@ -1,4 +1,4 @@
-"""Every picture of `llmcalc plot`, from models that have been read and settings that have been checked.
+"""The functions that draw the pictures of `llmcalc plot`, from checked settings and models.
 
 Each function raises `MissingExtra` without matplotlib, before anything is computed, and returns a figure.
 """

@@ -132,7 +132,7 @@ def _label_node_points(
     runs_with_kernels: Sequence[tuple[TimedRun, dict[str, MemoryTraffic]]],
     roof_points: Sequence[tuple[float, float]],
 ) -> None:
-    """Labels points with the ends of their node paths, slowest first. Overlapping points share one label."""
+    """Labels points with the last parts of their node paths, slowest node first. Overlapping points share one label."""
     weighted_points = [
         (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.flops_per_second / 1e12), path)
         for timed_run, kernels in runs_with_kernels

@@ -117,7 +117,7 @@ def ask_hardware(requested_names: Sequence[str] = ()) -> ListAnswer:
 
 
 def with_rope_scaling(model_config: dict[str, Any], preset: Preset) -> dict[str, Any]:
-    """Returns a config with the rotary scaling table of the model's own config, if there is a single table."""
+    """Returns a config with the model's own `rope_scaling` table; unchanged if the model has none or several."""
     rope_scaling = preset.rope_parameters or {}
     if rope_scaling.get("rope_type", rope_scaling.get("type", "default")) == "default":
         return model_config

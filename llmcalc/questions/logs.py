@@ -340,7 +340,7 @@ FP8_TOLERANCE = 0.08
 def _compared_term(
     log_term: LogTerm, parsed_log: ParsedLog, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
-    """Pairs a logged memory term with the computed term of the same device, or of the host."""
+    """Pairs a logged memory term with the computed term of the same name on the same device, or on the host."""
     term_key = log_term.name, _engine_device_name(log_term, computed_bytes)
     if term_key in computed_bytes:
         is_only_device = (
@@ -408,7 +408,7 @@ def _has_computed_cache_format(compared_terms: tuple[ComparedTerm, ...]) -> bool
 def _wrong_term_and_flag(
     parsed_log: ParsedLog, compared_terms: tuple[ComparedTerm, ...], suggested_flag: str
 ) -> tuple[str, str]:
-    """Returns the memory term that differs most or prevents the start, and the flag that changes this term.
+    """Returns the memory term that explains the failure or differs most, and the flag that changes this term.
 
     suggested_flag: the change with which the engine starts, where it refused to.
     """

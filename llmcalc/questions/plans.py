@@ -230,7 +230,7 @@ def _impossible_layouts_text(plan: LayoutPlan, suggestion: str, unrefused_reason
 
 
 class FrameworkComparison:
-    """The fastest layouts of a plan's run under other usual frameworks.
+    """Finds the fastest layouts of a plan's training run under frameworks other than the plan's framework.
 
     A process of its own finds them from the start, for the framework and the sequences per step that the plan probably
     has. Without such a process, and for another plan, they are found when they are asked for.
@@ -261,7 +261,7 @@ class FrameworkComparison:
         self._calls.close()
 
     def begin(self) -> None:
-        """Starts the comparison in another process, if a plan without a named framework may have one."""
+        """Starts comparing frameworks in another process, if the plan names no framework and processes can fork."""
         run_question = self._run_question
         names_framework = run_question.layout.framework is not None or run_question.settings.lora_rank is not None
         self._has_begun = self._calls.can_fork and not names_framework
@@ -282,7 +282,7 @@ class FrameworkComparison:
         return _compared_layouts(self._run_question, self._time_settings, *plan_key)
 
     def _expected_comparison(self) -> ExpectedComparison | None:
-        """Returns the comparison of the plan under the first usual framework; None if that has no time.
+        """Computes the comparison ahead, for the plan of the first usual framework; None if that plan has no times.
 
         The work is not counted, but returned.
         """
@@ -309,7 +309,7 @@ class FrameworkComparison:
 
 
 class ExpectedComparison(NamedTuple):
-    """The comparison of other frameworks with the plan that is expected before it is computed.
+    """A comparison with other frameworks, computed ahead for the plan that will probably be asked about.
 
     plan_key: the plan's framework, the software of its times, and its sequences per step.
     layouts: the fastest layouts under other frameworks.

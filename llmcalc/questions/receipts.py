@@ -30,7 +30,7 @@ VERSION_INDEPENDENT_TERMS = ("weights",)
 
 @dataclass(frozen=True)
 class ReceiptFile:
-    """An engine's log whose measured memory terms replace estimates for a model. file: the log's path."""
+    """A log of a start of the engine, whose measured memory terms replace the estimates. file: the log's path."""
 
     file: str
     preset: Preset

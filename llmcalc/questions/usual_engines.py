@@ -175,7 +175,7 @@ class UsualEngine:
         ]
 
     def change_to_engine(self, users: int) -> SettingChange | None:
-        """Returns the change of a run from torch's kernels to this engine, which reads prompts in chunks.
+        """Returns the change that runs this engine instead of torch's kernels; the engine reads prompts in chunks.
 
         None where the engine fills a budget, or does not hold the users.
         """
@@ -306,9 +306,7 @@ class UsualEngine:
         return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding, split_engine.seq)
 
     def _for_devices(self, devices: int) -> UsualEngine:
-        """Returns the engine with its layers divided among `devices` accelerators, and with its default context on
-        them.
-        """
+        """Returns the engine with its layers divided among `devices` accelerators, and their default context."""
         return replace(self, devices=devices, seq=self._default_seq(devices))
 
     def _default_seq(self, devices: int) -> int:
@@ -320,7 +318,7 @@ class UsualEngine:
     def _largest_fitting_number(
         self, bytes_of_number: Callable[[int], int | None], first_number: int, maximum: int
     ) -> int:
-        """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
+        """Returns the largest number whose bytes fit. bytes_of_number: its result None counts as too large."""
         excessive_bytes = 2 * self.hardware.capacity_bytes
 
         def needed_bytes(tried_number: int) -> int:
@@ -427,7 +425,7 @@ def option_under_usual_engine(
 
 @dataclass(frozen=True)
 class ServedUsers:
-    """The users of a run, and the most users that fit in the usual engine's cache.
+    """The numbers of users whose decoding is timed: the run's, and the most that the usual engine's cache holds.
 
     users: numbers of users whose tokens are timed. notes: which of them the engine does not hold.
     changes: the engine in place of torch's kernels, for a run that does not fit.

@@ -229,9 +229,7 @@ def _sharding_advice(cluster: Cluster, accelerator_fits: Sequence[MemoryFit], la
 
 
 def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
-    """Returns a note on a training run's image and audio encoders, which the answer does not count; empty for other
-    runs.
-    """
+    """Returns a note on a training run's image and audio encoders that the answer does not count; empty without them."""
     tower_elements = cluster.memory.states.parameter_count.left_out.get(TOWERS.name) if cluster.trains else None
     if not tower_elements:
         return []
@@ -378,7 +376,7 @@ def _message_rows(cluster: Cluster) -> list[Row]:
 
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
-    """Returns the (first, last) layer of each chunk by pipeline stage; empty for a chunk without layers."""
+    """Returns pipeline rank → the (first, last) layer of each of its chunks; empty for a chunk without layers."""
     layer_count = cluster.spec.layer_count
     layers: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layer_count):

@@ -62,7 +62,7 @@ def _tpot_range(timed_run: TimedRun | None) -> str:
 
 
 class DecodingLoad(NamedTuple):
-    """The load of the compared decoding times. hardware: the accelerator's title. user_count: concurrent sequences."""
+    """The load at which decoding is compared. hardware: the accelerator's title. user_count: concurrent sequences."""
 
     hardware: str
     user_count: int
@@ -186,7 +186,7 @@ def _cells_of_lines(model_quantities: ModelQuantities, lines: Sequence[QuantityL
 
 
 def _text_per_stack(write_shape: Callable[[StackShape], str]) -> Callable[[ModelQuantities], str]:
-    """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
+    """Returns a function that joins a text of each stack: `12 / 24` if encoder and decoder differ."""
     return lambda quantities: " / ".join(unique_texts([write_shape(stack_shape) for stack_shape in quantities.shapes]))
 
 

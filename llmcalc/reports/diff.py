@@ -176,7 +176,7 @@ def _change_text(quantity_change: QuantityChange) -> str:
 
 
 def _relative_change(quantity_change: QuantityChange) -> float | None:
-    """Returns the relative change; None without a change, or without an old value other than 0."""
+    """Returns the relative change; None if the value is unchanged, or the old value is 0 or missing."""
     before, after = quantity_change.before, quantity_change.after
     return after / before - 1 if quantity_change.has_changed and before and after is not None else None
 

@@ -314,7 +314,7 @@ def _cache_bytes(engine_memory: EngineMemory) -> int:
 
 
 def _signed_bytes(memory_term: MemoryTerm, has_budget: bool) -> int:
-    """Returns the bytes of a memory term: negative if the term is subtracted from a budget."""
+    """Returns a memory term's bytes, negative if the engine subtracts them from its budget."""
     is_subtracted = (
         has_budget and memory_term.name not in ("budget", "kv_cache") and not memory_term.origin.startswith("outside")
     )
@@ -485,7 +485,7 @@ def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: boo
 
 
 def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
-    """Returns a cell of flags, with short spellings on screens."""
+    """Returns a table cell of flags, which screens show in their short spellings."""
     usual_flags, short_flags = (
         _flags_text(engine_use, value_by_flag, has_short_spellings) or "—" for has_short_spellings in (False, True)
     )

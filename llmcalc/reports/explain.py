@@ -134,7 +134,7 @@ def _style_with_numbers(explanation: Explanation, latex: bool = False) -> Formul
 
 
 def _symbol_meanings(explanation: Explanation) -> dict[str, dict[str, Any]]:
-    """Returns symbol → (field, value) for the symbols of the formulas."""
+    """Returns symbol → {field, value}, for the symbols that occur in the formulas."""
     used_symbols: set[Any] = set()
     for formula_section in explanation.sections:
         if explanation.node is None:
@@ -416,7 +416,7 @@ def _formula_paths_text(formula_section: FormulaSection) -> str:
 
 
 def _legend_table(explanation: Explanation) -> list[Table]:
-    """Returns a table of symbols with meanings; none without symbols."""
+    """Returns a table with the meaning of each symbol, in a list; an empty list if no symbol occurs."""
     table_columns = (
         Column("symbol", "symbol", justify="left"),
         Column("field", "stands for", justify="left"),

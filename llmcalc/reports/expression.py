@@ -200,7 +200,7 @@ def _letter_order_key(letter_order: str) -> Callable[[str], tuple[int, str]]:
 
 
 def _factor_sort_key(base_expression: Any) -> tuple[int, tuple[int, str]]:
-    """Returns the sort key of a factor: symbols in the order of papers, then brackets."""
+    """Returns the sort key of a factor in a product: symbols in the order that papers use, then sums in brackets."""
     if base_expression.is_Symbol:
         return (0, _letter_order_key(PRODUCT_ORDER)(base_expression.name))
     return (1, (0, str(base_expression)))

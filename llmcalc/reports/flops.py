@@ -347,7 +347,7 @@ def _recompute_note(recompute: Recompute) -> str:
 
 
 def _node_figures_function(included_parts: frozenset[str]) -> FiguresFunction:
-    """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
+    """Returns a function that computes a node's FLOPs for the JSON tree; recomputed FLOPs are not counted."""
     return lambda node_position: node_figures_data("flops", node_position, step_flops_of, included_parts)
 
 

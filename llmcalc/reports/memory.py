@@ -266,7 +266,7 @@ def memory_kind_columns_and_rows(
 
 
 def _weight_rows(memory_use: MemoryUse, make_row: Callable[..., Row]) -> list[Row]:
-    """Returns table rows of the bytes of quantized weights: codes, scales, zero points and unconverted tensors."""
+    """Returns table rows with the bytes of quantized weights: codes, scales, zero points and unconverted tensors."""
     quantized_size = memory_use.quantized_size
     if quantized_size is None:
         return []

@@ -29,7 +29,7 @@ ASSUMED_ACCELERATOR = "H100"
 
 
 def _capacity_sort_key(accelerator_fit: MemoryFit) -> tuple[int, str]:
-    """Returns the sort key of a verdict: the accelerator's memory, smallest first."""
+    """Returns the sort key of a fit result: the accelerator's memory, smallest first, then its name."""
     return accelerator_fit.capacity_bytes, accelerator_fit.hardware.name
 
 

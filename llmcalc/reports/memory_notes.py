@@ -91,7 +91,7 @@ def settings_text(run_memory: Memory, attention_kernel: AttentionImplementation)
 
 
 def untested_notes(device: DeviceMemory) -> list[str]:
-    """Returns one warning per missing measurement, with the memory terms that depend on it."""
+    """Returns one warning per memory measurement that does not exist, with the memory terms that depend on it."""
     terms_by_reason: dict[str, list[str]] = {}
     for memory_term in device.terms:
         if memory_term.status == "untested":
@@ -136,7 +136,7 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
 
 
 def keeps_small_segments(run_memory: Memory) -> bool:
-    """Whether allocator segments that later tensors cannot use exceed 2 % of the peak."""
+    """Whether the allocator's segments reserve over 2 % more than the peak, which expandable segments would avoid."""
     device = run_memory.device
     return (
         not run_memory.cuda_runtime.has_expandable_segments
@@ -182,7 +182,7 @@ def llama_cpp_note(
 
 
 def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
-    """Returns notes on adapters and a quantized base of a projection whose weight the scan's kernel reads directly."""
+    """Returns notes on adapters or quantization of a projection whose weight the state-space scan reads directly."""
     adapters, parameter_count = memory_use.adapters, memory_use.parameter_count
     if adapters is None or not any(
         is_read_by_scan(position) for position, _ in linear_layers(parameter_count.tree, parameter_count.include)

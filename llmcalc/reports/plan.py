@@ -130,7 +130,7 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
 
 
 def _rows_with_ties(plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
-    """Returns each fitting layout with its framework's plan, and whether its time ties with another layout's."""
+    """Returns each fitting layout with its framework's plan, and whether its time ties with the one before."""
     framework_rows = plan.rows_of_frameworks
     tie_flags = ties_with_previous([layout_candidate for _, layout_candidate in framework_rows])
     return [
@@ -140,7 +140,7 @@ def _rows_with_ties(plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]
 
 
 def _order_position(plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Returns a layout's position among the sorted layouts that may fit, with its options and estimated seconds.
+    """Returns a requested layout's position in the order of layouts, with its options and estimated seconds.
 
     The position is None if it is not listed; `slower_share` is the share of seconds that it takes beyond the first
     layout, negative if it takes less.
@@ -395,7 +395,7 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
 def candidate_data(
     layout_candidate: Candidate, seconds: TimeRange | None = None, is_tie: bool = False
 ) -> dict[str, Any]:
-    """Returns a layout as plain data. Bytes are exact integers.
+    """Returns a replayed layout of a plan as plain data. Bytes are exact integers.
 
     is_tie: whether its time equals that of the layouts before it.
     """

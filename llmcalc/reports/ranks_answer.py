@@ -100,7 +100,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
         return engine(rollout.engine).runs_on(hardware)
 
     def _fit_of_highest_phase(self, accelerator_fit: MemoryFit) -> MemoryFit | None:
-        """Returns the verdict for the phase of the run that needs most memory.
+        """Returns the verdict by the reinforcement-learning phase that needs the most memory.
 
         None for an unnamed accelerator on which the rollouts' engine does not start, such as one without fp8.
         """

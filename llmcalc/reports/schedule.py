@@ -152,13 +152,13 @@ class TimetableChart(NamedTuple):
 
     @property
     def omitted_interval(self) -> tuple[float, float] | None:
-        """The (start, end) of the omitted time range; None if all is drawn."""
+        """The (start, end) of the time that the chart leaves out; None if the chart shows the whole step."""
         if len(self.shown_ranges) == 1:
             return None
         return self.shown_ranges[0].stop / self.columns_per_unit, self.shown_ranges[1].start / self.columns_per_unit
 
     def draw_line(self, rank_spans: Sequence[ActionSpan], model_chunk: int) -> str:
-        """Draws a rank's passes through one chunk of layers, with blanks where the rank runs another chunk."""
+        """Returns a line of characters: a rank's passes through a model chunk, with blanks for other chunks."""
         return ELLIPSIS.join(
             self._draw_span(rank_spans, model_chunk, shown_columns) for shown_columns in self.shown_ranges
         )

@@ -247,7 +247,7 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
 
 
 def _token_cost_of_trace(serve_study: ServeStudy, server: Server, trace_times: TraceTimes) -> float | None:
-    """Returns the money per million output tokens of the trace; None without a price."""
+    """Returns the price of a million output tokens for a trace of requests; None without a price."""
     if serve_study.price is None:
         return None
     return serve_study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
@@ -292,7 +292,7 @@ def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
 
 
 def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
-    """Returns a note on the largest request rate that a server handles within the limits, if no server is chosen."""
+    """Returns a note on the highest request rate that any server reaches within the limits, if none is chosen."""
     latency_limits = serve_study.latency_limits
     if servers.chosen_server is not None or latency_limits.rate is None or servers.traces:
         return []
@@ -466,7 +466,7 @@ def _server_options(server: Server) -> dict[str, Any]:
 
 
 def _group_data(server: Server) -> dict[str, int] | None:
-    """Returns the numbers of prompt replicas and decoding replicas in a group; None if each replica does both."""
+    """Returns the numbers of prefill and decoding replicas in a group; None if every replica does both."""
     if server.disaggregated_server is None:
         return None
     disaggregated_server = server.disaggregated_server

@@ -303,7 +303,7 @@ def _training_budget(shape_study: ShapeStudy) -> str:
 
 
 def _active_parameters(shape_study: ShapeStudy) -> list[int]:
-    """Returns the active parameters per token: the target's, the budget's, or the least and most of all shapes."""
+    """Returns active parameters per token: the target's, else the budget's, else the least and most of all shapes."""
     target_params = [shape.active for shape in shape_study.shapes if shape.is_target]
     if target_params or not shape_study.shapes[0].stack.mixture_of_experts:
         return target_params or [shape_study.budget.value]

@@ -121,7 +121,7 @@ def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
 
 
 def decoding_cells(timed_run: TimedRun | None) -> list[Any]:
-    """Returns table cells of the seconds per decoded token and the tokens/s, for `DECODING_COLUMNS`."""
+    """Returns the cells of `DECODING_COLUMNS`: the seconds per decoded token, and the tokens per second."""
     if timed_run is None:
         return [None, None]
     return [DisplayedValue(timed_run.seconds, tpot_text(timed_run)), timed_run.tokens_per_second]
@@ -353,7 +353,7 @@ def _formats_text(timed_run: TimedRun) -> str:
 
 
 def _time_part_rows(timed_run: TimedRun) -> list[Row]:
-    """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
+    """Returns table rows with the terms of a run's time, and with the percentage of each bound, such as compute."""
     run_time_unit = duration_unit(timed_run.seconds)
     time_parts = [
         (name, seconds) for name, seconds in timed_run.seconds_by_part.items() if seconds or name in ("work", "kernels")
@@ -410,7 +410,7 @@ def _rates_text(timed_run: TimedRun, seconds: float) -> str:
 
 
 def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
-    """Returns a note on a run that does not fit in the typed layout, or whose layout was chosen so that it fits."""
+    """Returns a note if a run does not fit in the typed layout, or if its layout was chosen so that it fits."""
     resident_bytes, capacity_bytes = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
     sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity_bytes)}"
     training_text = f"weights, gradients, optimizer states and activations {sizes_text}"
@@ -471,7 +471,7 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
 
 
 def node_data(timed_node: TimedNode, total_seconds: float) -> dict[str, Any]:
-    """Returns the seconds of a node of the model as plain data."""
+    """Returns a model node's estimated seconds and its bound as plain data."""
     return {
         "path": timed_node.path,
         "kind": timed_node.kind,

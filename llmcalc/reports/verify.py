@@ -52,7 +52,7 @@ def report(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> Rep
 
 
 def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
-    """Returns one warning for parts without a memory measurement, with the models that have them."""
+    """Returns a warning on model parts whose memory was never measured, with the models that have these parts."""
     targets_by_part: dict[str, list[str]] = {}
     for model_verdict in model_verdicts:
         for untested_part in model_verdict.untested:
@@ -118,12 +118,12 @@ def _speed_text(measured_speed: dict[str, Any]) -> str:
 
 
 def _quantity_group(comparison: Check) -> str:
-    """Returns the quantity under which a check is reported. All memory checks share a quantity."""
+    """Returns the quantity in whose column a check is reported; all checks of memory share one column."""
     return MEMORY_PREFIX if comparison.quantity.startswith(MEMORY_PREFIX) else comparison.quantity
 
 
 def _verdict_sign(model_verdict: Verdict, quantity: str) -> str | None:
-    """Returns the sign that shows whether a quantity agrees.
+    """Returns the sign for a quantity of a model: `=`, `±`, `≈`, or `≠ 3` for three nodes that differ.
 
     `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
     None if nothing was compared.
@@ -240,7 +240,7 @@ def _tolerances_text(comparisons: list[Check]) -> str:
 
 
 def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
-    """Returns a note on the runs whose memory was compared, and on the runs that were left out."""
+    """Returns notes on the runs whose memory was compared, and on the phases that were left out with the reason."""
     compared_memory = [
         (verdict.target, verdict.info["memory"]) for verdict in model_verdicts if "memory" in verdict.info
     ]
@@ -303,7 +303,7 @@ def _coverage_note(model_verdicts: list[Verdict]) -> str:
 
 
 def _node_path_or_peak_moment(comparison: Check) -> str:
-    """Returns the node of a failed check, or a memory check's moment, such as `training: backward peak`."""
+    """Returns where a check failed: the node's path, or for memory the moment, such as `training: backward peak`."""
     peak_moment = comparison.quantity.removeprefix(MEMORY_PREFIX).removesuffix("_bytes").replace("_", " ")
     if not comparison.node:
         return peak_moment

@@ -35,7 +35,7 @@ class ResultStore(Protocol):
     """Stores results of operations for selective recomputation, or returns results that were stored earlier."""
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
-        """Returns an operation's result. make_tensor: computes the result. operation_name: the operation."""
+        """Returns an operation's result, computed by `make_tensor` or stored earlier under `operation_name`."""
 
 
 class AutogradGraph:
@@ -109,7 +109,7 @@ class AutogradGraph:
         return self.pack_hooks[-1](tensor) if self.pack_hooks else self.save_uncheckpointed(tensor)
 
     def save_uncheckpointed(self, tensor: Tensor) -> SavedTensor:
-        """Saves a tensor for the backward pass, even inside a checkpointed region."""
+        """Saves a tensor for the backward pass, which is not recomputed even inside a checkpointed region."""
         if self.checkpoint_pack_hook is not None:
             return self.checkpoint_pack_hook(tensor)
         self.meter.reclassify(tensor.storage.block, "activations")

@@ -109,7 +109,7 @@ class VideosAsImages(VersionRange):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of the longest video."""
+        """The number of tokens of the longest video that the encoders read."""
         return self.frames * (self.frame_tokens + self.marks)
 
 

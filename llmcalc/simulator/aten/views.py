@@ -22,7 +22,7 @@ class ViewOperations:
         return self.graph.new_tensor(shape, dtype)
 
     def new_like(self, *tensors: Tensor, dtype: Dtype | None = None) -> Tensor:
-        """Allocates the result of an elementwise operation."""
+        """Allocates the result of an elementwise operation, with the broadcast shape and the promoted dtype."""
         first_tensor, *other_tensors = tensors
         shape, result_dtype = first_tensor.shape, first_tensor.dtype
         for x in other_tensors:
@@ -60,7 +60,7 @@ class ViewOperations:
         return copied_view
 
     def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns the tensor with another shape, as a kernel's output shape, without recording an operation."""
+        """Returns the tensor with the output shape of a kernel, without recording an operation of torch."""
         if x.shape == shape:
             return x
         strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
