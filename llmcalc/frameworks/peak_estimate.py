@@ -49,7 +49,7 @@ class PeakByPath(NamedTuple):
     bytes_by_path: Mapping[str, int]
 
     def with_more_layers(self, longer_peak: PeakByPath, added_layers: int) -> PeakByPath:
-        """Returns the peak bytes with `added_layers` more layers. longer_peak: the peak bytes with one more layer."""
+        """Extrapolates the peak bytes to `added_layers` more layers. longer_peak: peak bytes with one more layer."""
         bytes_by_path = longer_peak.bytes_by_path
         return PeakByPath(
             {
@@ -124,7 +124,7 @@ class MicroBatchBytes:
         )
 
     def with_more_layers(self, longer_run: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
-        """Returns a micro-batch's bytes with `added_layers` more layers. longer_run: bytes with one more layer."""
+        """Extrapolates a micro-batch's bytes to `added_layers` more layers. longer_run: bytes with one more layer."""
         return MicroBatchBytes(
             self.saved_bytes + added_layers * (longer_run.saved_bytes - self.saved_bytes),
             self.forward_peaks.with_more_layers(longer_run.forward_peaks, added_layers),
@@ -348,7 +348,7 @@ class PeakEstimate:
         return stage_peaks
 
     def _distinct_ranks(self, layout: Layout, micro_batches: int) -> dict[int, list[Stage]]:
-        """Returns pipeline rank → stages, without ranks whose peak equals the previous rank's peak."""
+        """Returns pipeline rank → stages, only for ranks whose peak differs from the previous rank's peak."""
         check_micro_batches(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layer_count):
@@ -515,7 +515,7 @@ class PeakEstimate:
         )
 
     def _count_layer(self, layout: Layout, stage: Stage, layer_index: int, shard_count: int) -> StageParameters:
-        """Counts the parameters of one layer, with the embedding or the head if the stage has it."""
+        """Counts the parameters of one layer, and of the embedding or the head if the pipeline stage has them."""
         layer_kind = self.layer_kinds[layer_index]
         cache_key = layout.tp, layout.expert_tp, shard_count, id(layer_kind), stage.has_embedding, stage.has_head
         if cache_key not in self._parameters_by_layer:
@@ -553,7 +553,7 @@ class PeakEstimate:
         )
 
     def _layer_kind_runs(self, stage: Stage) -> tuple[object, ...]:
-        """Returns the layer types of a pipeline stage as (type, number of consecutive layers of this type)."""
+        """Returns a pipeline stage's layers as runs of equal layers: (type of the layers, number of layers)."""
         if stage.layers in self._kind_runs:
             return self._kind_runs[stage.layers]
         kind_runs: list[list[int]] = []

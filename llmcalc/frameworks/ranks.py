@@ -211,7 +211,7 @@ class Cluster:
 
     @cached_property
     def _host_terms(self) -> tuple[MemoryTerm, ...]:
-        """The host memory under data parallelism alone: offloaded activations, and on one device paged states."""
+        """The host memory of a run with data parallelism alone: offloaded activations, paged states of one device."""
         has_host_memory = self.settings.offload_activations or paged_bytes(self.memory.states)
         if self.layout.dp < self.layout.world_size or not has_host_memory:
             return ()
@@ -223,7 +223,7 @@ class Cluster:
 
     @cached_property
     def evidence(self) -> list[Evidence]:
-        """The evidence for the results: tests and measurements of the run's parts, kernels, settings and framework."""
+        """The tests and measurements behind the results: of the run's components, kernels, settings and framework."""
         memory_use = self.memory.states
         framework_evidence = self.framework.evidence_for(self.layout, self.trains)
         optimizer_name = None if memory_use.optimizer is None else memory_use.optimizer.name

@@ -229,7 +229,7 @@ def _sharding_advice(cluster: Cluster, accelerator_fits: Sequence[MemoryFit], la
 
 
 def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
-    """Returns a note on a training run's image and audio encoders that the answer does not count; empty without them."""
+    """Returns a note on the image and audio encoders of a training run, which the answer does not count; else empty."""
     tower_elements = cluster.memory.states.parameter_count.left_out.get(TOWERS.name) if cluster.trains else None
     if not tower_elements:
         return []

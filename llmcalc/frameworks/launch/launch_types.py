@@ -267,7 +267,7 @@ class LaunchSource:
 
     @property
     def typed_device_count(self) -> int | None:
-        """The number of devices that the user typed beside the launch file; None if not typed."""
+        """The number of devices that the user typed beside the launch file; None if the user typed none."""
         return self.world_size if self.has_typed_device_count else None
 
     def devices_advice(self) -> str:
@@ -671,7 +671,7 @@ class LaunchReader:
         )
 
     def with_recorded_arguments(self, launched_run: Launch) -> Launch:
-        """Returns a run from another reader of this file, with the arguments that this reader has recorded."""
+        """Returns a training run that another reader made, with the arguments that this reader has recorded."""
         return replace(
             launched_run,
             unknown_arguments={**self.unknown_arguments, **launched_run.unknown_arguments},

@@ -87,7 +87,7 @@ def _without_master_format(launched_run: Launch) -> Launch:
 
 
 def _value_in_file(launched_run: Launch, option: str) -> Any:
-    """Returns a launch file's value of an option; None if not stated."""
+    """Returns the value that a launch file has for an option; None if the file does not state it."""
     if option == "framework":
         return launched_run.framework
     if option == "fsdp":

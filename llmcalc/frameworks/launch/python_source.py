@@ -206,7 +206,7 @@ def _whole_number_result(operation: ast.operator, left_value: int, right_value: 
 
 
 def _comparison_result(operator_node: ast.cmpop, left_value: Any, right_values: Any) -> bool | None:
-    """Returns the result of a comparison of two plain values; None for an unsupported operator."""
+    """Returns the result of comparing plain values; None for an unsupported comparison operator."""
     if isinstance(operator_node, ast.Is | ast.IsNot) and (left_value is None or right_values is None):
         return (left_value is right_values) == isinstance(operator_node, ast.Is)
     if isinstance(operator_node, ast.Eq | ast.NotEq):

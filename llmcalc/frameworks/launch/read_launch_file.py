@@ -179,7 +179,7 @@ def launch_from_text(
 
 
 def _skypilot_task(file_text: str, name_in_errors: str) -> Mapping[str, Any] | None:
-    """Returns the tables of a SkyPilot task; None for another file.
+    """Returns the parsed tables of a SkyPilot task; None for a file of another kind.
 
     Of several tasks, which SkyPilot runs one after another, it is the one that starts Python. Raises `InputError` for
     several such tasks.
@@ -712,7 +712,7 @@ def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
 
 
 def _table_kind(command_line: CommandLine) -> LaunchFile | None:
-    """Returns the kind of config file whose keys are a command's arguments; None for other commands."""
+    """Returns the kind of config file that has a command's arguments as keys; None for other commands."""
     return next((file_kind for file_kind in launch_file_kinds() if command_line.program in file_kind.commands), None)
 
 

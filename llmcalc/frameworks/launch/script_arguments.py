@@ -92,7 +92,7 @@ def _declared_arguments(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _field_default(value_node: ast.expr | None) -> Any:
-    """Returns the default of a dataclass's field; None without one."""
+    """Returns the default value of a dataclass field; None for a field without a default."""
     if isinstance(value_node, ast.Call) and dotted_name_of(value_node.func).rpartition(".")[2] == "field":
         value_node = next((keyword.value for keyword in value_node.keywords if keyword.arg == "default"), None)
     return None if value_node is None else expression_value(value_node, {})

@@ -188,7 +188,7 @@ class StatementReader(WordReader):
         return bool(self.joining_operator) and self.has_succeeded is (self.joining_operator == "||")
 
     def read_conditional_command(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> bool:
-        """Reads a command in a list of && and ||, and decides by known conditions whether it runs.
+        """Reads a command of a list joined by && and ||, and decides by known conditions whether the command runs.
 
         Returns whether the command needs nothing more: it is a condition, or it surely does not run.
         """
@@ -499,7 +499,7 @@ class StatementReader(WordReader):
             self.script.skipped_variables |= set(assignments)
 
     def set_variables(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> None:
-        """Sets variables, and exports them for `export` and `declare -x`.
+        """Sets shell variables, which `export` and `declare -x` also make environment variables.
 
         command_words: the command's; none for `NAME=…`.
         """
@@ -589,7 +589,7 @@ class StatementReader(WordReader):
                 self.output_file = file_name
 
     def skip_here_documents(self) -> None:
-        """Reads here-documents, and stores those that a command writes to a file."""
+        """Skips the text of here-documents, and stores the text that a command writes to a file."""
         pending_documents, self.pending_here_documents = self.pending_here_documents, []
         for delimiter, is_expanded in pending_documents:
             document_start = self.position

@@ -403,7 +403,7 @@ class WordReader:
         return mark_unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
 
     def printed_path(self, command_text: str) -> str:
-        """Returns the path that a command for paths prints; empty if it is unknown.
+        """Returns the path that a command such as `dirname` prints; empty if the path is unknown.
 
         Paths are relative to the script's folder, in which files that a script names are looked up first.
         """
@@ -557,7 +557,7 @@ class WordReader:
         return document_text
 
     def evaluate_arithmetic(self, expression_text: str) -> str:
-        """Returns the value of a whole-number arithmetic expression, or an unresolved mark if it is unknown."""
+        """Returns the value of a whole-number arithmetic expression, or an unresolved mark if the value is unknown."""
         from .shell_arithmetic import whole_number_of
 
         result_value = whole_number_of(expression_text, self.script.variables)

@@ -53,7 +53,7 @@ class TaskScript(NamedTuple):
 
     @property
     def accelerator_name(self) -> str:
-        """The accelerators' name with memory size; empty without one, or for differently named alternatives."""
+        """The accelerators' name with memory size; empty if none is stated, or if alternatives have different names."""
         names = {name for name, _ in self.accelerators}
         accelerator_name = names.pop() if len(names) == 1 else ""
         return NAMES_WITH_MEMORY.get(accelerator_name.upper(), accelerator_name)
@@ -77,7 +77,7 @@ def is_task(config: Any) -> bool:
 
 
 def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str], file_text: str = "") -> TaskScript:
-    """Returns the script of a task, as its first node runs it.
+    """Returns the script that the first node of a SkyPilot task runs.
 
     typed_variables: variables that are typed beside the file, as with `sky launch --env`. They replace the file's.
     file_text: the text of the task's file, for the line on which the script begins; empty (default) for line 1.

@@ -434,7 +434,7 @@ def add_noise_note(reader: LaunchReader, config: Table) -> None:
 
 
 def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:
-    """Returns the settings of an optimizer named as in the Trainer. argument_name: the argument that states it."""
+    """Returns the settings of an optimizer with the Trainer's name for it. argument_name: the argument for errors."""
     optimizer_name = str(written_name)[:60]
     if optimizer_name.startswith("OptimizerNames."):
         optimizer_name = optimizer_name.partition(".")[2].lower()
@@ -625,7 +625,7 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 
 
 def attention_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:
-    """Returns the attention setting for a transformers implementation. argument_name: the argument that states it."""
+    """Returns the attention setting for an implementation of transformers. argument_name: the argument for errors."""
     implementation_name = str(written_name)[:80]
     if implementation_name in ("eager", "sdpa"):
         return {"attn_implementation": implementation_name}
@@ -666,7 +666,7 @@ def trainer_kernels(
 
 
 def _table_or_json(reader: LaunchReader, config: Table, argument_name: str) -> Table:
-    """Returns the table of an argument, which a command states as JSON; empty without it."""
+    """Returns an argument's value as a table, also if a command states it as JSON text; empty without the argument."""
     written_table = config.get(argument_name)
     if not isinstance(written_table, str) or not written_table:
         return reader.table(config, argument_name)

@@ -195,7 +195,7 @@ def _arguments_of_lmflow(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _multimodal_defaults(reader: LaunchReader, config: Table, is_flash: bool) -> dict[str, Any]:
-    """Returns the Trainer arguments that LLaVA's script and scripts derived from it imply."""
+    """Returns the Trainer arguments that are implied by the multimodal scripts of LLaVA and its forks."""
     return {
         "max_length": reader.integer(config, "model_max_length", 512),
         "optim": config.get("optim", "adamw_torch"),

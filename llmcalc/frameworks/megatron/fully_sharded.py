@@ -239,7 +239,7 @@ class ShardedWeights:
 
 
 def _is_version_since(settings: MegatronSettings, first_date: datetime.date) -> bool:
-    """Whether the run's version of Megatron-LM has this date or a later date."""
+    """Whether the run's version of Megatron-LM is of `first_date` or later."""
     return settings.date is None or settings.date >= first_date
 
 
@@ -273,7 +273,7 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
 
 
 def _parameter_groups(parameters: Sequence[Parameter], largest_bucket_elements: int) -> Iterator[list[Parameter]]:
-    """Yields groups of parameters. A group ends when it has as many elements as the largest bucket."""
+    """Yields parameters in groups, each of which ends when it has the largest allowed number of elements."""
     parameter_group: list[Parameter] = []
     for parameter in parameters:
         parameter_group.append(parameter)

@@ -215,7 +215,7 @@ def _bf16_layer_counts(settings: MegatronSettings) -> tuple[int, int]:
 
 
 def cublas_workspace(settings: MegatronSettings) -> int:
-    """Returns the bytes of torch's cuBLAS workspace; `--deterministic-mode` enlarges it (training/determinism.py)."""
+    """Returns the bytes of torch's cuBLAS workspace, larger with `--deterministic-mode` (training/determinism.py)."""
     config = settings.env.get("CUBLAS_WORKSPACE_CONFIG")
     if config is not None:
         return workspace_bytes(config)

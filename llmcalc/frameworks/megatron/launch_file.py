@@ -147,7 +147,7 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
 def _argument_table(
     reader: LaunchReader, arguments_table: Mapping[str, Any], environment: dict[str, str]
 ) -> Mapping[str, Any]:
-    """Returns the table of arguments from a functional test, or the table itself.
+    """Returns the table with Megatron-LM's arguments: of a functional test its section, otherwise the table itself.
 
     environment: to which the table's environment variables are added.
     """
@@ -169,7 +169,7 @@ def _argument_table(
 
 
 def _record_table_key(reader: LaunchReader, table_key: str) -> None:
-    """Records a key of the table as ignored or unknown."""
+    """Adds a key of a functional test's table to the ignored or to the unknown arguments."""
     if table_key in IGNORED_TEST_KEYS or table_key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
         reader.ignored_arguments.append(table_key)
     else:

@@ -173,7 +173,7 @@ def cross_entropy_setting(reader: LaunchReader, is_fused: bool, implementation: 
 def end_stage_layers(
     reader: LaunchReader, config: Table, name_prefix: str = "", argument_names: tuple[str, str] = END_STAGE_ARGUMENTS
 ) -> tuple[int | None, int | None]:
-    """Returns the numbers of layers on the pipeline's first and last rank; None where the file states none.
+    """Returns the numbers of layers on the pipeline's first and last rank; None for numbers that the file omits.
 
     name_prefix: prefix of the arguments' names. argument_names: the arguments.
     """
@@ -188,7 +188,7 @@ STAGE_LAYOUT = "pipeline_model_parallel_layout"
 
 
 def stage_sizes_of_layout(reader: LaunchReader, argument_name: str, written_layout: Any) -> tuple[int, ...] | None:
-    """Returns the layers of each stage from a layout: a text such as `Et|tt|tL`, or lists of names; None without one.
+    """Returns the layers per stage from a layout, such as `Et|tt|tL` or lists of names; None without a layout.
 
     argument_name: the argument that states the layout.
     Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, `PipelineParallelLayerLayout`.
@@ -287,7 +287,7 @@ def _recompute_setting(reader: LaunchReader, parallel_run: MegatronRun) -> str |
 
 
 def _module_names(written_modules: Any) -> tuple[str, ...]:
-    """Returns the names of a list of modules, which a file may write as a text; empty for none."""
+    """Returns module names as a tuple, from a list or a text; empty if the file names no modules."""
     if isinstance(written_modules, str):
         return tuple(re.findall(r"[\w.]+", written_modules))
     return tuple(map(str, written_modules or ()))
@@ -310,7 +310,7 @@ def _recomputed_modules(reader: LaunchReader, parallel_run: MegatronRun) -> tupl
 
 
 def _flex_backend(reader: LaunchReader, parallel_run: MegatronRun) -> str:
-    """Returns the flex dispatcher's backend: `hybridep`, `deepep` or empty (all-to-all). Records others as unknown."""
+    """Returns the flex dispatcher's backend: `hybridep`, `deepep` or empty (all-to-all). Refuses other backends."""
     if parallel_run.dispatcher in ("alltoall", None):
         return ""
     backend = str(parallel_run.dispatcher_backend or "deepep")

@@ -1,4 +1,4 @@
-"""The memory of a single Megatron-LM rank."""
+"""Replays the steps of one Megatron-LM rank, and returns the rank's memory."""
 
 from __future__ import annotations
 

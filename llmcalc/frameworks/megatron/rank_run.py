@@ -134,7 +134,7 @@ class ForwardOutput:
         self.chunk_input: Tensor | None = chunk_input
 
     def free(self) -> None:
-        """Frees the sent tensor's data, but not its graph (`deallocate_output_tensor`)."""
+        """Frees the data of the tensor sent to the next stage, but not its graph (`deallocate_output_tensor`)."""
         self.output_tensor = None
 
 
@@ -311,7 +311,7 @@ class RankRun:
         self.persistent_storages += [self.allocate_storage(4, "optimizer") for _ in range(OPTIMIZER_FLAG_COUNT)]
 
     def _accumulate_in_bucket(self, weight_leaf: Tensor) -> None:
-        """Moves a parameter's gradient to the bucket of Megatron-FSDP."""
+        """Moves a parameter's gradient into its Megatron-FSDP bucket when the backward pass completes the gradient."""
         assert self.sharded_weights is not None
         parameters = self.chunks[0].lowering.ordered_parameters
         if len(self.parameter_paths) < len(parameters):

@@ -282,7 +282,7 @@ def _record_chunk(
     is_interleaved: bool,
     distinguishes_previous_pass: bool,
 ) -> RecordedChunk:
-    """Records the passes of a chunk of a run that has not begun.
+    """Records the memory events of a pipeline chunk's passes. rank_run: a run that has not begun.
 
     layer_stack: the stack of which only `RECORDED_REPEATS` repeats run and are in the recorded chunk; None for all
         layers.

@@ -1,4 +1,4 @@
-"""The functions of Megatron-LM's registry record: memory of a rank, checks, and values of the JSON document."""
+"""The functions through which llmcalc asks Megatron-LM for a rank's memory, for checks and for JSON values."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ def optimizer_bytes(options: Settings) -> tuple[int, int]:
 
 
 def loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
-    """Returns the arguments that choose the loss. cross_entropy: the value of `--cross-entropy`; None without.
+    """Returns the arguments that choose the loss. cross_entropy: the value of `--cross-entropy`; None if not given.
 
     Source: `--cross-entropy-loss-fusion` is off by default in every release from core_v0.8.0 to core_v0.19.0
     (megatron/training/arguments.py, megatron/core/model_parallel_config.py).

@@ -100,7 +100,7 @@ def recomputed_layers(launched_run: Launch) -> float:
 
 
 def product_format(settings: MegatronSettings | NamedModelArguments) -> str:
-    """Returns the number format of matrix products; empty for a named model, whose options state it."""
+    """Returns the number format of matrix products; empty for a model given by name, whose options state the format."""
     if isinstance(settings, NamedModelArguments):
         return ""
     return "bf16" if settings.fp8_format is None else "fp8"

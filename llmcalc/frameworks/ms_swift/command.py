@@ -190,7 +190,7 @@ def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch
 
 
 def _with_two_token_head(launched_run: Launch) -> Launch:
-    """Returns the run of a generative reranker, whose head computes the logits of two tokens alone.
+    """Returns the training run of a generative reranker, whose head computes logits of only two tokens.
 
     Source: swift/model/register.py, `_patch_generative_reranker`. Megatron-SWIFT has the logits of all words
     (mcore-bridge, model/gpt_model.py, `_postprocess`).

@@ -64,7 +64,7 @@ UNMODELLED_GRPO_ARGUMENTS = ("teacher_model", "ref_model", "reward_model", "asyn
 
 
 def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
-    """Returns the argument names that `swift sft` does not have. rlhf_type: the method; empty without one."""
+    """Returns the names of arguments that `swift rlhf` adds to `swift sft`'s. rlhf_type: the method; empty for none."""
     if not rlhf_type:
         return ()
     if rlhf_type == "gkd":

@@ -60,7 +60,7 @@ SINGLE_REQUEST_NOTE = (
 
 
 class OllamaRules(VersionRules):
-    """The memory rules of a range of Ollama versions; the TOML file explains the fields."""
+    """The memory rules of a range of Ollama versions, read from `presets/engines/ollama.toml`."""
 
     context: int = Field(ge=0)
     parallel: int = Field(ge=1)
@@ -83,7 +83,7 @@ class ClassesInRange(VersionRange):
 
 
 class OllamaEngineClasses(ClassesInRange):
-    """Classes of models that Ollama runs itself in a range of versions, without llama.cpp.
+    """Classes of models that Ollama's own engine runs in a range of versions, instead of llama.cpp.
 
     source: the file of Ollama that says so.
     """
@@ -367,7 +367,7 @@ def memory(server: OllamaServer) -> EngineMemory:
 
 
 def flag_changes(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields option changes that put the whole model on the GPUs, the cheapest first."""
+    """Yields changes of Ollama's options with which the whole model is on the GPUs, the cheapest first."""
     if not host_layers(server.fitted_server):
         return
     option_changes: list[tuple[str, dict[str, Any]]] = []

@@ -108,7 +108,7 @@ def _number_assignments(statements: list[ast.stmt], outer_values: Mapping[str, A
 
 
 def _model_changes(syntax_tree: ast.Module) -> dict[str, str]:
-    """Returns attribute → source text, for each attribute of the model config that the script assigns."""
+    """Returns attribute → source text, for each attribute that the script assigns on its model config."""
     statements = [
         node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
     ]

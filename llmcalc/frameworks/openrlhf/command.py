@@ -311,7 +311,7 @@ def _longest_sequence_tokens(reader: LaunchReader, config: Table) -> int:
 
 
 def _reference_model(reader: LaunchReader, config: Table, rank_count: int) -> AdditionalModel:
-    """Returns the reference model; none if the KL weight is 0."""
+    """Returns the reference model of the KL term; none if the term's weight is 0."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return AdditionalModel()
     reference_location: ModelLocation = "host" if reader.flag(config, "ref.offload") else "device"

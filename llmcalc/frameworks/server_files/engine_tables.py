@@ -178,7 +178,7 @@ def _flags_of_keys(values_by_key: Mapping[str, Any]) -> Iterator[str]:
 
 
 def inner_table(outer_table: Mapping[str, Any], *nested_keys: str) -> Mapping[str, Any]:
-    """Returns the table under a path of keys; empty if there is none."""
+    """Returns the table that a path of keys leads to; empty if a key is missing."""
     for table_key in nested_keys:
         inner_value = outer_table.get(table_key)
         outer_table = inner_value if isinstance(inner_value, Mapping) else {}

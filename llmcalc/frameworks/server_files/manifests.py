@@ -405,7 +405,7 @@ def _container_image(outer_tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _node_accelerator(outer_tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the accelerator of the node on which a container runs; empty if no table names it."""
+    """Returns the accelerator of the node on which a container runs; empty if the manifest does not name it."""
     for outer_table in reversed(outer_tables):
         node_selector = {
             **inner_table(outer_table, "nodeSelector"),

@@ -218,7 +218,7 @@ class ServerStart(NamedTuple):
 
 
 def program_named(engine_name: str) -> ServerProgram | None:
-    """Returns the program of an engine; None for an unknown name."""
+    """Returns the program that starts an engine's server; None for an unknown engine name."""
     return next((server_program for server_program in PROGRAMS if server_program.engine == engine_name), None)
 
 

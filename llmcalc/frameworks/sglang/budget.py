@@ -114,7 +114,7 @@ class SGLangServer(EngineServer):
 
     @property
     def model_length(self) -> int | None:
-        """The model's context length in tokens: its position count, times RoPE's factor unless the count includes it.
+        """The context length in tokens: the model's position count, times RoPE's factor unless already included.
 
         From python/sglang/srt/hf_transformers_utils.py, `get_context_length`.
         """
@@ -423,7 +423,7 @@ class SGLangServer(EngineServer):
 
     @cached_property
     def draft(self) -> EngineRank | None:
-        """The draft model on one rank; None without one."""
+        """The draft model on one rank; None without speculative decoding by a draft model."""
         if self.speculation.draft_model is None:
             return None
         return EngineRank(self.speculation.draft_model, Layout(tp=self.tp), 0, None, self.dtype).shared()
@@ -519,7 +519,7 @@ class SGLangServer(EngineServer):
         return copied_projection_bytes(engine_rank, self.element_bytes, is_nvidia=not self.is_amd)
 
     def draft_vocabulary_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the bytes of the draft's own embedding and head, which it has until the KV cache is sized.
+        """Returns the bytes of the draft's own embedding and head, which are freed after the KV cache is sized.
 
         On a stage without the model's own modules that draft: 0. Attention's ranks divide the embedding, and with
         `--enable-dp-lm-head` the head, which all ranks divide otherwise.
@@ -591,7 +591,7 @@ class SGLangServer(EngineServer):
 
     @property
     def rank_load(self) -> RankLoad:
-        """The requests of a rank; with data-parallel attention a fraction of all requests."""
+        """The limits on a rank's concurrent requests; with data-parallel attention, of its fraction of the requests."""
         replica_count, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
         return RankLoad(
             None if request_limit is None else max(1, request_limit // replica_count),

@@ -60,7 +60,7 @@ NO_DRAFTS = Speculation()
 def speculation_of(
     flags: Mapping[str, Any], preset: Preset, is_counted: bool, architectures: tuple[str, ...]
 ) -> Speculation:
-    """Returns the speculative decoding of a server's flags.
+    """Returns the settings of speculative decoding in a server's flags.
 
     is_counted: whether the version takes the draft from the cache's memory.
     architectures: names of the model's classes.

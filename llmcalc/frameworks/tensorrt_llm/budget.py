@@ -136,7 +136,7 @@ class TensorRTLLMServer(EngineServer):
 
     @cached_property
     def draft(self) -> EngineRank | None:
-        """The draft model on one rank; None without one."""
+        """The draft model on one rank; None without speculative decoding by a draft model."""
         if self.speculation.draft_model is None:
             return None
         return EngineRank(self.speculation.draft_model, Layout(tp=self.layout.tp), 0, None, self.dtype).shared()

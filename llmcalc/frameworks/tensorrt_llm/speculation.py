@@ -38,7 +38,7 @@ class Speculation(NamedTuple):
 
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
-    """Returns the speculative decoding of a server's flags. Raises `InputError` for unmodelled drafting methods."""
+    """Returns the settings of speculative decoding in a server's flags. Raises `InputError` for unmodelled methods."""
     config = flags.get("speculative_config", {})
     if not config:
         return Speculation()

@@ -27,7 +27,7 @@ class RingKernels(DTensorKernels, RingAttentionKernels):
 
 
 class RingChunk(ModelChunk):
-    """The layers of one pipeline stage under ring attention, where each rank has a part of the sequence."""
+    """The layers of one pipeline stage under ring attention, in which each rank has a fraction of the sequence."""
 
     profiles = RingAttentionKernels, RingKernels
     lowering: RingAttentionKernels

@@ -94,7 +94,7 @@ def is_torchtune(config: Table) -> bool:
 
 
 def _component_name(component_table: Any) -> str:
-    """Returns the dotted Python name of a config's component; empty without one."""
+    """Returns the dotted Python name of the component that a config table creates; empty without a name."""
     component_path = component_table.get(COMPONENT_KEY) if isinstance(component_table, Mapping) else None
     return component_path[:120] if isinstance(component_path, str) else ""
 

@@ -119,7 +119,7 @@ OTHER_TRAINERS = re.compile(
 
 
 def is_python(file_text: str) -> bool:
-    """Whether a Python file creates the training configuration of TRL or transformers, or a trainer of TRL without one.
+    """Whether a Python file creates a training configuration of TRL or transformers, or only a trainer of TRL.
 
     A trainer whose configuration comes from a parser has the settings of its command.
     """
@@ -322,7 +322,7 @@ def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArgumen
 
 
 def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earlier: bool) -> dict[str, Any]:
-    """Returns the arguments of the model, adapters and quantized weights, with the names in TRL's `ModelConfig`.
+    """Returns the arguments of model, adapters and quantized weights under the names of TRL's `ModelConfig`.
 
     A trainer loads a model that it is named; the file may load it once more afterwards.
     is_earlier: whether the file is of transformers before 5.

@@ -142,7 +142,7 @@ def values_of_config(config: Table, overrides: Table, environment: Table) -> dic
 
 
 def _config_of_easy_r1(reader: LaunchReader, config_path: str | None) -> Table:
-    """Returns the tables of a command's `config=FILE`; empty without it. Raises `InputError` for a missing file."""
+    """Returns the tables of the file in `config=FILE`; empty without it. Raises `InputError` for a missing file."""
     if config_path is None:
         return {}
     return reader.fetch_tables("config", marked_model_name(config_path), "a config of EasyR1", {})
@@ -159,7 +159,7 @@ def _value_of_flag(words: Sequence[str], flag_name: str) -> str:
 
 
 def _config_beside(reader: LaunchReader, config_folder: str, config_name: str) -> Table:
-    """Returns the tables of a config that a command names; empty, with a note, if the config file is missing.
+    """Returns the tables of a config that a command names; empty, with a note, if the config's file is missing.
 
     config_folder: the folder that the command names; empty for the file's, and `config` in it. There is no note on
     verl's own configs, whose defaults are known. Raises `InputError` for a config that cannot be parsed.

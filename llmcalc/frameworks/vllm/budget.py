@@ -1,4 +1,4 @@
-"""The device memory of vLLM: the budget, the parts subtracted from the budget, and the remaining KV cache.
+"""The device memory of vLLM: the budget, the terms subtracted from the budget, and the remaining KV cache.
 
 `presets/engines/vllm.toml` has the rules of each version with their source files.
 """
@@ -134,7 +134,7 @@ class VLLMServer(VLLMSettings):
         return self.hardware.capacity_bytes
 
     def profile_run(self, stage_number: int) -> ProfileRun:
-        """Returns the profile run on the ranks of a pipeline stage."""
+        """Returns the sizes of vLLM's profile run on the ranks of a pipeline stage."""
         compute_units, engine_rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
         weight_kernels, capability = engine_rank.weight_kernels, self.hardware.compute_capability
         compute_capability = None if capability is None else float(capability)
@@ -175,7 +175,7 @@ class VLLMServer(VLLMSettings):
 
     @cached_property
     def encoder_run(self) -> EncoderRun | None:
-        """The image encoder's part of the profile run; None without an encoder, or if it is not modelled."""
+        """The image encoder's memory in the profile run; None without an encoder, or for an unmodelled encoder."""
         if self.rules.generation == "v0" or not self.loads_towers or self.flags.get("skip_mm_profiling"):
             return None
         inputs_per_prompt = self.flags.get("limit_mm_per_prompt", {})
@@ -285,7 +285,7 @@ class VLLMServer(VLLMSettings):
         return (self.tp - 1) * engine_rank.weights_by_component.get("shared_expert", 0)
 
     def cache_element_bytes(self, engine_rank: EngineRank) -> Fraction:
-        """Returns the bytes per element of the KV cache, with the element's part of the quantization scales."""
+        """Returns the bytes per element of the KV cache, including the quantization scales per element."""
         cache_format = str(self.flags.get("kv_cache_dtype", ""))
         if cache_format in PACKED_FORMATS:
             return packed_bytes(cache_format, engine_rank, self.version_numbers)
@@ -438,7 +438,7 @@ class VLLMServer(VLLMSettings):
         return min(map(self.stage_memory, range(self.pp)), key=lambda stage_memory: stage_memory.block_count)
 
     def penalty_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the bytes of token counts for sampling penalties, if these reduce the KV cache."""
+        """Returns the bytes of token counts for sampling penalties; 0 if they do not reduce the KV cache."""
         if self.second_runner is None or not self.second_runner.counts_penalties or self.has_embedding_output:
             return 0
         return penalty_bytes(self.max_num_seqs, engine_rank.vocab_size)

@@ -185,7 +185,7 @@ def expert_chunk_tokens(
 
 
 def moe_backend(flags: Mapping[str, Any]) -> str:
-    """Returns the experts' kernels as vLLM reads them, in lower case and with underscores; `auto` without a flag.
+    """Returns vLLM's name of the experts' kernels, in lower case and with underscores; `auto` without a flag.
 
     They are the value of --moe-backend, otherwise that of the key in --kernel-config (vllm/config/kernel.py).
     """
@@ -342,7 +342,7 @@ def _stated_expert_copies(flags: Mapping[str, Any]) -> int:
 
 
 def _expert_copies_option(flags: Mapping[str, Any]) -> str:
-    """Returns the option that states the number of redundant experts, as the user typed it."""
+    """Returns the option for the number of redundant experts, in the spelling that the user typed."""
     is_typed_flag = "num_redundant_experts" in flags
     return "--num-redundant-experts" if is_typed_flag else "--eplb-config num_redundant_experts"
 

@@ -38,7 +38,7 @@ CHECKPOINT_ALIGNMENT = 64
 
 
 class StateBlocks(NamedTuple):
-    """The number of recurrent states in vLLM's cache, and the cache blocks that store them.
+    """The number of recurrent states in vLLM's cache, and the number of cache blocks that store the states.
 
     storage_mode: `current` with one state, `align`, or `all` with a state for each block of tokens.
     draft_tokens: drafted tokens of a step, each with a state of its own. checkpoint_count: further states of a request.

@@ -115,7 +115,7 @@ class ElementwiseKernels(AttentionKernels):
             self.dropout_outputs.add(id(operation.output_values[0]))
 
     def do_add(self, operation: Step) -> None:
-        """Adds two tensors, and applies deferred dropout to either of them."""
+        """Adds two tensors, and applies the dropout that an earlier operation left pending for either tensor."""
         dropout_output = next(
             (input_value for input_value in operation.input_values if id(input_value) in self.dropout_outputs), None
         )

@@ -548,7 +548,7 @@ class ExpertKernels(HeadKernels):
     def expert_weights(
         self, operation: Step, input_width: Number, output_width: Number, weight_role: str
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns the weights and biases of this rank's experts for one layer."""
+        """Returns this rank's weights and biases of one linear layer of all its experts."""
         was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         previous_role, self.role = self.role, weight_role
         expert_weights = [

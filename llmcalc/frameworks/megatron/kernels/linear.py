@@ -63,7 +63,7 @@ class LinearKernels(RankKernels):
         return self.node_with_new_gradients("norm", (x, *weights), norm_output, x, *norm_statistics)
 
     def has_norm_before(self, operation: Step) -> bool:
-        """Whether a column-parallel layer and the norm before it are one fused module.
+        """Whether a column-parallel layer is fused with the norm before it.
 
         Cross-attention is an exception (core/models/T5/t5_spec.py).
         """

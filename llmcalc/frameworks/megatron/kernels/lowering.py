@@ -194,7 +194,7 @@ class PersistentTensors:
             self.shared_blocks[workspace_name] = [self.workspaces[workspace_name].block]
 
     def grow_gather_buffer(self, buffer_bytes: Number) -> None:
-        """Enlarges the all-gather buffer, which never shrinks (`GlobalMemoryBuffer`), to at least these bytes."""
+        """Enlarges the all-gather buffer to `buffer_bytes` or more; it never shrinks (`GlobalMemoryBuffer`)."""
         if self.gather_buffer is None or self.gather_buffer.bytes < buffer_bytes:
             with count_storages_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, buffer_bytes)
@@ -298,7 +298,7 @@ class RankKernels(Lowering):
     # --- a program ---------------------------------------------------------------------------------------------------
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
-        """Returns the parameters of the executed layers, created by a trial run that counts no memory."""
+        """Returns the parameters of the layers that the rank runs, created by a run that counts no memory."""
         unmetered_kernels = type(self)(
             AutogradGraph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter())
         )
@@ -350,7 +350,7 @@ class RankKernels(Lowering):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, program_value: Value) -> Number:
-        """Returns a value's number of rows (tokens) per micro-batch, before tensor parallelism divides them."""
+        """Returns a value's number of rows (tokens) per micro-batch, before tensor-parallel ranks divide the rows."""
         return self.run_config.rows(program_value.rows)
 
     def local_rows(self, row_count: Number) -> Number:
@@ -544,7 +544,7 @@ class RankKernels(Lowering):
         return x if x.is_contiguous else self.dense_copy(x)
 
     def weight_gradient(self, weight: Tensor) -> Tensor | None:
-        """Returns a weight's gradient, or a dummy gradient if the product accumulates into the main gradient.
+        """Returns a weight's gradient, or a dummy if the matrix product accumulates into the main gradient itself.
 
         A frozen weight has none.
         """

@@ -104,7 +104,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         return function_outputs, discarded_outputs
 
     def discard_outputs(self, hook_tensor: Tensor, discarded_outputs: DiscardedOutputs) -> Tensor:
-        """Frees the outputs of a function, and recomputes them when tensor `hook_tensor` receives its gradient."""
+        """Frees a function's outputs, and recomputes them when the backward pass has the gradient of `hook_tensor`."""
         for discarded_storage in discarded_outputs.storages:
             discarded_storage.release()
         hook_output = Tensor(hook_tensor.shape, hook_tensor.dtype, hook_tensor.storage, hook_tensor.strides)
