@@ -22,7 +22,7 @@ class IdentityCache(Generic[Result]):
     def result(
         self, objects: tuple[object, ...], key: tuple[object, ...], compute_result: Callable[[], Result]
     ) -> Result:
-        """Returns the result for these objects and this key, computed by the first call that asks for it.
+        """Returns the cached result for these objects and this key, computed on the first call.
 
         The objects are kept with it, so that no others get their ids.
         """

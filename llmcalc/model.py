@@ -1,4 +1,4 @@
-"""The spec of a whole model, the cost tree, and the PyTorch model, built from the same spec.
+"""The spec of a whole model, from which the tree of its costs and its PyTorch reference are built.
 
 A decoder-only or encoder-only model has one stack, whose layers are at the top of the tree (`layers.0.self_attn`); an
 encoder-decoder has two (`encoder.layers.0.self_attn`).
@@ -210,7 +210,7 @@ class ModelSpec(Part):
             raise ValueError(f"{self.kind}.stem: of type {stem.type!r} is for {stem_place}; expected none")
 
     def _check_from_target(self) -> None:
-        """Raises `ValueError` if a model that is not a draft takes parts from a target model."""
+        """Raises `ValueError` if a model that is no draft takes its embedding or head from a target model."""
         stream_spec = None if self.decoder is None else self.decoder.streams
         if self.main.is_without_embedding and (self.from_target or self.tie_word_embeddings or self.embedding_size):
             field_name = "streams.start: 'state'" if self.main.stem is None else "stem: the input"

@@ -67,7 +67,7 @@ def _thread_count() -> int:
 
 
 class Worker(NamedTuple):
-    """A forked process. connection: the parent's end of its pipe. task_groups: the groups of its tasks so far."""
+    """A forked process. connection: the parent's end of its pipe. task_groups: groups of tasks that it has run."""
 
     process: ForkProcess
     connection: Connection

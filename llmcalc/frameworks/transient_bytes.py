@@ -19,7 +19,7 @@ from ..simulator.tensor import DTYPES, FLOAT32, Dtype, empty
 
 
 class StageParameters(NamedTuple):
-    """The parameter counts of a stage on one tensor-parallel rank.
+    """The numbers of parameters, by kind, of a pipeline stage on one tensor-parallel rank.
 
     dense: parameters of all modules except routed experts.
     experts: parameters of routed experts.

@@ -165,7 +165,7 @@ def search_layouts(
 
 
 def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest, *, trains_experts: bool) -> Layout | None:
-    """Returns the layout of a request that states all group sizes; None if one is missing or it is impossible."""
+    """Returns the layout of a request that states all sizes; None if a size is missing or the layout impossible."""
     if not layout_request.has_all_sizes:
         return None
     try:
@@ -289,7 +289,7 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
 
 
 def _follows_layout_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:
-    """Whether the size is 1 for every kind of parallelism that the framework's search does not try."""
+    """Whether group sizes are 1 for the kinds of parallelism that the framework's search does not try."""
     return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried_sizes)
 
 

@@ -41,7 +41,7 @@ class RankModel(ModelSpec):
 
     @property
     def rank(self) -> int:
-        """The number of the counted rank."""
+        """The number of the rank whose costs are counted."""
         return self._rank
 
     @cached_property
@@ -203,7 +203,7 @@ def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
 
 
 def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
-    """Returns the rank's tree with operations on the rank's tokens. undivided_node: node of the undivided tree."""
+    """Returns the rank's tree with its operations on the rank's tokens. undivided_node: the same node, unsharded."""
     node_pairs = zip(node.children, undivided_node.children, strict=True)
     children = tuple(_divide_tokens(child, undivided_child, layout) for child, undivided_child in node_pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
@@ -215,7 +215,7 @@ def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
 
 
 def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
-    """Returns the op with this rank's tokens. undivided_op: the op of the full model."""
+    """Returns the operation as it runs on this rank's tokens. undivided_op: the operation of the full model."""
     if (
         isinstance(op, ExpertLinear)
         and isinstance(undivided_op, ExpertLinear)

@@ -72,7 +72,7 @@ class AxisShard(Axis):
 
 
 def axes_with_concatenated_parts(shape: Shape) -> Iterator[Axis]:
-    """Yields every axis of a shape, with the parts of concatenated axes."""
+    """Yields every axis of a shape; in place of concatenated axes, the axes of their parts."""
     for axis in shape:
         if isinstance(axis, JoinedShapes):
             for axis_part in axis.shapes:
@@ -157,7 +157,7 @@ class RankAxes:
 
 
 def divides_state_space_groups(axes: Iterable[Axis], layout: Layout) -> bool:
-    """Whether the layout divides groups of state-space heads, as in training.
+    """Whether all tensor-parallel ranks get different groups of state-space heads, as in training.
 
     Inference engines give every rank a copy of a single group; training frameworks do not (Megatron-LM,
     core/ssm/mamba_mixer.py, `ngroups`).
@@ -169,7 +169,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _with_rank_axes(verb: Verb) -> Verb:
-    """Returns the recording function with every axis argument replaced by the rank's part."""
+    """Wraps a recording function so that the rank's shard replaces each axis, shape or weight among its arguments."""
 
     @wraps(verb)
     def record_on_rank(self: RankFlow, *args: Any, **options: Any) -> Any:

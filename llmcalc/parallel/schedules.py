@@ -367,7 +367,7 @@ class PassDurations(NamedTuple):
 
 
 class ActionSpan(NamedTuple):
-    """An action with start and end time."""
+    """The start and end time of an action of a rank."""
 
     action: PassAction
     start_time: float
@@ -495,7 +495,7 @@ class _StepSimulation:
             next_index += len(overlapped_actions)
 
     def awaited_pass(self, action: PassAction, rank: int) -> tuple[StagePass, float | None]:
-        """Returns the pass that an action waits for, and the arrival time of that pass's result (None if unknown)."""
+        """Returns the pass whose result an action needs, and when the result arrives at the rank (None if unknown)."""
         pass_kind, first_pass = action.pass_kind, self.first_pass[rank][action.chunk_index]
         pass_index = first_pass + action.micro_batch
         required_pass: StagePass

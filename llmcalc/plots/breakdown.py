@@ -37,7 +37,7 @@ NARROW_AXIS_LENGTH_FACTOR = 2
 
 @in_llmcalc_style
 def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 3) -> Figure:
-    """Draws two panels: the parts of the time with the estimate's range, and the nodes in the colours of their bounds.
+    """Draws two panels: the terms of the time with the estimate's range, and the nodes in the colours of their bounds.
 
     node_depth: levels of the model's tree that nodes are listed by.
     """

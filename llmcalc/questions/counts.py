@@ -1,4 +1,4 @@
-"""Answers about counts: parameters, FLOPs, cache and formulas, of a model or of one rank."""
+"""Answers about counts: parameters, FLOPs, cache and formulas, each of a model or of one rank of a layout."""
 
 from __future__ import annotations
 
@@ -410,7 +410,7 @@ class ExplainQuestion:
         return ReportedAnswer(explanation, lambda: built_report)
 
     def _whole_cache_value(self, model: Any, seq: int) -> tuple[str, int, str]:
-        """Returns the cache of one sequence: JSON key, bytes and a note on windows or states that end its growth."""
+        """Returns (JSON key, bytes, note) of one sequence's cache; the note is on windows and states that bound it."""
         from ..costs.cache import kv
         from ..units import memory_scale
 

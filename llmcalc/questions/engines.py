@@ -114,7 +114,7 @@ class EngineQuestion:
             )
 
     def receipt_of_engine(self, engine: Engine, version: EngineVersion) -> ReceiptFile | None:
-        """Returns the receipt (a measured log) for an engine; None without a receipt."""
+        """Returns the log of `--receipt` for an engine; None without such a log."""
         return None if self.receipt is None else ReceiptFile(self.receipt, self.preset, engine, version)
 
     def flags(self, engine: Engine) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def ask_engine_cache(engine_question: EngineQuestion) -> ReportedAnswer:
 
 
 def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:
-    """Returns the answer about the memory of one or several engines."""
+    """Returns the answer about the memory of one engine or, with a column per engine, of several engines."""
     engine_memories = [engine_use.memory for engine_use in engine_uses]
     memory_result = engine_memories[0] if len(engine_memories) == 1 else engine_memories
     return ReportedAnswer(
@@ -390,7 +390,7 @@ def _slots_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags
 
 
 def _with_receipt_notes(engine_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
-    """Adds the notes about the measured log to the memory of a layout option."""
+    """Adds notes on the terms that come from the measured log of `--receipt` to the memory of a layout option."""
     memory = engine_option.memory
     return replace(engine_option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 

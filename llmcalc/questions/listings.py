@@ -138,7 +138,7 @@ LONGROPE_FACTORS = ("short_factor", "long_factor")
 
 
 def missing_rope_scaling_note(preset: Preset, target_format: ModelFileFormat) -> str:
-    """Returns a note if a written config lacks the release's possible rotary scaling; else an empty text.
+    """Returns a note if a written config lacks rotary scaling that the released config has; else empty text.
 
     Presets have sizes, which no scaling changes, but not LongRoPE's factors, one per pair of a head's dimensions. For a
     few quantized models they do not have the scaling table either.

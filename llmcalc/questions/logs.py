@@ -236,7 +236,7 @@ CACHE_BYTES_FLAG = "kv_cache_memory_bytes"
 def _engine_memory_of_log(
     logged_run: _LoggedRun, preset: Preset, hardware: Hardware, uses_logged_cache: bool = False
 ) -> tuple[EngineVersion | None, EngineMemory | None, str]:
-    """Returns the engine's version and memory, and the first flag change with which a failing engine starts.
+    """Returns the engine's version and memory, and the first flag change with which a failed start would succeed.
 
     uses_logged_cache: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
@@ -304,14 +304,14 @@ NO_CACHE_ROOM_REMARK = (
 
 
 def has_logged_cache(parsed_log: ParsedLog) -> bool:
-    """Whether the log is of an engine that started, and prints the size of its cache as one term."""
+    """Whether the log's engine started and printed the size of its cache as a single memory term."""
     return not parsed_log.refused_to_start and any(
         term.name == "kv_cache" and term.value > 0 for term in parsed_log.terms
     )
 
 
 def bytes_in_use_before_run(parsed_log: ParsedLog, hardware: Hardware) -> dict[str, int]:
-    """Returns the memory in use before loading, as a term; empty if the log does not state the free memory."""
+    """Returns a memory term for the memory in use before loading; empty if the log does not state the free memory."""
     return {} if parsed_log.free_bytes is None else {"non_torch": hardware.capacity_bytes - parsed_log.free_bytes}
 
 

@@ -70,7 +70,7 @@ Answer = TypeVar("Answer")
 def answers_of_planned_runs(
     run_question: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer]
 ) -> Iterator[Answer]:
-    """Yields the answer about each of a plan's runs. Raises the first `InputError` if there is no answer."""
+    """Yields the answer about each run of a plan. Raises the first run's `InputError` if no run has an answer."""
     from ..frameworks.registry import framework_of
 
     refuse_missing_units(run_question)
@@ -95,7 +95,7 @@ def answer_of_fitting_run(
     answer_run: Callable[[Memory, LayoutRequest], Answer],
     is_fitting: Callable[[Answer], bool],
 ) -> Answer:
-    """Returns the answer about the first fitting run of a plan, or about the last run with an answer if none fits."""
+    """Returns the answer about the first run of a plan that fits, or about the last run with an answer."""
     for run_answer in answers_of_planned_runs(run_question, answer_run):
         if is_fitting(run_answer):
             break

@@ -284,7 +284,7 @@ class RunQuestion(RunOptions):
         return settings.phase == "training" and lacks_bfloat16 and not has_format
 
     def cuda_runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
-        """Returns the CUDA runtime of the run on an accelerator; for None, the runtime assumed without a named one."""
+        """Returns the run's CUDA runtime on an accelerator; for None, the runtime of an assumed accelerator."""
         cuda_runtime = cuda_runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(cuda_runtime, is_search_candidate=self.is_trial)
 
@@ -595,7 +595,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
 
 
 def check_loss(settings: Settings, framework_record: Framework) -> None:
-    """Raises `InputError` for a cross-entropy of another framework's library."""
+    """Raises `InputError` for a cross-entropy implementation that belongs to the library of another framework."""
     loss = settings.cross_entropy
     if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
         from ..frameworks.registry import FRAMEWORK_NAMES, framework
@@ -669,7 +669,7 @@ QuestionAnswer = TypeVar("QuestionAnswer")
 def name_file_in_errors(
     question: Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer],
 ) -> Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer]:
-    """Returns a question whose errors about an option of a launch file name the file and its argument."""
+    """Wraps a question's function so that errors about options of a launch file name the file and its argument."""
 
     @wraps(question)
     def ask(run_question: RunQuestion, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> QuestionAnswer:

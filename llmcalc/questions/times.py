@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def settings_with_phase(
     run_question: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]
 ) -> Settings:
-    """Returns the run's settings with the phase that `time` estimates: training, prefill or decode.
+    """Returns the run's settings, with training, prefill or decode as the phase whose time is estimated.
 
     Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
     Raises `InputError` for a phase without a time.
@@ -666,7 +666,7 @@ def _check_divided_blocks(run_memory: Memory, layout: Layout) -> None:
 
 
 def _check_served_model(run_question: RunQuestion, engine_text: str | None) -> tuple[str, ...]:
-    """Returns notes on the model's class in the engine of `--engine`; none without an engine.
+    """Returns notes on the support of the model's class by the engine of `--engine`; none without an engine.
 
     Raises `InputError` for a model that the engine does not run.
     """

@@ -126,7 +126,7 @@ def _json_number(exact_value: Fraction) -> int | float:
 
 
 def _style_with_numbers(explanation: Explanation, latex: bool = False) -> FormulaStyle:
-    """Returns a style that writes the number of every symbol except S, the sequence length."""
+    """Returns a formula style that writes numbers for all symbols except S, the sequence length."""
     meanings = explanation.formulas.meanings.values()
     return FormulaStyle(
         is_latex=latex, values={meaning.name: meaning.value for meaning in meanings if meaning.name != KEYS_LETTER}

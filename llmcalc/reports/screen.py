@@ -99,7 +99,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
 
 
 def _trim_table(table: Table, line_limit: int, is_required: bool = False) -> Table | None:
-    """Shortens a table, except its totals, to a number of lines.
+    """Shortens a table to a number of lines, but keeps its rows of totals.
 
     Returns None if too few rows would be left, unless `is_required`.
     """

@@ -81,7 +81,7 @@ def duration_unit(seconds: float) -> str:
 
 
 def range_unit(low_seconds: float, seconds: float) -> str:
-    """Returns the unit of a range: the unit of `seconds`, or a smaller unit for a low end below 1."""
+    """Returns the unit for a range: that of `seconds`, or a smaller unit if the low end would be below 1."""
     time_unit = duration_unit(seconds)
     return {"h": "min", "min": "s"}.get(time_unit, time_unit) if low_seconds < SECONDS_BY_UNIT[time_unit] else time_unit
 

@@ -197,7 +197,7 @@ def _witness_notes(model_verdicts: list[Verdict]) -> list[str]:
 
 
 def _reference_notes(model_verdicts: list[Verdict]) -> list[str]:
-    """Returns the device and the size of the run of llmcalc's PyTorch reference."""
+    """Returns notes on the device on which the PyTorch reference ran, and on the size of the reference's run."""
     verdict_info = model_verdicts[0].info
     if len(model_verdicts) == 1:
         size_text = f"{verdict_info['batch']} × {verdict_info['seq']} tokens"

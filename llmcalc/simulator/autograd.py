@@ -146,7 +146,7 @@ def record(
     backward: BackwardFunction,
     *tensors_to_save: Tensor,
 ) -> Tensor:
-    """Records the autograd node of `output` if an input needs a gradient. tensors_to_save: for backward.
+    """Records the autograd node of `output` if an input needs a gradient. tensors_to_save: for the backward pass.
 
     output: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
     """
@@ -168,7 +168,7 @@ def record_all(
     backward: BackwardFunction,
     *tensors_to_save: Tensor,
 ) -> None:
-    """Records one node for several outputs. tensors_to_save: for backward, as in `record`."""
+    """Records one autograd node for several outputs. tensors_to_save: for the backward pass."""
     if is_recorded(autograd_graph, inputs):
         graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward, len(outputs))
         if tensors_to_save:

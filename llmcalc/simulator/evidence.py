@@ -70,6 +70,6 @@ def kernel_names_of(operation: Step) -> Iterator[str]:
 
 
 def _witness_of_kernel(kernel: object) -> Witness:
-    """Returns the independent check that a method's decorator states, or `UNTESTED`."""
+    """Returns the independent check that the decorator of a kernel's method states, or `UNTESTED`."""
     witness = witness_of(kernel)
     return witness if isinstance(witness, Witness) else UNTESTED

@@ -83,7 +83,7 @@ def _program_file(
     launcher: str = "",
     **reader_functions: str,
 ) -> tuple[str, LaunchFile]:
-    """Returns a program's folder, and the kinds of launch files of the program.
+    """Returns a program's folder, and the kind of its launch files with the functions that read them.
 
     version: the version whose defaults are filled in.
     title, kind_name: as in `LaunchFile`; by default a config of the program, and its folder.

@@ -39,7 +39,7 @@ VARIABLE_IN_MANIFEST = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
 
 
 class JobScript(NamedTuple):
-    """The command of a training job.
+    """The command of a Kubernetes training job, with the numbers of its processes and pods.
 
     text: the script that its first container runs, with its environment.
     processes_per_pod: processes that torchrun starts on a pod, or its GPUs; None if the manifest leaves it open.

@@ -583,7 +583,7 @@ class LaunchReader:
         return self.argument_error(argument_name, f"{short_repr(argument_value)}; expected {expected_text}")
 
     def device_count(self, world_size: int | None) -> int:
-        """Returns the number of devices; 1 with a note if `world_size` is missing."""
+        """Returns the number of devices; if `world_size` is missing, 1 with a note on this assumption."""
         if world_size is None:
             self.notes.append(f"1 device is assumed; {self.source.devices_advice()}")
         return world_size or 1
@@ -720,7 +720,7 @@ ATTENTION_ARGUMENT = "attn_implementation"
 
 
 def assume_default_attention(reader: LaunchReader) -> dict[str, Any]:
-    """Lists transformers' default attention (sdpa) as assumed, and returns no attention setting."""
+    """Adds transformers' default attention (sdpa) to the assumed defaults, and returns no attention setting."""
     reader.assumed_defaults[ATTENTION_ARGUMENT] = "sdpa"
     return {}
 

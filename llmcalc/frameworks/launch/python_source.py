@@ -153,7 +153,7 @@ def has_unknown(value: Any) -> bool:
 
 
 def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
-    """Returns the value of a table whose keys are texts; unknown for other keys."""
+    """Returns the value of a dict literal with text keys, as a dict; unknown for other keys."""
     known_table: dict[str, Any] = {}
     for key_node, value_node in list(zip(expression.keys, expression.values, strict=True))[:1000]:
         item_value = value_of_item(value_node, known_values, nesting_depth)

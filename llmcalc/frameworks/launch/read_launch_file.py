@@ -717,7 +717,7 @@ def _table_kind(command_line: CommandLine) -> LaunchFile | None:
 
 
 def _implied_values(command_line: CommandLine) -> Mapping[str, Any]:
-    """Returns the keys of config files that a command implies, with their values."""
+    """Returns key → value of the config-file entries that a command implies by its program's name."""
     config_kind = _table_kind(command_line)
     return {} if config_kind is None else config_kind.commands[command_line.program]
 

@@ -494,7 +494,7 @@ class StatementReader(WordReader):
             self.branches.insert(0, ShellBranch(None, earlier_branch_runs=None))
 
     def skip_assignments(self, assignments: Mapping[str, object]) -> None:
-        """Records the variables that a skipped command would set, unless script arguments are missing."""
+        """Records the names of variables that a skipped command would set, unless script arguments are missing."""
         if not self.script.missing_argument:
             self.script.skipped_variables |= set(assignments)
 

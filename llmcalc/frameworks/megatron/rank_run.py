@@ -101,7 +101,7 @@ class ModelChunk:
 
     @cached_property
     def program(self) -> RankFlow:
-        """The recorded program of the chunk's layers."""
+        """The operations of the chunk's layers, recorded as a program."""
         return self.record_program()
 
     @property

@@ -39,7 +39,7 @@ SharedTensorKeys: TypeAlias = frozenset[str | Shape]
 
 @frozen
 class RecordedChunk:
-    """The passes of a pipeline chunk, recorded separately.
+    """The recorded memory events of one pipeline chunk's passes, which ranks with an equal chunk can reuse.
 
     program: the program of its layers.
     layers_before: the layers before it.

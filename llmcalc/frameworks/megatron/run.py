@@ -40,7 +40,7 @@ def check_run(memory_estimate: Memory, version_text: str) -> None:
 
 
 def document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
-    """Returns the number formats and kernels that follow from Megatron-LM's arguments."""
+    """Returns the number formats and kernels that follow from Megatron-LM's arguments, for the JSON document."""
     settings = settings_on_accelerator(training_run, training_run.memory.cuda_runtime)
     loss_implementation, weight_dtype = choose_loss_implementation(settings), training_run.memory.states.dtype
     return {

@@ -288,7 +288,7 @@ class _Evaluator:
 
 
 def _word_of_value(evaluated_value: Any) -> str:
-    """Returns a value as a command's word, with a mark if unknown before the file runs."""
+    """Returns a value as a word of a command; parts unknown before the file runs become marks."""
     if isinstance(evaluated_value, UnknownValue):
         return mark_unresolved(evaluated_value.text or "…")
     return str(evaluated_value)

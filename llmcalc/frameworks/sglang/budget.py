@@ -346,7 +346,7 @@ class SGLangServer(EngineServer):
 
     @property
     def chunked_prefill_size(self) -> int:
-        """The number of tokens of a prefill chunk, by the flag or the device's default."""
+        """The number of prompt tokens that are prefilled in one chunk, by the flag or the device's default."""
         chunk_tokens = self.flags.get(
             "chunked_prefill_size",
             self.engine_record.defaults(self.version_numbers, self.nvidia_smi_gib).chunked_prefill_size,
@@ -463,7 +463,7 @@ class SGLangServer(EngineServer):
 
     @property
     def cuda_context(self) -> MeasuredCudaContext:
-        """The device memory in use before the weights are loaded, measured in start-up logs."""
+        """The device memory in use before SGLang loads the weights, as measured in start-up logs."""
         return self.engine_record.cuda_context(self.hardware, self.tp * self.pp)
 
     @property

@@ -113,7 +113,7 @@ class StageRun:
         return self._micro_batch_bytes(*measured_passes)
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:
-        """Derives the bytes of a micro-batch with three layer repeats from the last run, which has four.
+        """Derives the bytes of a micro-batch with three layer repeats from the last measured run, which has four.
 
         The passes count as work as if a run of their own had first made its gradients, so that a search over layouts
         does not go on to more replays than a user waits for.
@@ -153,7 +153,7 @@ def estimate_with_torch_kernels(
     transient_bytes_of: TransientBytesOfRank,
     pads_rows: bool = False,
 ) -> PeakEstimate:
-    """Returns the memory estimate of a framework whose modules run torch's kernels.
+    """Returns the memory estimate for a framework whose modules run with torch's own kernels.
 
     parameter_bytes: bytes per parameter.
     training_config: the training that its modules compute.

@@ -235,7 +235,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _loads_causal_class(named_calls: list[NamedCall]) -> bool:
-    """Whether the file loads its model by `AutoModelForCausalLM`, unlike a trainer that gets the model's name."""
+    """Whether the file loads its model by `AutoModelForCausalLM`, instead of passing a model's name to a trainer."""
     loading_nodes = [call.node for call in named_calls if call.name in LOADING_CALLS and call.node is not None]
     return bool(loading_nodes) and "AutoModelForCausalLM" in dotted_name_of(loading_nodes[0].func).split(".")
 

@@ -445,7 +445,7 @@ class VLLMServer(VLLMSettings):
 
     @property
     def exchange_bytes(self) -> int:
-        """The bytes of the buffers with which a library sends tokens to experts."""
+        """The bytes of the buffers of the library that sends tokens to experts on other ranks."""
         return exchange_buffer_bytes(
             self.preset.model, self.flags, self.dp, self.tp * self.dp, self.max_num_batched_tokens, self.version_numbers
         )

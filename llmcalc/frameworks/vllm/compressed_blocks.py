@@ -149,7 +149,7 @@ def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:
 
 
 def _page_bytes(group_pages: Iterable[CachePages]) -> int:
-    """Returns the bytes of one page of each of a group's layers."""
+    """Returns the bytes of a group's pages, with one page for each of its layers."""
     return sum(cache_pages.layer_count * cache_pages.page_bytes for cache_pages in group_pages)
 
 

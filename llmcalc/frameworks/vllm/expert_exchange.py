@@ -213,7 +213,7 @@ def keeps_routed_copies(
 
 
 def shares_workspaces(version_numbers: tuple[int, ...], weight_kernels: frozenset[str]) -> bool:
-    """Whether all layers share the workspaces of their experts; False for kernels of 4 bits, which are not modelled."""
+    """Whether all layers share the workspaces of their experts; False for unmodelled kernels with 4-bit weights."""
     return version_numbers >= SHARES_WORKSPACES_FROM and weight_kernels <= CHUNKING_KERNELS
 
 
@@ -396,7 +396,7 @@ def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_coun
 
 
 def low_latency_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
-    """Returns the bytes of DeepEP's low-latency buffers: two to send and two to receive, and their signals.
+    """Returns the bytes of DeepEP's low-latency buffers: two for sending, two for receiving, and their signals.
 
     tokens: most tokens of a rank that are sent at once. expert_count: of a layer, on all ranks.
     """

@@ -26,7 +26,7 @@ PADDING_RATIO = 1.5
 
 @frozen
 class LayerGroup:
-    """Layers with one cache type. group_count: number of KV cache groups. window: tokens per layer, or None for all.
+    """Layers with the same cache. group_count: KV cache groups of these layers. window: tokens, or None for all.
 
     state_blocks: the storage of recurrent states; None for keys and values.
     block_tokens: tokens of the group's blocks; None for those of the pool.

@@ -133,7 +133,7 @@ def _state_blocks(
     draft_tokens: int,
     block_size: int,
 ) -> StateBlocks:
-    """Returns the number and location of the recurrent states, to which `state_blocks` adds the number format."""
+    """Returns the number and location of recurrent states; `state_blocks` adds their number format."""
     modules = [mixer for mixer, _ in decoder_mixers(engine_rank.preset.model)]
     mamba_modules = [mixer for mixer in modules if isinstance(mixer, Mamba | Mamba2)]
     storage_mode = "current"

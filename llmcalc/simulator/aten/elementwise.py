@@ -1,4 +1,4 @@
-"""Elementwise operations, and reductions over an axis."""
+"""torch's elementwise operations and reductions over an axis, on tensors without values."""
 
 from __future__ import annotations
 

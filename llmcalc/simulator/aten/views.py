@@ -1,4 +1,4 @@
-"""Creation, views and copies of tensors: operations without arithmetic."""
+"""torch's creation, views and copies of tensors without values: operations without arithmetic."""
 
 from __future__ import annotations
 

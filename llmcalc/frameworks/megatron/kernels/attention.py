@@ -56,7 +56,7 @@ class AttentionKernels(LinearKernels):
             self.store_without_reshape(output_value, self.tensor_of(input_value))
 
     def tensor_of(self, program_value: Value) -> Tensor:
-        """Returns the tensor of a value; for a view, its base tensor."""
+        """Returns the tensor that was computed for a value of the program; for a view, the base tensor."""
         tensor = self.tensors_by_value.get(id(program_value))
         if tensor is not None:
             return tensor
@@ -65,7 +65,7 @@ class AttentionKernels(LinearKernels):
         return self.tensor_of(program_value.view_source)
 
     def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
-        """Assigns a tensor to a value without changing its shape."""
+        """Assigns a tensor to a value of the program, without reshaping the tensor to the value's axes."""
         self.store_without_reshape(recorded_value, tensor)
 
     def do_repeat(self, operation: Step) -> None:

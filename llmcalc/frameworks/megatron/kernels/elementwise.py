@@ -45,7 +45,7 @@ class ElementwiseKernels(AttentionKernels):
         self.store_output(operation, self.activation(x, bias))
 
     def _is_gate(self, program_value: Value) -> bool:
-        """Whether a value is a gate that a later operation multiplies."""
+        """Whether a value of the program is a gate, by which a later operation multiplies."""
         return any(step.verb == "mul" for step, _ in self.readers_by_storage.get(id(program_value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -679,5 +679,5 @@ def _shared_experts(module_scope: ModuleScope) -> list[ProgramItem]:
 
 
 def _operation_name(module_item: ProgramItem) -> str:
-    """Returns an operation's name; empty for a scope of the program."""
+    """Returns the name of an operation in the program; empty for a module's scope."""
     return module_item.verb if isinstance(module_item, Step) else ""

@@ -55,7 +55,7 @@ LINEAR_ROLES = ("column", "row", "matrix", "expert")
 
 
 def steps_by_name(module_scope: ModuleScope) -> dict[str, Step]:
-    """Returns the named steps that are directly in a scope."""
+    """Returns name → operation, for the named operations of a module outside its submodules."""
     return {step.name: step for step in module_scope.items if isinstance(step, Step) and step.name}
 
 
@@ -324,7 +324,7 @@ class RankKernels(Lowering):
         return self.ordered_parameters
 
     def run_rank(self, program: Flow, stage_input: Tensor | None) -> Tensor:
-        """Runs a program. stage_input: the hidden states received from the previous pipeline stage."""
+        """Runs the program of a pipeline stage. stage_input: the hidden states received from the previous stage."""
         self.pending_outputs = {}
         if not self.readers_by_storage:
             self._index_operations(program.root, program.root)
@@ -461,7 +461,7 @@ class RankKernels(Lowering):
         backward: BackwardFunction,
         *tensors_to_save: Tensor,
     ) -> None:
-        """Records a graph node whose backward function may free saved tensors early."""
+        """Records an autograd node whose backward function may free saved tensors early."""
         graph = self.graph
         if not is_recorded(graph, input_tensors):
             return
@@ -478,7 +478,7 @@ class RankKernels(Lowering):
     def node_with_new_gradients(
         self, operation_name: str, input_tensors: Sequence[Tensor], output_tensor: Tensor, *tensors_to_save: Tensor
     ) -> Tensor:
-        """Records a graph node whose backward function allocates a gradient for each input, and returns the output.
+        """Records an autograd node whose backward function allocates a gradient per input, and returns the output.
 
         Gradients have the format of the output's gradient.
         """
@@ -504,7 +504,7 @@ class RankKernels(Lowering):
         )
 
     def checkpoint(self, compute: RegionFunction, arguments: Sequence[Tensor]) -> Tensor:
-        """Runs a function that saves only its arguments, and is recomputed in the backward pass.
+        """Runs a function under activation checkpointing: saves only its arguments, and reruns it in the backward pass.
 
         Source: core/tensor_parallel/random.py, `CheckpointFunction`.
         """
