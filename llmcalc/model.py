@@ -292,7 +292,7 @@ class ModelSpec(Part):
 
     @property
     def layer_count(self) -> int:
-        """The number of layers of all stacks."""
+        """The number of layers in all stacks of the model, encoder and decoder together."""
         return sum(stack.num_hidden_layers for _, stack in self.stacks())
 
     @property

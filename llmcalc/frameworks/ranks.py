@@ -51,7 +51,7 @@ class RankMemory:
 
 @frozen
 class Cluster:
-    """The memory of a model on many devices. run: the training or inference run. framework: the framework."""
+    """The memory of a model on the ranks of a layout. run: the training or inference run. framework: the framework."""
 
     run: RunOnRanks
     framework: Framework
@@ -269,7 +269,7 @@ class Cluster:
 
     @property
     def micro_batches(self) -> int:
-        """The number of micro-batches per step."""
+        """The number of micro-batches in a training step of one replica."""
         microbatches_of_file = getattr(self.framework_settings, "microbatches", None)
         return microbatches_of_file or self.settings.num_microbatches or 1
 

@@ -58,7 +58,7 @@ SHORTEST_SEQUENCE_PART = 1024
 
 @dataclass
 class LayoutSearch:
-    """The results of a layout search.
+    """The results of a layout search: the possible layouts, and the number of refused layouts by reason.
 
     possible_layouts: the layouts that the model can have, each with its micro-batches per step.
     refusal_counts: reason → number of layouts that were refused for it.

@@ -74,7 +74,7 @@ class RankModel(ModelSpec):
 
     @property
     def full_model(self) -> ModelSpec:
-        """The spec of the unsharded model."""
+        """The spec of the full model, before ranks divide it."""
         return ModelSpec.model_construct(**{name: getattr(self, name) for name in ModelSpec.model_fields})
 
     @property
@@ -88,7 +88,7 @@ class RankModel(ModelSpec):
 
     @cached_property
     def recorded_tree(self) -> Node:
-        """The tree of the rank's program."""
+        """The tree of modules and operations with the sizes of the rank."""
         return _divide_tokens(self.program().node(), self.undivided_tree, self._symbolic_layout or self._layout)
 
     @property

@@ -355,7 +355,7 @@ class PassDurations(NamedTuple):
     overlapped_time: float | None = None
 
     def duration(self, pass_kind: PassKind) -> float:
-        """Returns the duration of a single action."""
+        """Returns how long a pass of this kind through a chunk takes."""
         input_duration, weight_duration = self.backward_inputs, self.backward_weights
         return {"F": self.forward, "B": input_duration + weight_duration, "I": input_duration, "W": weight_duration}[
             pass_kind

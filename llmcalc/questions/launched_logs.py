@@ -1,4 +1,4 @@
-"""The computed memory of a launched training run, for the terms of the log that the run printed."""
+"""Computes the memory of a launched training run, for comparison with the log that the run printed."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class LogQuestion:
 
 @dataclass
 class _LoggedRun:
-    """The run in a log: model, accelerator and flags.
+    """The run that printed a log: its model, accelerator and flags.
 
     missing_inputs, notes, scheme_in_name: filled while the log is read; the last one is the scheme that the name of the
         log's
@@ -75,7 +75,7 @@ class _LoggedRun:
     scheme_in_name: str = ""
 
     def preset(self) -> Preset | None:
-        """The model of the run: the user's, or the preset that the log names."""
+        """The model of the run that printed the log: the user's, or the preset that the log names."""
         if self.log_question.run is not None:
             return self.log_question.run.preset
         if self.log_question.preset is not None:
@@ -98,7 +98,7 @@ class _LoggedRun:
         return preset
 
     def hardware(self) -> Hardware | None:
-        """The accelerator of the run, from the user or the log, with the memory size in the log.
+        """The accelerator of the run that printed the log, from the user or the log, with the log's memory size.
 
         Raises `InputError` for a log that states a negative size.
         """

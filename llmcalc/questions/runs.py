@@ -60,7 +60,7 @@ class RunOptions:
     workspace: str | None = None
 
     def on_accelerators(self, hardware_arguments: Sequence[str]) -> Self:
-        """Returns the run on the accelerators of `--hardware`, and on as many devices as `2x3090` names.
+        """Returns the options with the accelerators of `--hardware`, and with as many devices as `2x3090` names.
 
         Raises `InputError` for unknown names and for a number of devices that contradicts `--devices`.
         """
@@ -277,7 +277,7 @@ class RunQuestion(RunOptions):
 
     @property
     def _is_float16_training(self) -> bool:
-        """Whether the run trains in float16: in 16 bits without a stated format, on an accelerator without bfloat16."""
+        """Whether training in 16 bits without a stated format runs in float16, on an accelerator without bfloat16."""
         settings = self.settings
         has_format = settings.precision is not None or settings.dtype is not None or self.launch is not None
         lacks_bfloat16 = self.hardware is not None and self.hardware.lacks_bfloat16
@@ -473,7 +473,7 @@ def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
 
 
 def _without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's settings without the settings of logits, which a classification head does not have."""
+    """Returns a run's settings without those of token logits, which a classification head does not have."""
     other_settings = {name: value for name, value in settings.items() if name not in LOGIT_SETTINGS}
     return other_settings if settings.get("cross_entropy") is None else {**other_settings, "cross_entropy": "eager"}
 
@@ -650,7 +650,7 @@ def _with_draft_model(run_question: RunQuestion, draft_preset: Preset) -> RunQue
 
 
 def _draft_of_run(run_question: RunQuestion, target_memory: Memory) -> DraftCosts | None:
-    """Returns the draft model and its cache in the run; None without a draft model."""
+    """Returns a run's draft model with the memory of its weights and cache; None without a draft model."""
     if run_question.draft is None:
         return None
     from ..studies.draft import draft_costs

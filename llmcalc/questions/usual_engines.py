@@ -64,7 +64,7 @@ def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tupl
 
 @dataclass(frozen=True)
 class UsualEngine:
-    """The engine with which people run a model on an accelerator.
+    """The serving engine with which people usually run a model on an accelerator.
 
     settings: settings of the run.
     seq: tokens of each request.
@@ -203,7 +203,7 @@ class UsualEngine:
         return [SettingChange(change_text, chip_fit)]
 
     def fit_with_engine_buffers(self, run_memory: Memory) -> FitAnswer | None:
-        """Returns whether a run fits together with the engine's buffers; None if the buffers' bytes are unknown."""
+        """Returns whether a run and the engine's buffers fit together; None if the bytes of the buffers are unknown."""
         users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)
         if device_bytes is None:

@@ -454,7 +454,7 @@ def _sequences_text(fit_answer: FitAnswer) -> str:
 
 
 def _search_notes(fit_answer: FitAnswer) -> list[str]:
-    """Returns notes on the search for the largest run that fits, such as on the model's context length."""
+    """Returns notes on the limits of the search for the largest run that fits, such as the model's context length."""
     memory_use = fit_answer.memory.states
     notes = [
         concatenation_note(fit_answer.memory),

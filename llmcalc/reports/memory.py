@@ -174,7 +174,7 @@ def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> l
 def accelerators_table(
     accelerator_fits: Sequence[MemoryFit], title: str, engine_fits: Mapping[str, MemoryFit] = MappingProxyType({})
 ) -> Table:
-    """Returns a table that says whether a run fits on each accelerator. engine_fits: as of `report`."""
+    """Returns a table that says whether a run fits on each accelerator. engine_fits: as in `report`."""
     table_rows = [
         row(
             accelerator_fit.hardware.name,

@@ -1,4 +1,4 @@
-"""The JSON document of `llmcalc memory`: bytes as exact integers, and the run that was counted."""
+"""The JSON document of `llmcalc memory`: bytes as exact integers, and the settings for which they are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notes of `llmcalc memory`: the run in words, the evidence of its terms, and what is not counted."""
+"""The notes of `llmcalc memory`: the run in words, how each term is known, and what is not counted."""
 
 from __future__ import annotations
 

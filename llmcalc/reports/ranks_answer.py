@@ -44,7 +44,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
 
     @property
     def device(self) -> DeviceMemory:
-        """The memory of the largest rank."""
+        """The device memory of the rank that needs the most."""
         return self.device_rank.device
 
     def phases_on_hardware(self, hardware: Hardware) -> list[RolloutPhase]:

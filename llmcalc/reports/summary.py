@@ -95,7 +95,7 @@ def position_encodings(spec: ModelSpec) -> list[str]:
 
 
 def model_data(preset: Preset) -> dict[str, Any]:
-    """Returns the `model` entry of a document."""
+    """Returns the entry `model` of a JSON document: the model's name, title, kind and changes."""
     return {
         "name": preset.name,
         "target": preset.target,

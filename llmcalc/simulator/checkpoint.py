@@ -23,7 +23,7 @@ class _AllRecomputed(Exception):
 
 
 class CheckpointedRegion:
-    """A non-reentrant checkpointed call, whose arguments stay referenced until the last node has run.
+    """A call under non-reentrant checkpointing, whose arguments stay referenced until its last node has run backward.
 
     run_region: computes the call's result from its arguments.
     stops_early: whether running again stops at the last needed tensor.

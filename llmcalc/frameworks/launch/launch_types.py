@@ -226,7 +226,7 @@ class OptionOverride(NamedTuple):
 
 
 def json_value_of(launch_value: Any) -> Any:
-    """Returns a value converted to JSON types."""
+    """Returns a value of a launch file with JSON types, a tuple as a list."""
     return list(launch_value) if isinstance(launch_value, tuple) else launch_value
 
 

@@ -85,7 +85,7 @@ def _checked_code(python_code: str, name_in_errors: str) -> str:
 
 
 def _code_cells(notebook: Any, name_in_errors: str) -> Iterator[str]:
-    """Yields the text of each cell with code."""
+    """Yields the text of each code cell of a notebook."""
     worksheets = notebook.get("worksheets") if isinstance(notebook, Mapping) else None  # nbformat 3
     first_worksheet = worksheets[0] if isinstance(worksheets, list) and worksheets else notebook
     cells = first_worksheet.get("cells") if isinstance(first_worksheet, Mapping) else None

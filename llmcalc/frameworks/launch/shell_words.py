@@ -52,7 +52,7 @@ MOST_EXPANDED_LETTERS = 4_000_000
 
 @dataclass(frozen=True)
 class ShellCommand:
-    """A command of a shell script.
+    """A command of a shell script: its words, the variables that are set for it, and its line.
 
     words: the command's words.
     env: the variables set for this command.
@@ -456,7 +456,7 @@ class WordReader:
         raise self.error(f"{opening_bracket} that does not end; expected {closing_bracket}")
 
     def expand_braces(self, text_in_braces: str) -> str:
-        """Returns the expanded text of `${…}`."""
+        """Returns the text to which `${…}` expands, such as a variable's value or a default value."""
         script_match = re.fullmatch(
             r"(?P<name>0|BASH_SOURCE(?:\[0\])?)(?P<operation>%/\*|:?-.*)?", text_in_braces, re.DOTALL
         )

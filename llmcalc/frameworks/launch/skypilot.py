@@ -34,7 +34,7 @@ NAMES_WITH_MEMORY = {"A100": "A100-40GB", "V100": "V100-16GB"}
 
 
 class TaskScript(NamedTuple):
-    """The script of a SkyPilot task.
+    """The script that a SkyPilot task runs, with the task's variables, accelerators and nodes.
 
     text: the script.
     variables: environment variables → texts.

@@ -199,7 +199,7 @@ def has_program_arguments(command_words: Sequence[str]) -> bool:
 
 
 def read_trainer(config: Table, source_file: LaunchSource, earlier_argument: str = "") -> Launch:
-    """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument.
+    """Returns the training run that Trainer arguments describe. Raises `InputError`, which names file and argument.
 
     earlier_argument: an argument of the file beside `config` that transformers before 5 alone has; empty for none.
     """
@@ -306,7 +306,7 @@ def trainer_launch(
     has_published_weights: bool = False,
     shipped_tables: Mapping[str, Table] = NO_SHIPPED_FILES,
 ) -> Launch:
-    """Returns the training run of Trainer arguments, under the framework that they select.
+    """Returns the training run that Trainer arguments describe, under the framework that the arguments select.
 
     config: the arguments, of which those that select a framework are read here.
     run_settings: the settings of the run without a framework.

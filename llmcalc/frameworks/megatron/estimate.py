@@ -122,7 +122,7 @@ class StageRun:
         return pass_bytes
 
     def passes_with_repeat(self) -> list[MicroBatchBytes] | None:
-        """Derives the bytes of a micro-batch with four layer repeats from the last run, which has three.
+        """Extrapolates a micro-batch's bytes to four layer repeats, from the last measured run, which has three.
 
         Returns them, and those of three. The passes count as work as if they had run, so that a search ends at the same
         layout. None if the repeats do not do the same, or the passes leave other bytes than were there before.

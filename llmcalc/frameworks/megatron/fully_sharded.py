@@ -70,7 +70,7 @@ class ShardedBucket:
 
     @property
     def shard_size(self) -> int:
-        """The number of elements on one rank."""
+        """The number of elements of the bucket that one rank stores."""
         return self.element_count // self.shard_count
 
 

@@ -277,7 +277,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
 
 
 def _hybrid_fields(settings: MegatronSettings) -> Table:
-    """Returns the model-spec fields of a hybrid of Mamba, attention and feed-forward layers."""
+    """Returns the model-spec fields of a hybrid decoder of Mamba, attention and feed-forward layers."""
     pattern_letters = "".join(settings.pattern_segments)
     unknown_letters = sorted(set(pattern_letters) - set(LAYER_KIND_BY_LETTER))
     if unknown_letters or not pattern_letters:

@@ -204,7 +204,7 @@ def stage_sizes_of_layout(reader: LaunchReader, argument_name: str, written_layo
 
 
 def smallest_device_count(parallel_run: MegatronRun) -> int:
-    """Returns the smallest number of devices that a run's layout can have."""
+    """Returns the smallest number of devices on which the parallel sizes of a run are possible."""
     expert_rank_count = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
     return parallel_run.pp * math.lcm(parallel_run.tp * parallel_run.cp, expert_rank_count)
 
@@ -212,7 +212,7 @@ def smallest_device_count(parallel_run: MegatronRun) -> int:
 def megatron_run(
     reader: LaunchReader, parallel_run: MegatronRun, world_size: int | None, settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the layout and settings of a Megatron-Core run. settings: the other settings.
+    """Returns the layout and settings of a Megatron-Core run. settings: settings that the parallel run does not state.
 
     Raises `InputError` for a number of devices that the groups do not divide.
     """

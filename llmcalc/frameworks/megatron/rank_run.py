@@ -1,4 +1,4 @@
-"""One rank of a Megatron-LM run: its tensors, a micro-batch's passes and the optimizer's step.
+"""Runs the set-up and training steps of one Megatron-LM rank: passes of micro-batches and optimizer steps.
 
 A variable that holds a tensor here lives as long as Megatron's own variable.
 

@@ -20,7 +20,7 @@ from .settings_from_options import megatron_settings_of, settings_on_accelerator
 
 
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
-    """Returns the memory of one replayed rank."""
+    """Returns the memory of one Megatron-LM rank, by replaying the rank's steps."""
     return replay.rank_memory(
         training_run.memory.spec,
         settings_on_accelerator(training_run, cuda_runtime),

@@ -126,7 +126,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def position_type(self) -> str:
-        """The type of position embedding."""
+        """The type of position embedding, such as `rope` or `learned_absolute`."""
         if self.use_rotary_position_embeddings:
             return "rope"
         return "none" if self.no_position_embedding else self.position_embedding_type

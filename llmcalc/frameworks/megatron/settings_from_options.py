@@ -78,7 +78,7 @@ def megatron_settings_of(
     gpu: str = "",
     named_arguments: NamedModelArguments | None = None,
 ) -> MegatronSettings:
-    """Returns the arguments that run a model in a layout. gpu: name of a device; empty for the run's device.
+    """Returns Megatron-LM's arguments for a model in a layout. gpu: name of a device; empty for the run's device.
 
     named_arguments: a file's arguments beside those of the options; None (default) without a file.
 
@@ -131,7 +131,7 @@ def megatron_settings_of(
 
 
 def settings_on_accelerator(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> MegatronSettings:
-    """Returns a run's arguments on an accelerator, from the launch file or from llmcalc's options."""
+    """Returns a run's Megatron-LM arguments on an accelerator, from the launch file or from llmcalc's options."""
 
     def make_settings() -> MegatronSettings:
         """Returns the arguments that correspond to llmcalc's options."""

@@ -142,7 +142,7 @@ class OllamaServer:
     flags: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for a model that the version does not run."""
+        """Raises `InputError` for a model that this version of Ollama does not run."""
         check_model(self.preset, self.version)
 
     @cached_property

@@ -13,7 +13,7 @@ from ..launch.unresolved import is_unresolved
 
 
 class ServerProgram(NamedTuple):
-    """A program that starts a server.
+    """A program that starts a server: its commands, images and Python modules, and how they state the model.
 
     engine: the word of `--engine`.
     commands: the words of a command that start it, such as `vllm serve`.

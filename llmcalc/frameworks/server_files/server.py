@@ -71,7 +71,7 @@ class StartedServer:
 
 @dataclass(frozen=True)
 class LaunchedServer:
-    """A server that a launch file starts.
+    """A server that a launch file starts: its engine, model and flags, and its location in the file.
 
     name_in_errors: the file's name in messages.
     place_in_file: the server's place in the file.

@@ -40,7 +40,7 @@ DRAFT_MODEL_FLAG = "--speculative-draft-model-path"
 
 
 class Speculation(NamedTuple):
-    """The settings of speculative decoding.
+    """The settings of speculative decoding in SGLang: the number of verified tokens, and the draft model.
 
     verified_tokens: drafted tokens that a request verifies at once; 0 without drafts.
     uses_mtp: whether the model's own modules draft. draft_model: the draft model; None without one, or if it is not

@@ -28,7 +28,7 @@ UNMODELLED_KEYS = {"mtp_eagle_one_model": False, "use_mtp_vanilla": True, "eagle
 
 
 class Speculation(NamedTuple):
-    """The settings of speculative decoding.
+    """The settings of speculative decoding in TensorRT-LLM: multi-token-prediction modules or a draft model.
 
     uses_mtp: whether the model's own modules draft. draft_model: the draft model; None without one.
     """

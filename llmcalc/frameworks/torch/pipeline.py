@@ -246,7 +246,7 @@ MOST_FORWARD_PASSES = 1536
 
 
 class RankRun:
-    """The training steps of one rank.
+    """Runs the training steps of one rank of a pipeline in plain PyTorch.
 
     Raises `InputError` for layouts that torch does not support, and for more micro-batches than are replayed.
     """

@@ -206,7 +206,7 @@ def _replay_recorded(
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
-    """Returns the cache key of a rank's passes within one run: equal for ranks with equal passes."""
+    """Returns the cache key of a rank's recorded passes; ranks of a run with the same key have the same passes."""
     spec, layout, rank = rank_run.rank_setup.spec, rank_run.layout, rank_run.rank_setup.rank
     coordinates, layer_stacks = layout.coordinates(rank), [layer_stack for _, layer_stack in spec.stacks()]
     is_last_stage = coordinates.pp == layout.pp - 1

@@ -212,7 +212,7 @@ def launch_of_easy_r1(reader: LaunchReader, written_values: Table) -> Launch:
 def launch_of_overrides(
     reader: LaunchReader, overrides_by_key: Table, base_names: Sequence[str], is_easy_r1: bool = False
 ) -> Launch:
-    """Returns the training run of the actor.
+    """Returns the training run of the actor in verl, from the overrides of its configuration.
 
     overrides_by_key: dotted key → value. base_names: names of the configs of verl below them.
     is_easy_r1: whether EasyR1 runs it, which keeps torch's usual segments, and frozen weights in 16 bits; by default

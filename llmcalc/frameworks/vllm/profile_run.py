@@ -37,7 +37,7 @@ COPIES_WITH_SORT = 9.5
 
 
 class ProfileRun(NamedTuple):
-    """The sizes that determine the profile run of one rank.
+    """The sizes that determine the memory of vLLM's profile run on one rank.
 
     tokens, sequence_count: the values of `max_num_batched_tokens` and `max_num_seqs`.
     element_bytes: bytes of an element of activations.

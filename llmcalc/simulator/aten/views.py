@@ -285,7 +285,7 @@ class ViewOperations:
         return self.flatten(self.clone(expanded_x), axis, axis + 1)
 
     def repeat(self, x: Tensor, repeats: Number, axis: int) -> Tensor:
-        """Returns copies of an axis, concatenated."""
+        """Returns an axis repeated several times in sequence, as a copy."""
         axis = axis % len(x.shape)
         repeated_x = self.graph.new_tensor((*x.shape[:axis], repeats * x.shape[axis], *x.shape[axis + 1 :]), x.dtype)
         backward = (lambda g, _: (g,)) if is_size_one(repeats) else self.new_gradient(x.shape)

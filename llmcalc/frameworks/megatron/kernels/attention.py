@@ -34,7 +34,7 @@ UNMODELLED_FEATURES = {
 
 
 def unsupported_attention_reason(operation: Step) -> str:
-    """Returns the reason why Megatron-Core's kernels cannot run an attention step; empty if they can."""
+    """Returns the reason why Megatron-Core's kernels cannot run an attention operation; empty if they can."""
     feature_names = dict.fromkeys(
         feature_name for option_name, feature_name in UNMODELLED_FEATURES.items() if operation.options.get(option_name)
     )

@@ -177,7 +177,7 @@ class ExpertKernels(HeadKernels):
     # --- dispatchers -------------------------------------------------------------------------------------------------
 
     def do_dispatch(self, operation: Step) -> None:
-        """Sends tokens to their experts with the run's dispatcher."""
+        """Sends tokens to their experts with the token dispatcher of the training run."""
         local_tensors, x = self.frames[-1].local_tensors, self.tensor_read_by(operation, operation.input_values[0])
         self.top_k: int = operation.options["top_k"]
         self.expert_count: int = operation.options["experts"].size
@@ -191,7 +191,7 @@ class ExpertKernels(HeadKernels):
         self.store_output(operation, expert_rows)
 
     def do_combine(self, operation: Step) -> None:
-        """Returns expert outputs to their tokens with the run's dispatcher."""
+        """Returns expert outputs to their tokens with the token dispatcher of the training run."""
         local_tensors, y = self.frames[-1].local_tensors, self.tensor_read_by(operation, operation.input_values[0])
         expert_outputs = [y]
         del y
@@ -537,7 +537,7 @@ class ExpertKernels(HeadKernels):
         return expert_output if bias is None else self.with_bias(expert_output, bias)
 
     def fused_expert_steps(self, operation: Step) -> list[Step]:
-        """Returns the expert layers with the same input, which run as one grouped matrix product."""
+        """Returns the linear layers of the experts with the same input, which run as one grouped matrix product."""
         output_readers = self.readers_by_storage[id(operation.input_values[0].storage)]
         return [
             consumer_step

@@ -60,7 +60,7 @@ def steps_by_name(module_scope: ModuleScope) -> dict[str, Step]:
 
 
 class Parameter(NamedTuple):
-    """A parameter on one rank.
+    """A parameter as one rank stores it, after tensor and expert parallelism.
 
     path: the path of its module, and its name.
     tensor: a tensor with the parameter's shape and number format.
@@ -535,7 +535,7 @@ class RankKernels(Lowering):
         return function_output
 
     def dense_copy(self, x: Tensor) -> Tensor:
-        """Returns a contiguous copy."""
+        """Returns a contiguous copy of a tensor."""
         contiguous_copy = self.graph.new_tensor(x.shape, x.dtype)
         return record(self.graph, "copy", (x,), contiguous_copy, lambda g, _: (g,))
 
