@@ -239,7 +239,7 @@ class Cluster:
 
     @property
     def device_rank(self) -> RankMemory:
-        """The rank with the largest need of device memory."""
+        """The rank that needs the most device memory."""
         return rank_with_most_memory(self.by_rank)
 
     @property

@@ -44,7 +44,7 @@ class IdentityExperts(Op):
     expert_layers: tuple[ExpertLinear, ...]
 
     def _expert_params(self) -> Number:
-        """Returns the parameters of one expert with weights, which an identity expert replaces."""
+        """Returns the parameters of one expert with weights, in whose place a token may select an identity expert."""
         parameter_count: Number = 0
         for expert_layer in self.expert_layers:
             parameter_count = add(parameter_count, expert_layer.expert_params())

@@ -253,7 +253,7 @@ class PlacementTracker:
             self._add_message("all_reduce", recorded_value, process_group, is_backward=True)
 
     def _reduce_partial_sum(self, recorded_value: Value) -> None:
-        """Reduces a partial sum over the group, to the placement between tensor-parallel linear layers."""
+        """Reduces a partial sum to the default placement, by a reduce-scatter or an all-reduce."""
         if self.placement(recorded_value) != "partial":
             return
         process_group: ProcessGroup = "etp" if isinstance(recorded_value.rows, RoutedRows) else "tp"

@@ -226,7 +226,7 @@ def _heading_subtitle(engine_use: EngineUse) -> str:
 
 
 def _format_remark(engine_use: EngineUse) -> str:
-    """Returns the engine's remark on the weights' format, or on a tag without a format; empty without a remark."""
+    """Returns the engine's remark on the format of the weights, such as the default format of a tag; else empty."""
     preset, scheme_name = engine_use.preset, engine_use.flags.get("quantize")
     if engine_use.memory.heading:
         return engine_use.memory.heading

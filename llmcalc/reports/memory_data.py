@@ -136,7 +136,7 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
 
 
 def device_data(device: DeviceMemory) -> dict[str, Any]:
-    """Returns the bytes of a device by kind, phase and module."""
+    """Returns the bytes of a device by kind of memory, by phase and by module, as plain data."""
     return {
         "exact_bytes": device.exact_bytes,
         "peak_bytes": device.peak_bytes,

@@ -117,7 +117,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
 
     @property
     def states(self) -> MemoryUse:
-        """The bytes of the model's static memory on one device in closed form."""
+        """The model's static memory on one device, in closed form."""
         return self.memory.states
 
     def largest_device_memory(self, cuda_runtime: CudaRuntime) -> DeviceMemory:

@@ -38,7 +38,7 @@ class AdditionalModel:
 
 @frozen
 class Rollout:
-    """The rollout engine on the training devices, and the additional models on these devices.
+    """The rollout engine and the additional models that share the training devices.
 
     source: the files that say so.
     engine: its name, as of `--engine`; empty for an engine on devices of its own.

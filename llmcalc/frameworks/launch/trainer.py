@@ -227,7 +227,7 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
 
 
 def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Launch:
-    """Returns the training run of a program that runs Hugging Face's Trainer with these arguments.
+    """Returns the training run of a program that passes its arguments on to Hugging Face's Trainer.
 
     config: the Trainer's arguments, with the program's defaults.
     model_id: the model's name.

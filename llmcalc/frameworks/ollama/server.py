@@ -303,7 +303,7 @@ class OllamaServer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Option name → default value."""
+        """Returns option name → default value, for all options of Ollama that this version has."""
         server = self.fitted_server.server
         return {
             "num_ctx": self.num_ctx,

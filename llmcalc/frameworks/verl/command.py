@@ -238,7 +238,7 @@ def launch_of_overrides(
 
 
 def _sets_the_actor(command_line: CommandLine) -> bool:
-    """Whether a command has overrides of verl's actor, as recipes and programs based on verl do."""
+    """Whether a command overrides settings of verl's actor, as recipes and programs based on verl do."""
     return any(word.lstrip("+").startswith(f"{ACTOR_PREFIX}.") for word in command_line.words)
 
 

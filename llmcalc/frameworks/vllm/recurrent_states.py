@@ -175,7 +175,7 @@ def _state_storage_mode(state_rules: StateRules, has_mamba: bool, state_mode: st
 
 
 def stored_states(engine_rank: EngineRank, state_layout: StateBlocks) -> list[StateCache]:
-    """Returns the recurrent states in vLLM: a convolution's last k − 1 inputs and the recurrence, also for drafts.
+    """Returns the recurrent states in vLLM: a convolution's last k − 1 inputs and the layer's state, also for drafts.
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """

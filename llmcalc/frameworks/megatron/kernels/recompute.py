@@ -48,7 +48,7 @@ class DiscardedOutputs:
         self.argument_gradients: dict[int, Tensor] = {}
 
     def recompute(self) -> None:
-        """Recomputes the outputs with autograd, and restores the storages."""
+        """Recomputes the freed outputs with autograd, and puts the results into the outputs' storages."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
         was_enabled, autograd_graph.is_grad_enabled = autograd_graph.is_grad_enabled, True
         outer_position = autograd_graph.meter.place
