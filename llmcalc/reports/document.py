@@ -319,7 +319,7 @@ def cell_text(column: Column, cell_value: Any) -> str:
 
 
 def single_document_or_list(json_documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
-    """Returns the document of one target, or a list of documents."""
+    """Returns the JSON document of a single target, or the list of documents of several targets."""
     return json_documents[0] if len(json_documents) == 1 else list(json_documents)
 
 

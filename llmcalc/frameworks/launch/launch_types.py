@@ -628,7 +628,7 @@ class LaunchReader:
         return inner_table
 
     def refuse_groups(self, config: Table) -> None:
-        """Records as unknown the sizes above 1 in `parallelism_config`, for a run without FSDP."""
+        """Adds sizes above 1 in `parallelism_config` to the unknown arguments of a run without FSDP."""
         for size_name, rank_count in self.table(config, "parallelism_config").items():
             if str(size_name).endswith("_size") and rank_count not in (None, 1):
                 self.refuse(f"parallelism_config.{size_name}"[:100], "groups of ranks are modelled with FSDP alone")
