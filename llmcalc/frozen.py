@@ -95,7 +95,7 @@ def _constructor_source(cls: Any, method_globals: dict[str, Any]) -> str:
 
 
 def _values_source(cls: Any, variable_name: str) -> str:
-    """Returns the source code of a tuple of the fields of `variable_name` that equality compares."""
+    """Returns the source code of a tuple with the fields that equality compares. variable_name: the object."""
     return (
         "("
         + "".join(f"{variable_name}.{class_field.name}, " for class_field in fields(cls) if class_field.compare)

@@ -1,4 +1,4 @@
-"""Results that are kept for objects which are told apart by identity.
+"""Caches results for objects that are distinguished by identity (`is`), not by equality.
 
 Models, presets and devices are equal if all their parts are, and to compare or to hash them takes longer than most of
 what is asked of them.
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class IdentityCache(Generic[Result]):
-    """A cache of results by the identity of objects and a key; it is emptied when it has `max_results` results."""
+    """A cache of results by the identities of objects and a key. It is emptied at `max_results` results."""
 
     def __init__(self, max_results: int) -> None:
         self._max_results: int = max_results
@@ -22,7 +22,7 @@ class IdentityCache(Generic[Result]):
     def result(
         self, objects: tuple[object, ...], key: tuple[object, ...], compute_result: Callable[[], Result]
     ) -> Result:
-        """Returns the result for these objects and this key, computed by the first call that asks for it.
+        """Returns the cached result for these objects and this key, computed on the first call.
 
         The objects are kept with it, so that no others get their ids.
         """

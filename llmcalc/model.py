@@ -1,4 +1,4 @@
-"""The spec of a whole model, the cost tree, and the PyTorch model, built from the same spec.
+"""The spec of a whole model, from which the tree of its costs and its PyTorch reference are built.
 
 A decoder-only or encoder-only model has one stack, whose layers are at the top of the tree (`layers.0.self_attn`); an
 encoder-decoder has two (`encoder.layers.0.self_attn`).
@@ -210,7 +210,7 @@ class ModelSpec(Part):
             raise ValueError(f"{self.kind}.stem: of type {stem.type!r} is for {stem_place}; expected none")
 
     def _check_from_target(self) -> None:
-        """Raises `ValueError` if a model that is not a draft takes parts from a target model."""
+        """Raises `ValueError` if a model that is no draft takes its embedding or head from a target model."""
         stream_spec = None if self.decoder is None else self.decoder.streams
         if self.main.is_without_embedding and (self.from_target or self.tie_word_embeddings or self.embedding_size):
             field_name = "streams.start: 'state'" if self.main.stem is None else "stem: the input"
@@ -264,14 +264,14 @@ class ModelSpec(Part):
 
     @property
     def one_pass_model_name(self) -> str:
-        """The kind of a model that reads a sequence in one pass without a cache, in words; empty for other models."""
+        """Words for a model that reads a sequence in one pass without a cache (`an encoder-only model`); else empty."""
         if self.kind == "encoder":
             return "an encoder-only model"
         return "" if self.main.streams is None else self.main.streams.one_pass_model_name
 
     @property
     def model_without_tokens(self) -> str:
-        """The kind of a model that generates no tokens, in words; empty for other models."""
+        """Words for a model that generates no tokens, such as `a model without a language-model head`; else empty."""
         if self.one_pass_model_name or isinstance(self.head, LMHead):
             return self.one_pass_model_name
         return "a model without a language-model head"
@@ -292,7 +292,7 @@ class ModelSpec(Part):
 
     @property
     def layer_count(self) -> int:
-        """The number of layers of all stacks."""
+        """The number of layers in all stacks of the model, encoder and decoder together."""
         return sum(stack.num_hidden_layers for _, stack in self.stacks())
 
     @property
@@ -338,12 +338,12 @@ class ModelSpec(Part):
         return self.embedding_size if scores_every_token and is_projected_back else None
 
     def tree(self) -> Node:
-        """The tree of named nodes, derived from the program, over which counts are summed."""
+        """The tree of the model's modules and operations, derived from the program, over which counts are summed."""
         return self.recorded_tree
 
     @cached_property
     def recorded_tree(self) -> Node:
-        """The recorded tree of nodes, over which all counts of this model are summed."""
+        """The cached tree of the model's modules and operations, over which all counts of this model are summed."""
         return self.shared_program.node()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -465,7 +465,7 @@ class ModelSpec(Part):
     def _record_output(
         self, recorder: Flow, x: Value, vocab_axis: Axis, embedding_axis: Axis, embedding_table: Weight
     ) -> None:
-        """Records the components that read the final hidden states, and the vision and audio encoders."""
+        """Records in the program the components that read the final hidden states, and the encoders of inputs."""
         recorder.hold(x=x)
         output_values: dict[str, Value] = {}
         for component_name, component in (("pooler", self.pooler), ("contact_head", self.contact_head)):
@@ -510,7 +510,7 @@ class ModelSpec(Part):
         embedding_axis: Axis,
         embedding_table: Weight,
     ) -> None:
-        """Records the language-model head, and the parts that propose or predict further tokens.
+        """Records in the program the language-model head, and the modules that propose or predict further tokens.
 
         x: what the head reads. output_states: the final hidden states, which the other parts read.
         """
@@ -749,7 +749,7 @@ def _reference_class() -> type[nn.Module]:
             return model_output, self.mtp(mtp_input, ids, self.embed_tokens, mla, **expert_options)
 
         def _record_output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
-            """Returns the head's output, from the pooled vectors for a sequence classifier."""
+            """Returns the head's output: scores of sequences from the pooled vectors, otherwise scores of tokens."""
             if pooled_vector is not None:
                 sequence_scores: Tensor = self.classifier(pooled_vector)
                 return sequence_scores

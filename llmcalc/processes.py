@@ -44,7 +44,7 @@ def allow_forked_processes() -> Iterator[None]:
 
 
 def usable_processes() -> int:
-    """Returns the number of processes that calls may run in; 1 to run all of them in this process.
+    """Returns the number of processes in which calls may run; 1 if all calls must run in this process.
 
     Raises `InputError` for an environment variable that states no number.
     """
@@ -67,7 +67,7 @@ def _thread_count() -> int:
 
 
 class Worker(NamedTuple):
-    """A forked process. connection: the parent's end of its pipe. task_groups: the groups of its tasks so far."""
+    """A forked process. connection: the parent's end of its pipe. task_groups: groups of tasks that it has run."""
 
     process: ForkProcess
     connection: Connection
@@ -75,7 +75,7 @@ class Worker(NamedTuple):
 
 
 class ForkedCalls(Generic[Task, Result]):
-    """Calls of a function that start early in forked processes, before the program needs the results.
+    """Runs calls of a function ahead of time in forked processes, for results that the program will probably need.
 
     function: task → result. It must depend on the task and on what exists when the processes start, alone.
     process_count: number of processes; with less than two each call runs when its result is asked for.
@@ -108,7 +108,7 @@ class ForkedCalls(Generic[Task, Result]):
         return self._process_count > 1
 
     def begin(self, tasks: Iterable[tuple[Task, Hashable]], *, is_beside_other_work: bool = False) -> None:
-        """Starts calls whose results will probably be needed, in this order, unless they have already started.
+        """Starts calls in this order, unless they have already started, because their results will probably be needed.
 
         tasks: each with its group; tasks of a group run in one process if it is free, since they share work.
         is_beside_other_work: whether this process has other work meanwhile, so that a single call starts too; default
@@ -215,7 +215,7 @@ class ForkedCalls(Generic[Task, Result]):
             self._running[task] = worker
 
     def _collect(self) -> None:
-        """Waits until worker processes answer, stores their results, and assigns new tasks."""
+        """Waits until some worker processes answer, stores their results, and assigns new tasks to these processes."""
         from multiprocessing.connection import wait
 
         tasks_by_connection = {worker.connection: task for task, worker in self._running.items()}

@@ -56,7 +56,7 @@ def communicator_bytes(rank_count: int, torch_version: str = "") -> int:
 
 
 def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:
-    """Returns the sizes, in ranks, of the NCCL communicators of a rank, except pipeline communicators.
+    """Returns the number of ranks of each NCCL communicator of a rank, except the pipeline's communicators.
 
     They are the group of all ranks and a copy of it, or one for each axis of the device mesh.
     """

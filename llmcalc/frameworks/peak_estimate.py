@@ -49,7 +49,7 @@ class PeakByPath(NamedTuple):
     bytes_by_path: Mapping[str, int]
 
     def with_more_layers(self, longer_peak: PeakByPath, added_layers: int) -> PeakByPath:
-        """Returns the peak bytes with `added_layers` more layers. longer_peak: the peak bytes with one more layer."""
+        """Extrapolates the peak bytes to `added_layers` more layers. longer_peak: peak bytes with one more layer."""
         bytes_by_path = longer_peak.bytes_by_path
         return PeakByPath(
             {
@@ -124,7 +124,7 @@ class MicroBatchBytes:
         )
 
     def with_more_layers(self, longer_run: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
-        """Returns a micro-batch's bytes with `added_layers` more layers. longer_run: bytes with one more layer."""
+        """Extrapolates a micro-batch's bytes to `added_layers` more layers. longer_run: bytes with one more layer."""
         return MicroBatchBytes(
             self.saved_bytes + added_layers * (longer_run.saved_bytes - self.saved_bytes),
             self.forward_peaks.with_more_layers(longer_run.forward_peaks, added_layers),
@@ -167,7 +167,7 @@ def parameters_in_padded_rows(shard_count: int, counted_op: CountedOp) -> Number
 
 
 def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
-    """Returns the number of micro-batches after which the schedule repeats, plus an incomplete last round."""
+    """Returns after how many micro-batches the pipeline schedule repeats, plus those of an incomplete last round."""
     schedule_period = 2 * layout.pp * layout.vpp
     return micro_batches if micro_batches <= schedule_period else schedule_period + micro_batches % layout.pp
 
@@ -186,7 +186,7 @@ The largest number comes first; None stands for all layers of the stage.
 
 
 class Measurements(NamedTuple):
-    """The measurements of an estimate, which an equal estimate in another process may use.
+    """The measured bytes of a `PeakEstimate`, which the same estimate in another process can take over.
 
     passes_by_key: key of a stage → the bytes of its passes.
     saved_bytes_by_layer: kind of a layer → the bytes that a micro-batch saves there.
@@ -248,7 +248,7 @@ class PeakEstimate:
         return [layer_kind for scopes in stack_layers if scopes for layer_kind in types_of_layers(scopes)]
 
     def share_parameter_counts(self, other_estimate: PeakEstimate) -> None:
-        """Takes over the counted parameters and static bytes of another estimate of the same model."""
+        """Takes over the counted parameters and static bytes of another `PeakEstimate` for the same model."""
         if self.spec is other_estimate.spec and (self.bytes_per_parameter, self.included_parts, self.pads_shards) == (
             other_estimate.bytes_per_parameter,
             other_estimate.included_parts,
@@ -263,7 +263,7 @@ class PeakEstimate:
         return Measurements(dict(self._passes_by_key), dict(self._saved_bytes_by_layer))
 
     def measurements_since(self, earlier: Measurements) -> Measurements:
-        """Returns the measurements that are newer than earlier ones of this estimate."""
+        """Returns the measurements that this estimate has made since an earlier copy of its measurements."""
         return Measurements(
             {key: passes for key, passes in self._passes_by_key.items() if key not in earlier.passes_by_key},
             {
@@ -274,7 +274,7 @@ class PeakEstimate:
         )
 
     def add_measurements(self, measurements: Measurements) -> None:
-        """Adds the measurements of an equal estimate, which has been copied from this one with its layer kinds."""
+        """Adds the measurements that a copy of this estimate has made in another process."""
         self._passes_by_key |= measurements.passes_by_key
         self._saved_bytes_by_layer |= measurements.saved_bytes_by_layer
 
@@ -348,7 +348,7 @@ class PeakEstimate:
         return stage_peaks
 
     def _distinct_ranks(self, layout: Layout, micro_batches: int) -> dict[int, list[Stage]]:
-        """Returns pipeline rank → stages, without ranks whose peak equals the previous rank's peak."""
+        """Returns pipeline rank → stages, only for ranks whose peak differs from the previous rank's peak."""
         check_micro_batches(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layer_count):
@@ -371,7 +371,7 @@ class PeakEstimate:
         return distinct_ranks
 
     def _measurement_key(self, layout: Layout, stage: Stage) -> tuple[object, ...]:
-        """Returns the key of a stage's measured bytes: equal for stages with equal bytes."""
+        """Returns the cache key of a stage's measured bytes; stages with the same key have the same bytes."""
         first_layer, end_layer, _ = self._measured_layers(stage)
         return (
             *_activation_shape(layout),
@@ -515,7 +515,7 @@ class PeakEstimate:
         )
 
     def _count_layer(self, layout: Layout, stage: Stage, layer_index: int, shard_count: int) -> StageParameters:
-        """Counts the parameters of one layer, with the embedding or the head if the stage has it."""
+        """Counts the parameters of one layer, and of the embedding or the head if the pipeline stage has them."""
         layer_kind = self.layer_kinds[layer_index]
         cache_key = layout.tp, layout.expert_tp, shard_count, id(layer_kind), stage.has_embedding, stage.has_head
         if cache_key not in self._parameters_by_layer:
@@ -553,7 +553,7 @@ class PeakEstimate:
         )
 
     def _layer_kind_runs(self, stage: Stage) -> tuple[object, ...]:
-        """Returns the layer types of a pipeline stage as (type, number of consecutive layers of this type)."""
+        """Returns a pipeline stage's layers as runs of equal layers: (type of the layers, number of layers)."""
         if stage.layers in self._kind_runs:
             return self._kind_runs[stage.layers]
         kind_runs: list[list[int]] = []
@@ -630,7 +630,7 @@ class PeakEstimate:
         return start_layer, end_layer, len(stage.layers)
 
     def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
-        """Returns `_measured_layers` as if a stage that ends with a few equal layers had more of these layers.
+        """Returns `_measured_layers`, computed as if the equal layers at the end of a stage were more numerous.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """

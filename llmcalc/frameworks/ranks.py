@@ -51,7 +51,7 @@ class RankMemory:
 
 @frozen
 class Cluster:
-    """The memory of a model on many devices. run: the training or inference run. framework: the framework."""
+    """The memory of a model on the ranks of a layout. run: the training or inference run. framework: the framework."""
 
     run: RunOnRanks
     framework: Framework
@@ -211,7 +211,7 @@ class Cluster:
 
     @cached_property
     def _host_terms(self) -> tuple[MemoryTerm, ...]:
-        """The host memory under data parallelism alone: offloaded activations, and on one device paged states."""
+        """The host memory of a run with data parallelism alone: offloaded activations, paged states of one device."""
         has_host_memory = self.settings.offload_activations or paged_bytes(self.memory.states)
         if self.layout.dp < self.layout.world_size or not has_host_memory:
             return ()
@@ -223,7 +223,7 @@ class Cluster:
 
     @cached_property
     def evidence(self) -> list[Evidence]:
-        """The evidence for the results: tests and measurements of the run's parts, kernels, settings and framework."""
+        """The tests and measurements behind the results: of the run's components, kernels, settings and framework."""
         memory_use = self.memory.states
         framework_evidence = self.framework.evidence_for(self.layout, self.trains)
         optimizer_name = None if memory_use.optimizer is None else memory_use.optimizer.name
@@ -239,7 +239,7 @@ class Cluster:
 
     @property
     def device_rank(self) -> RankMemory:
-        """The rank with the largest need of device memory."""
+        """The rank that needs the most device memory."""
         return rank_with_most_memory(self.by_rank)
 
     @property
@@ -269,7 +269,7 @@ class Cluster:
 
     @property
     def micro_batches(self) -> int:
-        """The number of micro-batches per step."""
+        """The number of micro-batches in a training step of one replica."""
         microbatches_of_file = getattr(self.framework_settings, "microbatches", None)
         return microbatches_of_file or self.settings.num_microbatches or 1
 
@@ -306,7 +306,7 @@ class Cluster:
 def _with_part(
     device_memory: DeviceMemory, frozen_model: FrozenModel | SecondLoss | EncoderBytes, frozen_bytes: int
 ) -> DeviceMemory:
-    """Returns a device's memory with the bytes of a part that is not replayed, added at every point in time."""
+    """Returns a device's memory plus the bytes of a frozen model or an encoder, added at every point in time."""
 
     def with_frozen_bytes(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
         return {**bytes_by_kind, frozen_model.kind: bytes_by_kind.get(frozen_model.kind, 0) + frozen_bytes}

@@ -62,7 +62,7 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
 
 
 def frameworks_for_plans(layout_request: LayoutRequest, hardware: Hardware | None = None) -> tuple[Framework, ...]:
-    """Returns the frameworks for a plan's layouts: the named or implied framework, else `PLAN_FRAMEWORKS`.
+    """Returns the frameworks that a plan compares: the named or implied framework, else `PLAN_FRAMEWORKS`.
 
     Raises `InputError` for more than one accelerator without collectives, and for a framework that needs them.
     """

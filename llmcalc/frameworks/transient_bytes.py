@@ -19,7 +19,7 @@ from ..simulator.tensor import DTYPES, FLOAT32, Dtype, empty
 
 
 class StageParameters(NamedTuple):
-    """The parameter counts of a stage on one tensor-parallel rank.
+    """The numbers of parameters, by kind, of a pipeline stage on one tensor-parallel rank.
 
     dense: parameters of all modules except routed experts.
     experts: parameters of routed experts.
@@ -195,7 +195,7 @@ def _step_peak(
     is_matrix: bool = True,
     has_flat_parameters: bool = False,
 ) -> int:
-    """Replays two optimizer steps over `parameter_count` tensors, and returns the second step's temporary bytes.
+    """Replays two optimizer steps over `parameter_count` tensors, and returns the temporary bytes of the second step.
 
     has_gradient_copies: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer
         takes the tensors for matrices in a layer. has_flat_parameters: whether they are vectors.

@@ -45,7 +45,7 @@ class AttentionCore(Op):
         return self.selected_keys is not None
 
     def pairs(self, run_config: RunConfig) -> Number:
-        """Returns the number of (query, key) pairs per head and sequence by the run's convention."""
+        """Returns the number of (query, key) pairs per head and sequence; `run_config.pairs`: full or causal."""
         new_tokens, past_tokens = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if self.keys is not None:
             key_rows = self.rows if isinstance(self.rows, PatchVectors) else self.keys

@@ -15,7 +15,7 @@ from .linear import ExpertLinear, Linear
 
 @frozen(slots=True)
 class CompressedEntryLinear(Linear):
-    """A linear layer whose outputs form entries of several tokens; passes without a complete entry have no gradient."""
+    """A linear layer with one output per entry of several tokens; without a complete entry it has no gradient."""
 
     tokens_per_entry: Number = 1
 
@@ -44,7 +44,7 @@ class IdentityExperts(Op):
     expert_layers: tuple[ExpertLinear, ...]
 
     def _expert_params(self) -> Number:
-        """Returns the parameters of one expert with weights, which an identity expert replaces."""
+        """Returns the parameters of one expert with weights, in whose place a token may select an identity expert."""
         parameter_count: Number = 0
         for expert_layer in self.expert_layers:
             parameter_count = add(parameter_count, expert_layer.expert_params())

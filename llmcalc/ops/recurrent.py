@@ -136,7 +136,7 @@ class DeltaRule(Op):
         return self._chunk_count(run_config) * (2 * chunk * chunk * pair_width + 3 * 2 * chunk * key_dim * value_dim)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        """Returns twice the forward FLOPs, with corrections for the first and last states and solved systems.
+        """Returns twice the forward FLOPs, corrected for the first and last states and for the solved linear systems.
 
         - The first state is not computed and the last one is not used: four products less.
         - Each solved triangular system adds one product, for the gradient of its matrix.

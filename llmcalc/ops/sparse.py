@@ -59,7 +59,7 @@ class BlockAttentionCore(VisibleKeysAttentionCore):
         return True
 
     def visible_pairs(self, tokens: Number) -> Number:
-        """Returns the number of (query, key) pairs of the first n tokens.
+        """Returns the number of (query, key) pairs of the first n tokens in which the key is visible.
 
         These are all pairs while the tokens fill at most `blocks` blocks; then `blocks` − 1 full blocks and the token's
         own block up to the token.

@@ -1,4 +1,4 @@
-"""The options that select one rank of a layout, so that counts are of the rank instead of the full model.
+"""The options that select one rank of a layout, whose parameters, FLOPs or cache are counted.
 
 The modules that compute layouts are loaded when the first rank is requested.
 """
@@ -77,7 +77,7 @@ NO_RANK_OPTIONS = RankRequest()
 
 
 def rank_settings() -> dict[str, DeclaredSetting]:
-    """Returns the settings that request one rank's counts, by name."""
+    """Returns option name → setting, for the options that select the rank whose costs are counted."""
     return {
         **{option_name: declarations_of(LayoutRequest)[option_name] for option_name in LAYOUT_OPTION_NAMES},
         RANK_SETTING.name: RANK_SETTING,

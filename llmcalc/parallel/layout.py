@@ -203,7 +203,7 @@ class Layout:
 
 
 def stage_layers_option(layers: Sequence[int]) -> str:
-    """Writes numbers of layers for `--pp-layout`: 2,2,2,3 as `2x3,3`."""
+    """Returns numbers of layers as the value of `--pp-layout`: 2,2,2,3 as `2x3,3`."""
     equal_stage_runs = [(layer_count, len(list(stage_count))) for layer_count, stage_count in groupby(layers)]
     return ",".join(
         f"{layers_per_stage}x{stage_count}" if stage_count > 1 else str(layers_per_stage)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @frozen
 class LayoutRules:
-    """A framework's layout rules, from which a search enumerates layouts.
+    """The layouts that a framework supports and a search tries: ZeRO stages, group sizes, and constraints.
 
     name: the framework's name in errors.
     default_zero_stage: default ZeRO stage of a layout with replicas.

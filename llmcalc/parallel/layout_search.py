@@ -58,7 +58,7 @@ SHORTEST_SEQUENCE_PART = 1024
 
 @dataclass
 class LayoutSearch:
-    """The results of a layout search.
+    """The results of a layout search: the possible layouts, and the number of refused layouts by reason.
 
     possible_layouts: the layouts that the model can have, each with its micro-batches per step.
     refusal_counts: reason → number of layouts that were refused for it.
@@ -70,7 +70,7 @@ class LayoutSearch:
     errors_by_reason: dict[str, InputError] = field(default_factory=dict)
 
     def refuse(self, refusal_error: InputError) -> None:
-        """Counts a refused layout under the reason, which is the error text before the semicolon."""
+        """Counts a layout that the framework refuses, under the reason: the error text before the semicolon."""
         refusal_reason = str(refusal_error).partition(";")[0]
         self.refusal_counts[refusal_reason] += 1
         self.errors_by_reason[refusal_reason] = refusal_error
@@ -165,7 +165,7 @@ def search_layouts(
 
 
 def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest, *, trains_experts: bool) -> Layout | None:
-    """Returns the layout of a request that states all group sizes; None if one is missing or it is impossible."""
+    """Returns the layout of a request that states all sizes; None if a size is missing or the layout impossible."""
     if not layout_request.has_all_sizes:
         return None
     try:
@@ -249,7 +249,7 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
 
 
 def check_planned(layout: Layout, layout_rules: LayoutRules, global_batch: int, micro_batch: int) -> None:
-    """Raises `ImpossibleLayout` if a search does not try the layout, or if the global batch does not suit it."""
+    """Raises `ImpossibleLayout` if a search would not try the layout, or cannot divide the global batch over it."""
     group_sizes = {option_name: getattr(layout, option_name) for option_name in layout_rules.untried_sizes}
     if not _follows_layout_rules(layout_rules, group_sizes):
         raise ImpossibleLayout(f"--framework {layout_rules.name}: {layout.options()} is not tried")
@@ -289,7 +289,7 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
 
 
 def _follows_layout_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:
-    """Whether the size is 1 for every kind of parallelism that the framework's search does not try."""
+    """Whether group sizes are 1 for the kinds of parallelism that the framework's search does not try."""
     return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried_sizes)
 
 
@@ -357,7 +357,7 @@ def _try_layout(
     micro_batch: int,
     layout_rules: LayoutRules,
 ) -> None:
-    """Adds a layout to the possible or to the refused layouts of the search."""
+    """Adds a layout to the search's possible layouts, or counts it under the reason why it is impossible."""
     if layout is None:
         layout_search.refusal_counts[TOO_MANY_STAGES] += 1
         return

@@ -187,7 +187,7 @@ def _merge_equal(messages: Iterable[Message]) -> list[Message]:
 def _chunks_of_rank(
     spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, keeps_layer_indices: bool
 ) -> Iterator[StageChunk]:
-    """Yields a rank's stages. A DualPipe rank has two stages, each for half of the micro-batches.
+    """Yields a rank's pipeline stages. A DualPipe rank has two, each of which runs half of the micro-batches.
 
     keeps_layer_indices: whether messages depend on the indices of layers.
     """
@@ -243,7 +243,7 @@ def _tensor_group_messages(
     gradients: GradientRules,
     element_bytes: int,
 ) -> Iterator[Message]:
-    """Yields all-reduces of the gradients of weights replicated over a tensor-parallel group.
+    """Yields all-reduces of the gradients of weights that all ranks of a tensor-parallel group store in full.
 
     Each rank has a partial sum: over its own tokens with sequence parallelism, over its own heads for norms of heads.
     """
@@ -308,7 +308,7 @@ class ReplicaGroup(NamedTuple):
     replicas: int
 
     def message(self, collective_kind: CollectiveKind, message_bytes: Number, message_count: Number) -> Message:
-        """Returns the collective messages of the ranks that shard the same weights."""
+        """Returns messages among the ranks over which the same weights are sharded."""
         return Message(
             "expert dp" if self.is_expert else "dp", self.shards, collective_kind, message_bytes, message_count
         )

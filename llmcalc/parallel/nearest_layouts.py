@@ -168,7 +168,7 @@ def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count:
 
 
 def _nearest_sizes(requested_size: int, possible_sizes: Iterable[int], *added_sizes: int) -> list[int]:
-    """Returns the `SIZES_TO_TRY` possible group sizes nearest to a size, and `added_sizes`."""
+    """Returns the `SIZES_TO_TRY` possible group sizes that are nearest to a requested size, plus `added_sizes`."""
     return sorted(
         {
             *sorted(possible_sizes, key=lambda size: (abs(log2(size / requested_size)), size))[:SIZES_TO_TRY],
@@ -233,7 +233,7 @@ def _layout_of_sizes(
 
 
 def _schedule_of_sizes(layout_request: LayoutRequest, pp: int, vpp: int) -> Schedule:
-    """Returns the requested pipeline schedule if the sizes allow it, else the interleaved schedule or 1F1B."""
+    """Returns the requested pipeline schedule if the sizes allow it, otherwise the interleaved schedule or 1F1B."""
     if vpp > 1:
         return "interleaved"
     schedule = layout_request.schedule or "1f1b"

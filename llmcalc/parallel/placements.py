@@ -123,7 +123,7 @@ class PlacementTracker:
     messages: list[Collective] = field(default_factory=list)
 
     def run_program(self, program: RankFlow) -> list[Collective]:
-        """Runs through the program, and returns the rank's collectives.
+        """Derives the placements of a program's values in order, and returns the rank's collectives.
 
         Raises `InputError` for a part that the layout divides in a way that is not modelled.
         """
@@ -148,7 +148,7 @@ class PlacementTracker:
         )
 
     def _run_items(self, program_items: Iterable[ProgramItem], module_path: str, repeat_count: Number) -> None:
-        """Runs through a module's operations. repeat_count: how often the module runs."""
+        """Derives placements and messages of a module's operations, in order. repeat_count: runs of the module."""
         for item in program_items:
             if isinstance(item, AlternativeBranches):
                 self._run_items(next(iter(item.branches.values())).items, module_path, repeat_count)
@@ -253,7 +253,7 @@ class PlacementTracker:
             self._add_message("all_reduce", recorded_value, process_group, is_backward=True)
 
     def _reduce_partial_sum(self, recorded_value: Value) -> None:
-        """Reduces a partial sum over the group, to the placement between tensor-parallel linear layers."""
+        """Reduces a partial sum to the default placement, by a reduce-scatter or an all-reduce."""
         if self.placement(recorded_value) != "partial":
             return
         process_group: ProcessGroup = "etp" if isinstance(recorded_value.rows, RoutedRows) else "tp"
@@ -267,7 +267,7 @@ class PlacementTracker:
             self._add_message("all_reduce", recorded_value, process_group)
 
     def _run_step(self, operation: Step) -> None:
-        """Places the outputs of an operation, and adds the operation's messages."""
+        """Assigns a placement to each output of an operation, and adds the operation's messages."""
         if operation.verb in ("hold", "keep", "cache", "mask", "enter", "leave") or not operation.output_values:
             return
         output, weight = operation.output_values[0], operation.weight

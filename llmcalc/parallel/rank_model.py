@@ -28,7 +28,7 @@ from .rank_program import RankAxes, RankFlow, cached_rank_program, has_whole_tow
 
 
 class RankModel(ModelSpec):
-    """A model with one rank's program and the full model's fields."""
+    """A model spec whose program has the shard sizes of one rank, and whose fields are those of the full model."""
 
     _layout: Layout = PrivateAttr(default=ONE_DEVICE)
     _rank: int = PrivateAttr(default=0)
@@ -41,7 +41,7 @@ class RankModel(ModelSpec):
 
     @property
     def rank(self) -> int:
-        """The number of the counted rank."""
+        """The number of the rank whose costs are counted."""
         return self._rank
 
     @cached_property
@@ -55,7 +55,7 @@ class RankModel(ModelSpec):
         return copied_model
 
     def layer_with_symbols(self, symbolic_layout: Layout) -> RankModel:
-        """Returns the same rank with symbols as group sizes."""
+        """Returns the model of the same rank with symbols as group sizes, for formulas."""
         symbolic_model = self.model_copy()
         symbolic_model._symbolic_layout = symbolic_layout
         return symbolic_model
@@ -74,7 +74,7 @@ class RankModel(ModelSpec):
 
     @property
     def full_model(self) -> ModelSpec:
-        """The spec of the unsharded model."""
+        """The spec of the full model, before ranks divide it."""
         return ModelSpec.model_construct(**{name: getattr(self, name) for name in ModelSpec.model_fields})
 
     @property
@@ -83,12 +83,12 @@ class RankModel(ModelSpec):
 
     @property
     def undivided_tree(self) -> Node:
-        """The tree of the rank's layers with unsharded sizes, and with the same nodes as the rank's tree."""
+        """The tree of the rank's layers with unsharded sizes; it has the same nodes as the rank's own tree."""
         return cached_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage_of_rank).node()
 
     @cached_property
     def recorded_tree(self) -> Node:
-        """The tree of the rank's program."""
+        """The tree of modules and operations with the sizes of the rank."""
         return _divide_tokens(self.program().node(), self.undivided_tree, self._symbolic_layout or self._layout)
 
     @property
@@ -125,7 +125,7 @@ class RankModel(ModelSpec):
     def _is_copied_on_tp_ranks(
         self, node_position: NodePosition, element_count: Number, undivided_count: Number
     ) -> bool:
-        """Whether tensor-parallel ranks have equal tensors. element_count, undivided_count: on a rank and in total."""
+        """Whether tensor-parallel ranks have equal tensors. Both counts: elements on the rank, and in total."""
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertLinearOnRank):
             return bool(op.rank_count * op.ranks_per_expert < tp)
@@ -196,14 +196,14 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
 
 
 def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
-    """Yields the layer indices of each kind of layer."""
+    """Yields the layer indices of each group of equal layers."""
     for _, stack in spec.stacks():
         for _, _, layer_count, layer_indices in stack.layer_groups():
             yield range(layer_count) if layer_indices is None else layer_indices
 
 
 def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
-    """Returns the rank's tree with operations on the rank's tokens. undivided_node: node of the undivided tree."""
+    """Returns the rank's tree with its operations on the rank's tokens. undivided_node: the same node, unsharded."""
     node_pairs = zip(node.children, undivided_node.children, strict=True)
     children = tuple(_divide_tokens(child, undivided_child, layout) for child, undivided_child in node_pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
@@ -215,7 +215,7 @@ def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
 
 
 def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
-    """Returns the op with this rank's tokens. undivided_op: the op of the full model."""
+    """Returns the operation as it runs on this rank's tokens. undivided_op: the operation of the full model."""
     if (
         isinstance(op, ExpertLinear)
         and isinstance(undivided_op, ExpertLinear)

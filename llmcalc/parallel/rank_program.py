@@ -72,7 +72,7 @@ class AxisShard(Axis):
 
 
 def axes_with_concatenated_parts(shape: Shape) -> Iterator[Axis]:
-    """Yields every axis of a shape, with the parts of concatenated axes."""
+    """Yields every axis of a shape; in place of concatenated axes, the axes of their parts."""
     for axis in shape:
         if isinstance(axis, JoinedShapes):
             for axis_part in axis.shapes:
@@ -157,7 +157,7 @@ class RankAxes:
 
 
 def divides_state_space_groups(axes: Iterable[Axis], layout: Layout) -> bool:
-    """Whether the layout divides groups of state-space heads, as in training.
+    """Whether all tensor-parallel ranks get different groups of state-space heads, as in training.
 
     Inference engines give every rank a copy of a single group; training frameworks do not (Megatron-LM,
     core/ssm/mamba_mixer.py, `ngroups`).
@@ -169,7 +169,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _with_rank_axes(verb: Verb) -> Verb:
-    """Returns the recording function with every axis argument replaced by the rank's part."""
+    """Wraps a recording function so that the rank's shard replaces each axis, shape or weight among its arguments."""
 
     @wraps(verb)
     def record_on_rank(self: RankFlow, *args: Any, **options: Any) -> Any:
@@ -212,7 +212,7 @@ class RankFlow(Flow):
 
     @cached_property
     def divides_evenly(self) -> bool:
-        """Whether all ranks of a tensor-parallel group have equally long parts."""
+        """Whether the ranks of a tensor-parallel group have shards of equal length."""
         divided_axes: set[Axis] = set()
         for operation in self.root.steps():
             weight = () if operation.weight is None else (operation.weight.output_axes, operation.weight.input_axes)
@@ -311,7 +311,7 @@ class RankFlow(Flow):
         return super().look_up(table_weight, of, by)
 
     def _record_copy(self, table_weight: Weight) -> None:
-        """Records the pipeline stage's copy of the embedding, before the module that reads the embedding."""
+        """Records in the program a pipeline stage's own copy of the embedding, before the module that reads it."""
         scope = self.root.items[-1]
         scope_attributes = (
             {} if isinstance(scope, AlternativeBranches) else {"optional": scope.node_fields.get("optional", "")}

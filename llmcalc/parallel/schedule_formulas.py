@@ -19,7 +19,7 @@ from .schedules import (
 def peak_in_flight(
     layout: Layout, micro_batches: int, rank: int, bytes_of_chunks: Sequence[int]
 ) -> tuple[int, InFlightCounts]:
-    """Returns the most bytes of micro-batches in flight on a rank, and the numbers of these micro-batches per chunk.
+    """Returns the most bytes of micro-batches in flight on a rank, and each chunk's number of these micro-batches.
 
     bytes_of_chunks: per chunk, the bytes of a micro-batch in flight. Of an interleaved schedule only the order of the
         one rank is made.

@@ -1,4 +1,4 @@
-"""Pipeline schedules: each rank's order of micro-batches, micro-batches in flight, and the bubble.
+"""Pipeline schedules: the order of each rank's passes, the micro-batches in flight, and the idle time (bubble).
 
 Sources of the orders:
 1F1B: Narayanan 2019 (PipeDream) and 2021 (arXiv:2104.04473), §2.2.1; Megatron-LM, core/pipeline_parallel/schedules.py,
@@ -121,7 +121,7 @@ class Pipeline:
     def peak_in_flight(
         self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
     ) -> tuple[int, InFlightCounts]:
-        """Returns the highest total weight of the micro-batches in flight on a rank, and their numbers per chunk.
+        """Returns a rank's largest total weight of micro-batches in flight, and their number per chunk at that point.
 
         awaiting_backward: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
         weights: per chunk, the weight when only the backward pass of the weights is left; by default the other one.
@@ -355,7 +355,7 @@ class PassDurations(NamedTuple):
     overlapped_time: float | None = None
 
     def duration(self, pass_kind: PassKind) -> float:
-        """Returns the duration of a single action."""
+        """Returns how long a pass of this kind through a chunk takes."""
         input_duration, weight_duration = self.backward_inputs, self.backward_weights
         return {"F": self.forward, "B": input_duration + weight_duration, "I": input_duration, "W": weight_duration}[
             pass_kind
@@ -367,7 +367,7 @@ class PassDurations(NamedTuple):
 
 
 class ActionSpan(NamedTuple):
-    """An action with start and end time."""
+    """The start and end time of an action of a rank."""
 
     action: PassAction
     start_time: float
@@ -495,7 +495,7 @@ class _StepSimulation:
             next_index += len(overlapped_actions)
 
     def awaited_pass(self, action: PassAction, rank: int) -> tuple[StagePass, float | None]:
-        """Returns the pass that an action waits for, and the arrival time of that pass's result (None if unknown)."""
+        """Returns the pass whose result an action needs, and when the result arrives at the rank (None if unknown)."""
         pass_kind, first_pass = action.pass_kind, self.first_pass[rank][action.chunk_index]
         pass_index = first_pass + action.micro_batch
         required_pass: StagePass

@@ -60,7 +60,7 @@ def _weight_shards(
     extra_part_names: frozenset[str],
     has_expert_groups: bool,
 ) -> Iterator[WeightShard]:
-    """Yields the parameters of a program's items. has_expert_groups: whether experts have separate replica groups."""
+    """Yields the parameters of a program's modules. has_expert_groups: whether experts have separate replica groups."""
     for item in program_items:
         if isinstance(item, AlternativeBranches):
             yield from _weight_shards(

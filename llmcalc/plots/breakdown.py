@@ -37,7 +37,7 @@ NARROW_AXIS_LENGTH_FACTOR = 2
 
 @in_llmcalc_style
 def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 3) -> Figure:
-    """Draws two panels: the parts of the time with the estimate's range, and the nodes in the colours of their bounds.
+    """Draws two panels: the terms of the time with the estimate's range, and the nodes in the colours of their bounds.
 
     node_depth: levels of the model's tree that nodes are listed by.
     """
@@ -54,12 +54,12 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 
 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
-    """Returns the parts of the estimated seconds, without the part `layer waits`, which other parts include."""
+    """Returns the terms of the estimated seconds, without `layer waits`, which are included in other terms."""
     return [(key, seconds) for key, seconds in timed_run.seconds_by_part.items() if seconds and key != "layer waits"]
 
 
 def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNode]]:
-    """Returns the slowest nodes with their names. Nodes after the first `MOST_NODES` are summed."""
+    """Returns the slowest nodes of the model with their names; the nodes after the first `MOST_NODES` are summed."""
     timed_nodes = timed_run.nodes(node_depth)
     node_paths = [node.path for node in timed_nodes]
     node_bars = [
@@ -159,7 +159,7 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNo
 
 
 def _time_and_percentage_text(seconds: float, timed_run: TimedRun) -> str:
-    """Writes a time and its percentage of the run's time: `4.1 ms, 25 %`."""
+    """Returns a time and its percentage of the run's time as text: `4.1 ms, 25 %`."""
     return f"{duration_text(seconds, digit_count=3)}, {units.percent(seconds / timed_run.seconds, 0)}"
 
 

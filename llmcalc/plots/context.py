@@ -151,5 +151,5 @@ AXES_HEIGHT_SHARE = 0.78
 
 
 def _tokens_text(token_count: float) -> str:
-    """Writes a number of tokens in short form: `8K` or `1M`."""
+    """Returns a number of tokens as short text: `8K` or `1M`."""
     return f"{token_count / 2**20:g}M" if token_count >= 2**20 else f"{token_count / 2**10:g}K"

@@ -132,7 +132,7 @@ def in_llmcalc_style(draw_picture: Callable[DrawParameters, DrawnType]) -> Calla
 
 
 def draw_heading(figure: Figure, heading_text: str, subtitle: str = "") -> None:
-    """Writes a figure's heading above the panels, aligned left. subtitle: a text below it in smaller letters."""
+    """Draws a figure's heading above the panels, aligned left. subtitle: a text in small letters below the heading."""
     heading_text = wrapped_text(heading_text, figure.get_figwidth() - 0.2, 12, "bold")
     if subtitle:
         subtitle = text_for_one_column(subtitle, figure.get_figwidth() - 0.2, 9)

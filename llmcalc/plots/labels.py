@@ -57,7 +57,7 @@ RING_LABEL_PLACES: tuple[tuple[float, float, Any], ...] = tuple(
 
 
 def axis_tick_text(tick_value: float, write_value: Callable[[Any], str]) -> str:
-    """Writes an axis value in the unit of the value's magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
+    """Returns an axis value as text, in the unit of its magnitude and without final zeros: `64 GiB`, `1.5 TiB`."""
     number_text, _, unit_text = write_value(tick_value).partition(" ")
     return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit_text}".strip()
 
@@ -119,7 +119,7 @@ def label_points(
     label_places: Sequence[tuple[float, float, Any]] = LABEL_PLACES,
     radius_or_radii: float | Sequence[float] = 0,
 ) -> list[Annotation]:
-    """Writes labels beside points in order. A label without room is left out.
+    """Draws names beside data points, in order. A name that overlaps others at every place is left out.
 
     data_points: the points, in data coordinates.
     other_points: other points that no name may cover; default none.

@@ -1,4 +1,4 @@
-"""Every picture of `llmcalc plot`, from models that have been read and settings that have been checked.
+"""The functions that draw the pictures of `llmcalc plot`, from checked settings and models.
 
 Each function raises `MissingExtra` without matplotlib, before anything is computed, and returns a figure.
 """
@@ -149,7 +149,7 @@ def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
 
 
 def time_picture(compute_answer: Callable[[], ReportedAnswer], node_depth: int = 3) -> Figure:
-    """Draws the time of a run by parts and bounds. compute_answer: returns the answer of `time`.
+    """Draws the time of a run by terms and bounds. compute_answer: returns the answer of `time`.
 
     node_depth: levels of the model's tree that are drawn.
     """

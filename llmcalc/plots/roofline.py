@@ -73,7 +73,7 @@ def plot_roofline(title: str, titled_runs: Sequence[tuple[TimedRun, str]]) -> Fi
 
 
 def _pass_text(timed_run: TimedRun, pass_name: str, seconds: float) -> str:
-    """Writes the legend of a pass, with the percentage of the pass's time that the drawn products take."""
+    """Returns the legend text of a pass, with the percentage of the pass's time that the drawn products take."""
     hint = "" if timed_run.resident_bytes <= timed_run.hardware.capacity_bytes else ", whose memory they do not fit"
     legend_text = (
         f"{escape_label(pass_name)}{hint}; points: {units.percent(seconds / timed_run.seconds, 0)} of its time"
@@ -132,7 +132,7 @@ def _label_node_points(
     runs_with_kernels: Sequence[tuple[TimedRun, dict[str, MemoryTraffic]]],
     roof_points: Sequence[tuple[float, float]],
 ) -> None:
-    """Labels points with the ends of their node paths, slowest first. Overlapping points share one label."""
+    """Labels points with the last parts of their node paths, slowest node first. Overlapping points share one label."""
     weighted_points = [
         (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.flops_per_second / 1e12), path)
         for timed_run, kernels in runs_with_kernels

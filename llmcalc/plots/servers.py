@@ -44,7 +44,7 @@ def shown_server_index(studied_servers: StudiedServers) -> int:
 
 
 def front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]:
-    """Returns the Pareto front: each point with the index of its server."""
+    """Returns the load points on the Pareto front, each with the index of its server."""
     curves = [{curve_point.concurrency: curve_point for curve_point in curve} for curve in studied_servers.load_curves]
     return [(index, curves[index][concurrency]) for index, concurrency in studied_servers.pareto_front]
 

@@ -123,7 +123,7 @@ class ShapeQuestion:
         cites_literature: bool = False,
         is_flat: bool = False,
     ) -> ReportedAnswer:
-        """Finds shapes that cost as much as the budget, with the proportions of a model.
+        """Finds shapes with a model's proportions that cost as much as the budget (parameters, FLOPs or cache).
 
         target: the model; None for the standard model of the budget.
         read_model: function that reads it.

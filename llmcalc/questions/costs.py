@@ -124,7 +124,7 @@ MOST_DOUBLINGS = 4
 def _cost_on_fewest_devices(
     run_question: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None
 ) -> RunCost:
-    """Returns the cost of training on the fewest devices, among doublings, on which a layout fits.
+    """Returns the cost of training on the fewest devices on which a layout fits; their number is doubled until it fits.
 
     The first number tried has memory for the states (weights, gradients, optimizer), and is a multiple of the typed
     group sizes. Raises `InputError` beside a measured step, whose devices are its own, and where no layout fits.

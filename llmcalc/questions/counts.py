@@ -1,4 +1,4 @@
-"""Answers about counts: parameters, FLOPs, cache and formulas, of a model or of one rank."""
+"""Answers about counts: parameters, FLOPs, cache and formulas, each of a model or of one rank of a layout."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SCHEME_WITHOUT_ENGINE_ERROR = (
 
 @frozen
 class ParamsQuestion:
-    """The question of `llmcalc params`: which parameters of a model, draft or rank are counted.
+    """The input of `llmcalc params`: which parameters of a model, a draft model or a rank are counted.
 
     include: optional parts of the model that count.
     rank: the rank of a layout; None (default) for the whole model.
@@ -77,7 +77,7 @@ class ParamsQuestion:
 def _selected_rank(
     rank: RankRequest | None, spec: ModelSpec, rank_cost: Callable[[Any], int], cost_verb: str
 ) -> SelectedRank | None:
-    """Returns the counts of one rank; None without a rank. Other arguments: as in `RankRequest.selected_rank`."""
+    """Returns the model of the requested rank; None without a request. Other arguments: as in `selected_rank`."""
     return None if rank is None else rank.selected_rank(spec, rank_cost, cost_verb)
 
 
@@ -158,7 +158,7 @@ def _measure_params(target: str) -> MeasuredParams:
 
 @frozen
 class FlopsQuestion:
-    """The question of `llmcalc flops`. A field is an argument of `llmcalc.flops`.
+    """The input of `llmcalc flops`. Each field is an argument of `llmcalc.flops`.
 
     phase: the pass; None (default) for the forward pass, or for a training step of a measured run.
     conventions: whether to compare with rules of thumb.
@@ -260,7 +260,7 @@ class FlopsQuestion:
 
 @frozen
 class CacheQuestion:
-    """The question of `llmcalc kv`. A field is an argument of `llmcalc.kv`.
+    """The input of `llmcalc kv`. Each field is an argument of `llmcalc.kv`.
 
     rank: the rank of a layout; None (default) for the whole model.
     draft: a draft of speculative decoding beside the model; None (default) without one.
@@ -316,7 +316,7 @@ QUANTITIES_BY_SETTING = {
 
 @frozen
 class ExplainQuestion:
-    """The question of `llmcalc explain`: formulas, and the values for their evaluation.
+    """The input of `llmcalc explain`: which formulas are shown, and the values at which they are evaluated.
 
     node: a part, by the end of its path; None for the whole model.
     quantity: the quantity to explain.
@@ -410,7 +410,7 @@ class ExplainQuestion:
         return ReportedAnswer(explanation, lambda: built_report)
 
     def _whole_cache_value(self, model: Any, seq: int) -> tuple[str, int, str]:
-        """Returns the cache of one sequence: JSON key, bytes and a note on windows or states that end its growth."""
+        """Returns (JSON key, bytes, note) of one sequence's cache; the note is on windows and states that bound it."""
         from ..costs.cache import kv
         from ..units import memory_scale
 

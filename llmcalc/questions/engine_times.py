@@ -1,4 +1,4 @@
-"""The timed decoding of a serving engine's users, for the layouts that `fit --engine` lists."""
+"""Estimates an engine's seconds per decoded token of all users, for the layouts that `fit --engine` lists."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class EngineQuestion:
             )
 
     def receipt_of_engine(self, engine: Engine, version: EngineVersion) -> ReceiptFile | None:
-        """Returns the receipt (a measured log) for an engine; None without a receipt."""
+        """Returns the log of `--receipt` for an engine; None without such a log."""
         return None if self.receipt is None else ReceiptFile(self.receipt, self.preset, engine, version)
 
     def flags(self, engine: Engine) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def engine_questions(
 def _model_of_server(
     target: Any, server: LaunchedServer, read_model: Callable[[Any], Preset]
 ) -> tuple[Preset, str | None]:
-    """Returns the model that a server runs, and its quantization scheme if only the checkpoint's name states it.
+    """Returns the model that a server runs, and the quantization scheme if only the checkpoint's name states one.
 
     target: the TARGET, which replaces the model that the file names.
     """
@@ -245,7 +245,7 @@ def _model_of_server(
 
 
 def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[Preset, str | None]:
-    """Returns the TARGET, and the quantization scheme in the launch file's model name; None if TARGET states another.
+    """Returns the TARGET, and the quantization scheme in the file's model name; None as the scheme if TARGET has one.
 
     The name of another model is replaced with its scheme.
     """
@@ -290,7 +290,7 @@ def ask_engine_cache(engine_question: EngineQuestion) -> ReportedAnswer:
 
 
 def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:
-    """Returns the answer about the memory of one or several engines."""
+    """Returns the answer about the memory of one engine or, with a column per engine, of several engines."""
     engine_memories = [engine_use.memory for engine_use in engine_uses]
     memory_result = engine_memories[0] if len(engine_memories) == 1 else engine_memories
     return ReportedAnswer(
@@ -379,7 +379,7 @@ def ask_engine_fit(
 
 
 def _slots_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
-    """Returns the number of slots into which a launch file divides the cache (2 for `-np 2`); 1 by default.
+    """Returns the number of slots into which a launch file divides the cache of requests (2 for `-np 2`); default 1.
 
     Engines whose cache takes any number of requests have no slots; with `--kv-unified` slots share llama.cpp's cache.
     """
@@ -390,13 +390,13 @@ def _slots_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags
 
 
 def _with_receipt_notes(engine_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
-    """Adds the notes about the measured log to the memory of a layout option."""
+    """Adds notes on the terms that come from the measured log of `--receipt` to the memory of a layout option."""
     memory = engine_option.memory
     return replace(engine_option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
 def _changes_for_users(users_per_rank: int, engine: Engine, *server: Any) -> Iterator[FlagChange]:
-    """Yields the changes of a server's flags, marked as failing unless the cache holds the requests of all users.
+    """Yields an engine's flag changes; a change whose cache does not hold all users' requests is marked as failing.
 
     users_per_rank: those of each data-parallel rank, which has a cache of its own. server: as in `flag_changes_on`.
     """

@@ -93,7 +93,7 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
 def _runs_by_devices(
     run_question: RunQuestion, global_batch: int | None
 ) -> tuple[RunQuestion, tuple[Memory, LayoutRequest] | None]:
-    """Returns the training run that `fit` counts, and the run on several accelerators if another framework trains it.
+    """Returns the training run for `fit`, and the run on several accelerators if these need another framework.
 
     One accelerator without a framework runs that of `memory`, which has no `--global-batch`; several run the usual one
     of plans.

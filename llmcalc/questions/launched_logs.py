@@ -1,4 +1,4 @@
-"""The computed memory of a launched training run, for the terms of the log that the run printed."""
+"""Computes the memory of a launched training run, for comparison with the log that the run printed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def exceeds_device(parsed_log: ParsedLog, required_bytes: int) -> bool:
 
 
 def _memory_verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int) -> str:
-    """Returns a sentence on whether the computed run explains that the memory of the log's device ran out."""
+    """Returns a sentence on whether the computed memory explains that the device in the log ran out of memory."""
     memory_text = f"it requires {units.GIB.write(required_bytes)} GiB, of it {units.GIB.write(peak_bytes)} for tensors"
     if parsed_log.total_bytes is None:
         return f"{memory_text}; the log does not state the device's memory"

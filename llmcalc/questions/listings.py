@@ -117,7 +117,7 @@ def ask_hardware(requested_names: Sequence[str] = ()) -> ListAnswer:
 
 
 def with_rope_scaling(model_config: dict[str, Any], preset: Preset) -> dict[str, Any]:
-    """Returns a config with the rotary scaling table of the model's own config, if there is a single table."""
+    """Returns a config with the model's own `rope_scaling` table; unchanged if the model has none or several."""
     rope_scaling = preset.rope_parameters or {}
     if rope_scaling.get("rope_type", rope_scaling.get("type", "default")) == "default":
         return model_config
@@ -138,7 +138,7 @@ LONGROPE_FACTORS = ("short_factor", "long_factor")
 
 
 def missing_rope_scaling_note(preset: Preset, target_format: ModelFileFormat) -> str:
-    """Returns a note if a written config lacks the release's possible rotary scaling; else an empty text.
+    """Returns a note if a written config lacks rotary scaling that the released config has; else empty text.
 
     Presets have sizes, which no scaling changes, but not LongRoPE's factors, one per pair of a head's dimensions. For a
     few quantized models they do not have the scaling table either.
@@ -160,7 +160,7 @@ def missing_rope_scaling_note(preset: Preset, target_format: ModelFileFormat) ->
 
 
 def convert_model(preset: Preset, target_format: ModelFileFormat) -> str:
-    """Writes a model as a native description (toml), or as the config.json of a transformers class (hf)."""
+    """Returns the text of a model's native description (toml), or of the config.json of a transformers class (hf)."""
     if target_format == "hf":
         import json
 

@@ -61,7 +61,7 @@ class LogQuestion:
 
 @dataclass
 class _LoggedRun:
-    """The run in a log: model, accelerator and flags.
+    """The run that printed a log: its model, accelerator and flags.
 
     missing_inputs, notes, scheme_in_name: filled while the log is read; the last one is the scheme that the name of the
         log's
@@ -75,7 +75,7 @@ class _LoggedRun:
     scheme_in_name: str = ""
 
     def preset(self) -> Preset | None:
-        """The model of the run: the user's, or the preset that the log names."""
+        """The model of the run that printed the log: the user's, or the preset that the log names."""
         if self.log_question.run is not None:
             return self.log_question.run.preset
         if self.log_question.preset is not None:
@@ -98,7 +98,7 @@ class _LoggedRun:
         return preset
 
     def hardware(self) -> Hardware | None:
-        """The accelerator of the run, from the user or the log, with the memory size in the log.
+        """The accelerator of the run that printed the log, from the user or the log, with the log's memory size.
 
         Raises `InputError` for a log that states a negative size.
         """
@@ -236,7 +236,7 @@ CACHE_BYTES_FLAG = "kv_cache_memory_bytes"
 def _engine_memory_of_log(
     logged_run: _LoggedRun, preset: Preset, hardware: Hardware, uses_logged_cache: bool = False
 ) -> tuple[EngineVersion | None, EngineMemory | None, str]:
-    """Returns the engine's version and memory, and the first flag change with which a failing engine starts.
+    """Returns the engine's version and memory, and the first flag change with which a failed start would succeed.
 
     uses_logged_cache: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
@@ -304,14 +304,14 @@ NO_CACHE_ROOM_REMARK = (
 
 
 def has_logged_cache(parsed_log: ParsedLog) -> bool:
-    """Whether the log is of an engine that started, and prints the size of its cache as one term."""
+    """Whether the log's engine started and printed the size of its cache as a single memory term."""
     return not parsed_log.refused_to_start and any(
         term.name == "kv_cache" and term.value > 0 for term in parsed_log.terms
     )
 
 
 def bytes_in_use_before_run(parsed_log: ParsedLog, hardware: Hardware) -> dict[str, int]:
-    """Returns the memory in use before loading, as a term; empty if the log does not state the free memory."""
+    """Returns a memory term for the memory in use before loading; empty if the log does not state the free memory."""
     return {} if parsed_log.free_bytes is None else {"non_torch": hardware.capacity_bytes - parsed_log.free_bytes}
 
 
@@ -340,7 +340,7 @@ FP8_TOLERANCE = 0.08
 def _compared_term(
     log_term: LogTerm, parsed_log: ParsedLog, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
-    """Pairs a logged memory term with the computed term of the same device, or of the host."""
+    """Pairs a logged memory term with the computed term of the same name on the same device, or on the host."""
     term_key = log_term.name, _engine_device_name(log_term, computed_bytes)
     if term_key in computed_bytes:
         is_only_device = (
@@ -408,7 +408,7 @@ def _has_computed_cache_format(compared_terms: tuple[ComparedTerm, ...]) -> bool
 def _wrong_term_and_flag(
     parsed_log: ParsedLog, compared_terms: tuple[ComparedTerm, ...], suggested_flag: str
 ) -> tuple[str, str]:
-    """Returns the memory term that differs most or prevents the start, and the flag that changes this term.
+    """Returns the memory term that explains the failure or differs most, and the flag that changes this term.
 
     suggested_flag: the change with which the engine starts, where it refused to.
     """

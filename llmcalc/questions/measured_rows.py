@@ -152,7 +152,7 @@ def _measured_run(
 def _question_of_row(
     row_cells: Mapping[str, str], run_question: RunQuestion, read_model: Callable[[str], Preset]
 ) -> RunQuestion:
-    """Returns the question of the command line with values replaced by the cells of a measured row."""
+    """Returns the command line's question, in which a measured row's cells replace model, settings and layout."""
     settings, layout = _checked_settings(Settings, row_cells), _checked_settings(LayoutRequest, row_cells)
     if "users" in row_cells:
         users = validate_whole("--users", length_of("--users", row_cells["users"]))

@@ -157,7 +157,7 @@ def python_argument_of(typed_name: str, argument_names: Collection[str]) -> str:
 
 
 def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) -> str:
-    """Returns the end of an error about an unknown argument: the argument to type instead; empty if none is near.
+    """Returns the end of an error about an unknown argument: the argument to type instead; empty if no name is similar.
 
     argument_names: the arguments of the function.
     """

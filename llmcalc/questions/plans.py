@@ -70,7 +70,7 @@ Answer = TypeVar("Answer")
 def answers_of_planned_runs(
     run_question: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer]
 ) -> Iterator[Answer]:
-    """Yields the answer about each of a plan's runs. Raises the first `InputError` if there is no answer."""
+    """Yields the answer about each run of a plan. Raises the first run's `InputError` if no run has an answer."""
     from ..frameworks.registry import framework_of
 
     refuse_missing_units(run_question)
@@ -95,7 +95,7 @@ def answer_of_fitting_run(
     answer_run: Callable[[Memory, LayoutRequest], Answer],
     is_fitting: Callable[[Answer], bool],
 ) -> Answer:
-    """Returns the answer about the first fitting run of a plan, or about the last run with an answer if none fits."""
+    """Returns the answer about the first run of a plan that fits, or about the last run with an answer."""
     for run_answer in answers_of_planned_runs(run_question, answer_run):
         if is_fitting(run_answer):
             break
@@ -230,7 +230,7 @@ def _impossible_layouts_text(plan: LayoutPlan, suggestion: str, unrefused_reason
 
 
 class FrameworkComparison:
-    """The fastest layouts of a plan's run under other usual frameworks.
+    """Finds the fastest layouts of a plan's training run under frameworks other than the plan's framework.
 
     A process of its own finds them from the start, for the framework and the sequences per step that the plan probably
     has. Without such a process, and for another plan, they are found when they are asked for.
@@ -261,7 +261,7 @@ class FrameworkComparison:
         self._calls.close()
 
     def begin(self) -> None:
-        """Starts the comparison in another process, if a plan without a named framework may have one."""
+        """Starts comparing frameworks in another process, if the plan names no framework and processes can fork."""
         run_question = self._run_question
         names_framework = run_question.layout.framework is not None or run_question.settings.lora_rank is not None
         self._has_begun = self._calls.can_fork and not names_framework
@@ -282,7 +282,7 @@ class FrameworkComparison:
         return _compared_layouts(self._run_question, self._time_settings, *plan_key)
 
     def _expected_comparison(self) -> ExpectedComparison | None:
-        """Returns the comparison of the plan under the first usual framework; None if that has no time.
+        """Computes the comparison ahead, for the plan of the first usual framework; None if that plan has no times.
 
         The work is not counted, but returned.
         """
@@ -309,7 +309,7 @@ class FrameworkComparison:
 
 
 class ExpectedComparison(NamedTuple):
-    """The comparison of other frameworks with the plan that is expected before it is computed.
+    """A comparison with other frameworks, computed ahead for the plan that will probably be asked about.
 
     plan_key: the plan's framework, the software of its times, and its sequences per step.
     layouts: the fastest layouts under other frameworks.

@@ -30,7 +30,7 @@ VERSION_INDEPENDENT_TERMS = ("weights",)
 
 @dataclass(frozen=True)
 class ReceiptFile:
-    """An engine's log whose measured memory terms replace estimates for a model. file: the log's path."""
+    """A log of a start of the engine, whose measured memory terms replace the estimates. file: the log's path."""
 
     file: str
     preset: Preset
@@ -39,7 +39,7 @@ class ReceiptFile:
 
     @cached_property
     def parsed_log(self) -> ParsedLog:
-        """The parsed log. Raises `InputError` for a log of another engine or without measured memory terms."""
+        """The parsed log. Raises `InputError` if it is of another engine, or has no measured memory terms."""
         receipt_log = read_log(self.file, read_log_text(self.file))
         if receipt_log.program != self.engine.name:
             raise InputError(
@@ -49,7 +49,7 @@ class ReceiptFile:
 
     @cached_property
     def other_model(self) -> str:
-        """The model in the log, if it differs from the question's model; otherwise empty."""
+        """The model that the log names, if it differs from the question's model; otherwise empty."""
         known_preset = known_model(self.parsed_log.model)
         return "" if known_preset is None or known_preset.model == self.preset.model else known_preset.name
 
@@ -61,7 +61,7 @@ class ReceiptFile:
 
     @cached_property
     def terms(self) -> dict[str, int]:
-        """The measured memory terms that apply to the question, with bytes.
+        """The measured memory terms that are valid for the question's model and version, with their bytes.
 
         Raises `InputError` if none applies.
         """

@@ -60,7 +60,7 @@ class RunOptions:
     workspace: str | None = None
 
     def on_accelerators(self, hardware_arguments: Sequence[str]) -> Self:
-        """Returns the run on the accelerators of `--hardware`, and on as many devices as `2x3090` names.
+        """Returns the options with the accelerators of `--hardware`, and with as many devices as `2x3090` names.
 
         Raises `InputError` for unknown names and for a number of devices that contradicts `--devices`.
         """
@@ -87,7 +87,7 @@ class RunQuestion(RunOptions):
     default_context: Callable[[int], int] | None = None
 
     def with_framework(self, framework_record: Framework) -> RunQuestion:
-        """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes.
+        """Returns the question in which the framework's recomputed modules replace `--recompute selective`.
 
         Raises `InputError` for modules of Megatron-Core under another framework.
         """
@@ -118,7 +118,7 @@ class RunQuestion(RunOptions):
         return run_memory, layout
 
     def planned_runs(self) -> Iterator[tuple[Memory, LayoutRequest, bool]]:
-        """Yields a plan's runs on one device, each with its layout options, and whether its answer ends the plan.
+        """Yields each run of a plan: memory on one device, layout options, and whether its answer ends the plan.
 
         The framework is the named or implied one, else each usual framework that supports the model and the optimizer,
         of which the next one is for a run without an answer. Runs with adapters are tried as whole replicas first if
@@ -163,7 +163,7 @@ class RunQuestion(RunOptions):
             raise refusal_error
 
     def with_defaults_of_tag(self) -> RunQuestion:
-        """Returns the question with the format and the context that a GGUF file's name has by default.
+        """Returns the question with the weight format and context length that a GGUF file's name implies by default.
 
         The question is unchanged for other names and in training. The format is the name's or the library's if none is
         stated or published; of names that Ollama loads, the context is Ollama's if accelerators of one kind are named
@@ -183,7 +183,7 @@ class RunQuestion(RunOptions):
         return run_question._with_tag_context()
 
     def _with_tag_context(self) -> RunQuestion:
-        """Returns the question about a tag with Ollama's default context, unchanged if Ollama has none for the run."""
+        """Returns the question about an Ollama tag with Ollama's default context; other questions unchanged."""
         from ..frameworks.engines.registry import engine
 
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
@@ -217,7 +217,7 @@ class RunQuestion(RunOptions):
         )
 
     def preset_with_context(self, context: int) -> Preset:
-        """Returns the preset with the note that Ollama has this context in tokens, in place of an earlier note."""
+        """Returns the preset with a note on Ollama's context length, in tokens, in place of an earlier such note."""
         from ..frameworks.engines.registry import engine
 
         note = engine(LIBRARY_ENGINE).default_context_note(context)
@@ -246,7 +246,7 @@ class RunQuestion(RunOptions):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens per sequence, from which an error suggests possible layouts."""
+        """The number of tokens per sequence, by default from the model; errors suggest layouts that divide it."""
         return default_sequence_tokens(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def memory_on_one_device(self) -> Memory:
@@ -277,20 +277,20 @@ class RunQuestion(RunOptions):
 
     @property
     def _is_float16_training(self) -> bool:
-        """Whether the run trains in float16: in 16 bits without a stated format, on an accelerator without bfloat16."""
+        """Whether training in 16 bits without a stated format runs in float16, on an accelerator without bfloat16."""
         settings = self.settings
         has_format = settings.precision is not None or settings.dtype is not None or self.launch is not None
         lacks_bfloat16 = self.hardware is not None and self.hardware.lacks_bfloat16
         return settings.phase == "training" and lacks_bfloat16 and not has_format
 
     def cuda_runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
-        """Returns the CUDA runtime of the run on an accelerator; for None, the runtime assumed without a named one."""
+        """Returns the run's CUDA runtime on an accelerator; for None, the runtime of an assumed accelerator."""
         cuda_runtime = cuda_runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(cuda_runtime, is_search_candidate=self.is_trial)
 
 
 def scheme_of_tag(preset: Preset) -> str | None:
-    """Returns the scheme of a tag of Ollama's library without a format; None for other names and published formats."""
+    """Returns the quantization scheme of an Ollama tag that names no format; None for other names."""
     return RunQuestion(preset=preset, settings=settings_of()).with_defaults_of_tag().settings.quantize
 
 
@@ -473,7 +473,7 @@ def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
 
 
 def _without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's settings without the settings of logits, which a classification head does not have."""
+    """Returns a run's settings without those of token logits, which a classification head does not have."""
     other_settings = {name: value for name, value in settings.items() if name not in LOGIT_SETTINGS}
     return other_settings if settings.get("cross_entropy") is None else {**other_settings, "cross_entropy": "eager"}
 
@@ -572,7 +572,7 @@ SIXTEEN_BIT_FORMATS = ("bfloat16", "float16")
 
 
 def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
-    """Returns the run in the published weights' number format, if the program keeps that format.
+    """Returns the training run with weights in the published number format, if the program keeps that format.
 
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16. Adapters stay in fp32 beside them, under autocast where the file has it.
@@ -595,7 +595,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
 
 
 def check_loss(settings: Settings, framework_record: Framework) -> None:
-    """Raises `InputError` for a cross-entropy of another framework's library."""
+    """Raises `InputError` for a cross-entropy implementation that belongs to the library of another framework."""
     loss = settings.cross_entropy
     if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
         from ..frameworks.registry import FRAMEWORK_NAMES, framework
@@ -650,7 +650,7 @@ def _with_draft_model(run_question: RunQuestion, draft_preset: Preset) -> RunQue
 
 
 def _draft_of_run(run_question: RunQuestion, target_memory: Memory) -> DraftCosts | None:
-    """Returns the draft model and its cache in the run; None without a draft model."""
+    """Returns a run's draft model with the memory of its weights and cache; None without a draft model."""
     if run_question.draft is None:
         return None
     from ..studies.draft import draft_costs
@@ -669,7 +669,7 @@ QuestionAnswer = TypeVar("QuestionAnswer")
 def name_file_in_errors(
     question: Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer],
 ) -> Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer]:
-    """Returns a question whose errors about an option of a launch file name the file and its argument."""
+    """Wraps a question's function so that errors about options of a launch file name the file and its argument."""
 
     @wraps(question)
     def ask(run_question: RunQuestion, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> QuestionAnswer:
@@ -682,7 +682,7 @@ def name_file_in_errors(
 
 
 def _planned_framework(run_question: RunQuestion, framework_record: Framework) -> Framework | None:
-    """Returns the framework that `fit`, `plan` and `time` choose for a run without one; None if it is the given one."""
+    """Returns the framework that `fit`, `plan` and `time` choose if none is named; None if it is `framework_record`."""
     from ..frameworks.registry import framework_of
 
     layout = run_question.layout
@@ -698,7 +698,7 @@ def _planned_framework(run_question: RunQuestion, framework_record: Framework) -
 def check_of_layouts(
     run_memory: Memory, framework_record: Framework, layout_request: LayoutRequest
 ) -> Callable[[Layout], None]:
-    """Returns a check of a run's layouts, which raises `InputError` for one that the framework refuses.
+    """Returns a function that raises `InputError` for a layout of the run that the framework refuses.
 
     Layouts are completed by the framework's defaults for the options that the request leaves open.
     """
@@ -714,7 +714,7 @@ def check_of_layouts(
 
 
 def _engine_fits(run_question: RunQuestion, run_memory: Memory) -> Callable[[Hardware], MemoryFit | None] | None:
-    """Returns the function that finds the verdict by llama.cpp's buffers on an accelerator that usually runs it.
+    """Returns a function of an accelerator that decides whether the run fits by llama.cpp's buffers; None in training.
 
     None for training, and where engines are not read, as on the page.
     """

@@ -72,7 +72,7 @@ RequestOptions = TypeVar("RequestOptions", ServeOptions, CostOptions)
 
 
 def with_assumed_request(preset: Preset, options: RequestOptions) -> tuple[RequestOptions, list[str], str]:
-    """Returns the options with the tokens of a request, those that are assumed, and their origin in words.
+    """Returns options with all tokens of a request, the names of those that were assumed, and their origin as text.
 
     A prompt is shorter than that of `vllm bench serve` where the model's learned positions end before.
     """

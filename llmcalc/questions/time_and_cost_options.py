@@ -79,7 +79,7 @@ def parse_watts(option_name: str, option_value: Any) -> float:
 
 
 def _parse_amount(amount_pattern: re.Pattern[str], option_name: str, option_value: Any, example_text: str) -> float:
-    """Parses a positive number, without a unit or with the unit of a pattern. Raises `InputError` for other values."""
+    """Parses a positive number, whose optional unit matches `amount_pattern`. Raises `InputError` for other values."""
     amount_match = amount_pattern.fullmatch(str(option_value).strip())
     number = option_value if amount_match is None else amount_match["amount"]
     return parse_positive(option_name, number, example_text)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def settings_with_phase(
     run_question: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]
 ) -> Settings:
-    """Returns the run's settings with the phase that `time` estimates: training, prefill or decode.
+    """Returns the run's settings, with training, prefill or decode as the phase whose time is estimated.
 
     Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
     Raises `InputError` for a phase without a time.
@@ -190,7 +190,7 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def _micro_batch_notes(run_question: RunQuestion, options: TimeOptions, plan: LayoutPlan) -> list[str]:
-    """Returns a note on longer micro-batches with which the fastest layout of a plan is faster, if there are some."""
+    """Returns a note if longer micro-batches make the fastest layout of a plan faster."""
     from ..reports.plan import micro_batch_notes
     from .plans import longer_micro_batches
 
@@ -498,7 +498,7 @@ SLOW_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAI
 
 
 def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
-    """Returns settings that slow each step and have no time estimate: of a launch file, else the typed loss chunks.
+    """Returns settings that slow each step but are not in the time estimate: the launch file's, or `--loss-chunk`.
 
     A program in a launch file has chunks of its own, with which its software was measured.
     """
@@ -629,7 +629,7 @@ def _llama_cpp_layout(
     layout_request: LayoutRequest,
     default_context: Callable[[int], int] | None,
 ) -> tuple[Layout, int | None]:
-    """Returns the layout in which llama.cpp divides a model, and the bytes of a device; None for unknown bytes.
+    """Returns the layout in which llama.cpp divides a model, and a device's bytes; None if the bytes are unknown.
 
     It divides layers where only a number of accelerators is stated, as `fit` has it (--split-mode of
     tools/server/README.md, whose default is `layer`).
@@ -666,7 +666,7 @@ def _check_divided_blocks(run_memory: Memory, layout: Layout) -> None:
 
 
 def _check_served_model(run_question: RunQuestion, engine_text: str | None) -> tuple[str, ...]:
-    """Returns notes on the model's class in the engine of `--engine`; none without an engine.
+    """Returns notes on the support of the model's class by the engine of `--engine`; none without an engine.
 
     Raises `InputError` for a model that the engine does not run.
     """

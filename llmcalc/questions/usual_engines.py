@@ -44,7 +44,7 @@ FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
 
 
 def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tuple[str, str] | None:
-    """Returns an engine's usual quantization scheme for a model's weights, and the remark on the scheme.
+    """Returns the quantization scheme in which an engine usually runs a model, and a remark on the scheme.
 
     model_target: the TARGET; a tag of Ollama's library may state the scheme.
     None where the engine has none, where a format of the weights is stated, or one of 4 bits is published.
@@ -64,7 +64,7 @@ def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tupl
 
 @dataclass(frozen=True)
 class UsualEngine:
-    """The engine with which people run a model on an accelerator.
+    """The serving engine with which people usually run a model on an accelerator.
 
     settings: settings of the run.
     seq: tokens of each request.
@@ -175,7 +175,7 @@ class UsualEngine:
         ]
 
     def change_to_engine(self, users: int) -> SettingChange | None:
-        """Returns the change of a run from torch's kernels to this engine, which reads prompts in chunks.
+        """Returns the change that runs this engine instead of torch's kernels; the engine reads prompts in chunks.
 
         None where the engine fills a budget, or does not hold the users.
         """
@@ -203,7 +203,7 @@ class UsualEngine:
         return [SettingChange(change_text, chip_fit)]
 
     def fit_with_engine_buffers(self, run_memory: Memory) -> FitAnswer | None:
-        """Returns whether a run fits together with the engine's buffers; None if the buffers' bytes are unknown."""
+        """Returns whether a run and the engine's buffers fit together; None if the bytes of the buffers are unknown."""
         users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)
         if device_bytes is None:
@@ -256,7 +256,7 @@ class UsualEngine:
         return ServingFitAnswer(run_memory, tuple(replicas), best_replica, fewest_devices, fewest_layout, fit_answer)
 
     def tried_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> list[ReplicaFit]:
-        """Returns the replicas of `fit_replicas`, most replicas first; empty if the bytes of a replica are unknown."""
+        """Returns the candidates of `fit_replicas`, most replicas first; empty if the bytes of any are unknown."""
         devices, layers = layout_request.devices, run_memory.spec.layer_count
         assert devices is not None
         layouts = [
@@ -306,9 +306,7 @@ class UsualEngine:
         return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding, split_engine.seq)
 
     def _for_devices(self, devices: int) -> UsualEngine:
-        """Returns the engine with its layers divided among `devices` accelerators, and with its default context on
-        them.
-        """
+        """Returns the engine with its layers divided among `devices` accelerators, and their default context."""
         return replace(self, devices=devices, seq=self._default_seq(devices))
 
     def _default_seq(self, devices: int) -> int:
@@ -320,7 +318,7 @@ class UsualEngine:
     def _largest_fitting_number(
         self, bytes_of_number: Callable[[int], int | None], first_number: int, maximum: int
     ) -> int:
-        """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
+        """Returns the largest number whose bytes fit. bytes_of_number: its result None counts as too large."""
         excessive_bytes = 2 * self.hardware.capacity_bytes
 
         def needed_bytes(tried_number: int) -> int:
@@ -342,7 +340,7 @@ def best_of_replicas(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
 
 
 def divided_by_layers(run_memory: Memory, layout: Layout) -> Layout:
-    """Returns a layout with equally many replicas, each with its layers divided among its accelerators."""
+    """Returns a layout with the same number of replicas, whose layers are divided among each replica's accelerators."""
     layer_count = run_memory.spec.layer_count
     return split_layout(layer_count, min(layout.replica_devices, layer_count), layout.dp)
 
@@ -362,7 +360,7 @@ def replicas_under_usual_engine(
     layout_request: LayoutRequest,
     default_context: Callable[[int], int] | None = None,
 ) -> ServingFitAnswer | None:
-    """Returns whether replicas of a run fit, by the buffers of llama.cpp, if it is the run's usual engine.
+    """Returns whether replicas of a run fit, by llama.cpp's buffers; None if another engine usually runs it.
 
     default_context: see `UsualEngine`.
     None for another engine, for options that divide more than layers, and where the buffers are not known.
@@ -378,7 +376,7 @@ def replica_under_usual_engine(
     layout_request: LayoutRequest,
     default_context: Callable[[int], int] | None = None,
 ) -> ReplicaFit | None:
-    """Returns the best replica that `replicas_under_usual_engine` finds; None if it returns None."""
+    """Returns the best replica by `replicas_under_usual_engine`; None if that function returns None."""
     usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request, default_context)
     replicas = [] if usual_engine is None else usual_engine.tried_replicas(run_memory, layout_request)
     return best_of_replicas(replicas) if replicas else None
@@ -401,7 +399,7 @@ def _engine_that_divides_layers(
 
 
 def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:
-    """Returns whether a run fits on one accelerator, by the buffers of llama.cpp, if it is the run's usual engine.
+    """Returns whether a run fits on one accelerator, by llama.cpp's buffers; None if another engine usually runs it.
 
     None for another engine, where the buffers are not known, and for more layers than are recorded one by one.
     """
@@ -416,7 +414,7 @@ def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardwar
 def option_under_usual_engine(
     preset: Preset, run_memory: Memory, default_context: Callable[[int], int] | None, hardware: Hardware
 ) -> HardwareOption | None:
-    """Returns the fewest accelerators on which a run fits, by the buffers of llama.cpp, if it is the usual engine.
+    """Returns the fewest accelerators on which a run fits, by llama.cpp's buffers; None for other usual engines.
 
     default_context: see `UsualEngine`.
     If the run fits on no number, the number that needs least. None as in `fit_under_usual_engine`.
@@ -427,7 +425,7 @@ def option_under_usual_engine(
 
 @dataclass(frozen=True)
 class ServedUsers:
-    """The users of a run, and the most users that fit in the usual engine's cache.
+    """The numbers of users whose decoding is timed: the run's, and the most that the usual engine's cache holds.
 
     users: numbers of users whose tokens are timed. notes: which of them the engine does not hold.
     changes: the engine in place of torch's kernels, for a run that does not fit.

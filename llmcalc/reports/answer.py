@@ -128,7 +128,7 @@ class ReportedAnswer(Answer):
 
 
 def _answer_heading(report: Report) -> str:
-    """Returns the heading of the answer's table, or without a heading the names of the compared models."""
+    """Returns the heading of an answer's main table; without a heading, the names of the compared models."""
     tables: Any = report.tables
     answer_table: Table = next((table for table in tables if table.answer), tables[0])
     if answer_table.heading:

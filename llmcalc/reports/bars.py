@@ -15,7 +15,7 @@ BAR_LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class TextBar(NamedTuple):
-    """A text bar in a table cell, which shows a fraction of a total.
+    """A text bar in a table cell. Its length shows the fraction of a total.
 
     fraction: the share that it shows, at most 1.
     colour: its colour on a terminal, as `#rrggbb`; default none.

@@ -79,14 +79,14 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
 
 
 def _check_name(budget_check: BudgetCheck) -> str:
-    """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
+    """Returns the displayed name of a budget check: `fits on h100-sxm (seq 8192)`."""
     settings_text = ", ".join(f"{name} {value}" for name, value in budget_check.settings.items())
     check_name = f"fits on {budget_check.accelerator}" if budget_check.accelerator else budget_check.key
     return f"{check_name} ({settings_text})" if settings_text else check_name
 
 
 def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
-    """Writes a checked value in short form, or with all digits if rounding would hide a difference."""
+    """Returns a checked value as short text, or with all digits if rounding would hide a difference from the limit."""
     write_value = WRITER_BY_KIND[KIND_BY_QUANTITY.get(budget_check.key, "bytes")]
     other_limits = [
         checked_limit.value
@@ -103,12 +103,12 @@ def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
 
 
 def _limits_text(budget_check: BudgetCheck, write_limit: Callable[[BudgetLimit], str]) -> str:
-    """Writes both limits of a check: `>= 8.00 B, <= 8.10 B`."""
+    """Returns both limits of a budget check as text: `>= 8.00 B, <= 8.10 B`."""
     return ", ".join(f"{checked_limit.operator} {write_limit(checked_limit)}" for checked_limit in budget_check.limits)
 
 
 def _limit_text(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
-    """Writes one limit of a check, with all digits if the value must equal the limit."""
+    """Returns one limit of a budget check as text, with all digits if the value must equal the limit."""
     if checked_limit.operator == "==":
         return f"{_int_or_float(checked_limit.value):,}"
     return _value_text(budget_check, checked_limit.value)
@@ -161,7 +161,7 @@ def junit(file_name: str, budget_checks: list[BudgetCheck]) -> str:
 
 
 def failure_message(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
-    """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
+    """Returns the message about a broken limit: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
     quantity_kind = KIND_BY_QUANTITY.get(budget_check.key, "bytes")
     unit_name = "parameters" if quantity_kind == "count" else quantity_kind
     checked_values = (budget_check.measured_value, checked_limit.value)

@@ -13,7 +13,7 @@ from .notes import plural
 
 
 def with_calibration(report: Report, calibration: Calibration | None) -> Report:
-    """Adds a calibration's data and notes to a report, if there is a calibration."""
+    """Adds the factors and errors of a calibration, and its notes, to a report; no change without a calibration."""
     if calibration is None or isinstance(report.data, list):
         return report
     first_table, *other_tables = report.tables

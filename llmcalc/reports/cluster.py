@@ -40,7 +40,7 @@ ASSUMPTION_NOTE = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|
 
 
 def _shorten_even_chunks(layers: str) -> str:
-    """Writes `0, 4, …, 28` for evenly spaced chunks of a stage."""
+    """Returns layer numbers as text, shortened to `0, 4, …, 28` if a stage's chunks are evenly spaced."""
     chunk_texts = layers.split(", ")
     first_layers = [int(chunk_text.partition("–")[0]) for chunk_text in chunk_texts if chunk_text]
     is_evenly_spaced = len({next_start - chunk_start for chunk_start, next_start in pairwise(first_layers)}) == 1
@@ -191,7 +191,7 @@ def report(
 
 
 def _planned_framework_note(planned_framework: Framework | None) -> str:
-    """Writes a note on the framework that `fit`, `plan` and `time` choose for the same options, if it differs."""
+    """Returns a note on the framework that `fit`, `plan` and `time` choose for the same options, if it differs."""
     if planned_framework is None:
         return ""
     return (
@@ -201,7 +201,7 @@ def _planned_framework_note(planned_framework: Framework | None) -> str:
 
 
 def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFit]) -> str:
-    """Writes a note on the choice of the layout for an accelerator."""
+    """Returns a note on how the layout was chosen for an accelerator."""
     all_fit = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == planned_hardware)
     title = planned_hardware.title
     choice_text = (
@@ -229,9 +229,7 @@ def _sharding_advice(cluster: Cluster, accelerator_fits: Sequence[MemoryFit], la
 
 
 def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
-    """Returns a note on a training run's image and audio encoders, which the answer does not count; empty for other
-    runs.
-    """
+    """Returns a note on the image and audio encoders of a training run, which the answer does not count; else empty."""
     tower_elements = cluster.memory.states.parameter_count.left_out.get(TOWERS.name) if cluster.trains else None
     if not tower_elements:
         return []
@@ -278,7 +276,7 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
 
 
 def _override_text(launched_run: Launch | None) -> str:
-    """Writes the options typed in addition to a launch file, each with the file's value; empty if there are none."""
+    """Returns text on the options typed beside a launch file, each with the file's value; empty if there are none."""
     if launched_run is None or not launched_run.option_overrides:
         return ""
     override_texts = (
@@ -290,7 +288,7 @@ def _override_text(launched_run: Launch | None) -> str:
 
 
 def _value_text(setting_value: Any) -> str:
-    """Writes a value of a launch file or of an option in words."""
+    """Returns a value of a launch file or of an option as words."""
     if isinstance(setting_value, tuple | list):
         return ",".join(map(str, setting_value))
     return str(setting_value).lower() if isinstance(setting_value, bool) else str(setting_value)
@@ -378,7 +376,7 @@ def _message_rows(cluster: Cluster) -> list[Row]:
 
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
-    """Returns the (first, last) layer of each chunk by pipeline stage; empty for a chunk without layers."""
+    """Returns pipeline rank → the (first, last) layer of each of its chunks; empty for a chunk without layers."""
     layer_count = cluster.spec.layer_count
     layers: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layer_count):
@@ -418,7 +416,7 @@ def _memory_kinds_tables(cluster: Cluster) -> list[Table]:
 
 
 def _number_ranges(sorted_numbers: Sequence[int]) -> str:
-    """Writes increasing numbers as ranges: `2–4, 6` for 2, 3, 4, 6."""
+    """Returns increasing numbers as a text of ranges: `2–4, 6` for 2, 3, 4, 6."""
     number_ranges: list[list[int]] = []
     for next_number in sorted_numbers:
         if number_ranges and next_number == number_ranges[-1][-1] + 1:

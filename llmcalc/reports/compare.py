@@ -62,7 +62,7 @@ def _tpot_range(timed_run: TimedRun | None) -> str:
 
 
 class DecodingLoad(NamedTuple):
-    """The load of the compared decoding times. hardware: the accelerator's title. user_count: concurrent sequences."""
+    """The load at which decoding is compared. hardware: the accelerator's title. user_count: concurrent sequences."""
 
     hardware: str
     user_count: int
@@ -186,7 +186,7 @@ def _cells_of_lines(model_quantities: ModelQuantities, lines: Sequence[QuantityL
 
 
 def _text_per_stack(write_shape: Callable[[StackShape], str]) -> Callable[[ModelQuantities], str]:
-    """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
+    """Returns a function that joins a text of each stack: `12 / 24` if encoder and decoder differ."""
     return lambda quantities: " / ".join(unique_texts([write_shape(stack_shape) for stack_shape in quantities.shapes]))
 
 
@@ -199,7 +199,7 @@ def _integer_text(integer: int | None) -> str:
 
 
 def aspect_text(aspect_ratio: float, is_in_band: bool) -> str:
-    """Writes the aspect ratio h/L, marked if in the range of large dense decoders."""
+    """Returns the aspect ratio h/L as text, marked if it is in the range of large dense decoders."""
     return f"{aspect_ratio:.1f}" + (f" {IN_BAND_MARK}" if is_in_band else "")
 
 

@@ -13,7 +13,7 @@ from .document import Column, Table, row
 
 
 def conventions_table(title: str, headline: str, flop_count: FlopCount, rules_of_thumb: Sequence[FlopRule]) -> Table:
-    """Returns the table of rules of thumb, below the rows of the exact counts."""
+    """Returns a table with the exact counts first, and below them the rules of thumb with their errors."""
     flops_scale = units.decimal_scale(max(rule_of_thumb.total for rule_of_thumb in rules_of_thumb), "FLOPs")
     table_columns = (
         Column("rule", "rule of thumb", justify="left"),

@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def amount_text(amount: float, digit_count: int = 2) -> str:
-    """Writes an amount with two significant digits: `0.23`, `37`, `12,000`."""
+    """Returns an amount as text with two significant digits: `0.23`, `37`, `12,000`."""
     rounded_value = float(f"{amount:.{digit_count}g}")
     return f"{rounded_value:,.0f}" if rounded_value >= 10 ** (digit_count - 1) else f"{rounded_value:g}"
 
@@ -96,7 +96,7 @@ def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
 
 
 def money_range(money_amount: RangedAmount) -> str:
-    """Writes the range of money, without a currency: `1,200 to 1,900`."""
+    """Returns a range of money as text without a currency: `1,200 to 1,900`."""
     if money_amount.low == money_amount.high:
         return amount_text(money_amount.estimate, 3)
     return f"{amount_text(money_amount.low)} to {amount_text(money_amount.high)}"
@@ -119,20 +119,20 @@ def _subtitle_text(hardware: Hardware, run_cost: RunCost) -> str:
 
 
 def _lost_time_text(run_cost: RunCost) -> str:
-    """Writes whether the amounts of a training run include time lost to restarts, data loading and checkpoints."""
+    """Returns text on whether a training run's amounts include time lost to restarts, data loading and checkpoints."""
     if run_cost.cost.includes_lost_time:
         return f"high: {units.percent(1 - LEAST_TIME_IN_STEPS, 0)} of the time lost to restarts and the like"
     return "without restarts, data loading, checkpoints"
 
 
 def _planned_layout_text(plan: LayoutPlan) -> str:
-    """Writes the first layout of a plan, with the recomputation of the layout or of the run's settings."""
+    """Returns a plan's first layout as text, with the recomputation of the layout or of the run's settings."""
     layout_candidate = plan.ranked_layouts.feasible[0]
     return candidate_cell(layout_candidate.layout, layout_candidate.recompute or plan.memory.settings.recompute or "")
 
 
 def _step_description(run_cost: RunCost) -> str:
-    """Writes the assumed batch of a training step in brackets; empty if the user stated the batch."""
+    """Returns the assumed batch of a training step as text in brackets; empty if the user stated the batch."""
     if run_cost.assumed_request_origin:
         return f" ({run_cost.assumed_request_origin})"
     if run_cost.is_measured:
@@ -190,7 +190,7 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
 
 
 def _not_counted_text(run_cost: RunCost) -> str:
-    """Writes which costs the amounts leave out, and whether the range's upper end has room for lost time."""
+    """Returns text on the costs that the amounts leave out, and on whether the range's upper end covers lost time."""
     uncounted_text = f"not counted: {', '.join(UNCOUNTED_COSTS['training' if run_cost.tokens else 'requests'])}"
     if not run_cost.tokens or not run_cost.cost.includes_lost_time:
         return uncounted_text

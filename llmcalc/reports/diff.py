@@ -121,7 +121,7 @@ def _length_warnings(model_difference: ModelDifference) -> list[str]:
 
 
 def _answer_text(model_difference: ModelDifference) -> str:
-    """Writes the change in the number of parameters: `+160.47 M parameters (+2.0 %)`."""
+    """Returns the change in the number of parameters as text: `+160.47 M parameters (+2.0 %)`."""
     total_change = next(change for change in model_difference.quantities if change.name == "parameters")
     if not model_difference.has_changed:
         return "no count differs"
@@ -147,7 +147,7 @@ def _quantity_row(quantity_change: QuantityChange) -> Row:
 
 
 def _both_values_text(quantity_change: QuantityChange) -> list[str]:
-    """Writes two values in the larger value's unit, unless one is less than a tenth of the other."""
+    """Returns the old and the new value as texts in the larger one's unit, unless one is below a tenth of the other."""
     nonzero_values = [node_value for node_value in (quantity_change.before, quantity_change.after) if node_value]
     if not nonzero_values:
         return [
@@ -164,7 +164,7 @@ def _both_values_text(quantity_change: QuantityChange) -> list[str]:
 
 
 def _scaled_text(unit_scale: units.UnitScale, quantity_change: QuantityChange, amount: float) -> str:
-    """Writes a value with its unit, such as `0.50 GiB`. Units without a prefix, and 0, are not scaled."""
+    """Returns a value with its unit as text, such as `0.50 GiB`. Zero and units without a prefix are not scaled."""
     if amount and unit_scale.factor > 1:
         return f"{unit_scale.write(amount)} {unit_scale.name}"
     return WRITER_BY_UNIT[quantity_change.unit](amount)
@@ -176,7 +176,7 @@ def _change_text(quantity_change: QuantityChange) -> str:
 
 
 def _relative_change(quantity_change: QuantityChange) -> float | None:
-    """Returns the relative change; None without a change, or without an old value other than 0."""
+    """Returns the relative change; None if the value is unchanged, or the old value is 0 or missing."""
     before, after = quantity_change.before, quantity_change.after
     return after / before - 1 if quantity_change.has_changed and before and after is not None else None
 
@@ -212,7 +212,7 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
 
 
 def _field_text(field_value: Any) -> str:
-    """Writes the value of a description's field, or a dash if not set."""
+    """Returns the value of a description's field as text; a dash if the field is not set."""
     if field_value is None:
         return "–"
     if isinstance(field_value, bool):

@@ -148,7 +148,7 @@ class Table(NamedTuple):
         return self._replace(columns=[self.columns[column_index] for column_index in shown_columns], rows=shown_rows)
 
     def split_lists(self) -> list[Table]:
-        """Returns the table split into its lists, for formats in which a row cannot hold entries of two lists."""
+        """Returns the table as several tables, one per list, for formats whose rows cannot hold two lists."""
         if self.second_list is None:
             return [self]
         list_name, first_column = self.second_list
@@ -188,7 +188,7 @@ class Report(NamedTuple):
         return self._replace(tables=[table._replace(target=target) for table in self.tables])
 
     def with_split_lists(self) -> Report:
-        """Returns the report with every table split into its lists (`Table.split_lists`)."""
+        """Returns the report with every table split by `Table.split_lists`, one table per list."""
         return self._replace(tables=[list_table for table in self.tables for list_table in table.split_lists()])
 
     def with_only_table(self, table_or_list: str) -> Report:
@@ -207,7 +207,7 @@ class Report(NamedTuple):
         return self._replace(tables=[table for table in tables_and_lists if table.name == table_or_list])
 
     def with_document_entry(self, entry_name: str, document_entry: Any, note: str) -> Report:
-        """Returns the report with another entry in the document, and a first note on the first table."""
+        """Returns the report with another entry in its JSON document, and a note at the head of its first table."""
         assert isinstance(self.data, dict)  # a report of one target
         first_table, *other_tables = self.tables
         extended_data = {**self.data, entry_name: document_entry}
@@ -319,7 +319,7 @@ def cell_text(column: Column, cell_value: Any) -> str:
 
 
 def single_document_or_list(json_documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
-    """Returns the document of one target, or a list of documents."""
+    """Returns the JSON document of a single target, or the list of documents of several targets."""
     return json_documents[0] if len(json_documents) == 1 else list(json_documents)
 
 

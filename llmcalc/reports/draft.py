@@ -37,7 +37,7 @@ def draft_data(draft: DraftCosts) -> dict[str, Any]:
 
 
 def draft_note(draft: DraftCosts, is_counted: bool = False) -> str:
-    """Writes the size of a draft model: `draft eagle3, …: 424,689,664 parameters, 4.00 KiB of cache per token`."""
+    """Returns a note on a draft model's size: `draft eagle3, …: 424,689,664 parameters, 4.00 KiB of cache per token`"""
     params_text = units.exact_text(draft.params)
     draft_texts = [f"{params_text} parameters", f"{units.memory(draft.cache.bytes_per_token)} of cache per token"]
     if draft.cache.workload.seq > 1:

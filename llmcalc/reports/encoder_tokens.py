@@ -16,7 +16,7 @@ def with_encoder_tokens(report: Report, encoded_inputs: EncodedInputs | None) ->
 
 
 def encoder_tokens_note(inputs: EncodedInputs) -> str:
-    """Writes the tokens of images and audio: `tokens of each sequence: 2,508 of images and 750 of audio`."""
+    """Returns a note on the tokens of images and audio: `tokens of each sequence: 2,508 of images and 750 of audio`."""
     token_texts = [
         f"{units.exact_text(tokens)} {input_kind}"
         for tokens, input_kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))

@@ -226,7 +226,7 @@ def _heading_subtitle(engine_use: EngineUse) -> str:
 
 
 def _format_remark(engine_use: EngineUse) -> str:
-    """Returns the engine's remark on the weights' format, or on a tag without a format; empty without a remark."""
+    """Returns the engine's remark on the format of the weights, such as the default format of a tag; else empty."""
     preset, scheme_name = engine_use.preset, engine_use.flags.get("quantize")
     if engine_use.memory.heading:
         return engine_use.memory.heading
@@ -236,7 +236,7 @@ def _format_remark(engine_use: EngineUse) -> str:
 
 
 def _launch_subtitle(engine_use: EngineUse) -> str:
-    """Writes the launch file of the server and additionally typed flags; empty without a file."""
+    """Returns a subtitle with the server's launch file and the flags typed beside it; empty without a file."""
     if engine_use.launch is None:
         return ""
     flags_text = ", ".join(
@@ -304,7 +304,7 @@ def _limit_notes(engine_use: EngineUse) -> list[str]:
 
 
 def _memory_term_source(memory_term: MemoryTerm) -> str:
-    """Writes the source of a memory term, with the logs on which an estimate is based."""
+    """Returns the source of a memory term as text, with the logs on which an estimate is based."""
     has_logs = memory_term.status == "estimate" and ("log" in memory_term.source or "assum" in memory_term.source)
     return f"{memory_term.origin} ({memory_term.source})" if has_logs else memory_term.origin
 
@@ -314,7 +314,7 @@ def _cache_bytes(engine_memory: EngineMemory) -> int:
 
 
 def _signed_bytes(memory_term: MemoryTerm, has_budget: bool) -> int:
-    """Returns the bytes of a memory term: negative if the term is subtracted from a budget."""
+    """Returns a memory term's bytes, negative if the engine subtracts them from its budget."""
     is_subtracted = (
         has_budget and memory_term.name not in ("budget", "kv_cache") and not memory_term.origin.startswith("outside")
     )
@@ -384,7 +384,7 @@ def _changes_table(engine_use: EngineUse) -> Table:
 
 
 def _change_text(engine_use: EngineUse, flag_change: FlagChange) -> str:
-    """Writes a changed flag, with the number of devices if the change needs more devices than the server has."""
+    """Returns a changed flag as text, with the number of devices if that is larger than the server's."""
     if flag_change.devices <= engine_use.memory.devices or not engine_use.engine.shows_alternatives:
         return flag_change.flag
     return f"{flag_change.flag}, on {device_phrase(flag_change.devices, engine_use.hardware.title)}"
@@ -485,7 +485,7 @@ def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: boo
 
 
 def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
-    """Returns a cell of flags, with short spellings on screens."""
+    """Returns a table cell of flags, which screens show in their short spellings."""
     usual_flags, short_flags = (
         _flags_text(engine_use, value_by_flag, has_short_spellings) or "—" for has_short_spellings in (False, True)
     )

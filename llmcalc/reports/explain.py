@@ -126,7 +126,7 @@ def _json_number(exact_value: Fraction) -> int | float:
 
 
 def _style_with_numbers(explanation: Explanation, latex: bool = False) -> FormulaStyle:
-    """Returns a style that writes the number of every symbol except S, the sequence length."""
+    """Returns a formula style that writes numbers for all symbols except S, the sequence length."""
     meanings = explanation.formulas.meanings.values()
     return FormulaStyle(
         is_latex=latex, values={meaning.name: meaning.value for meaning in meanings if meaning.name != KEYS_LETTER}
@@ -134,7 +134,7 @@ def _style_with_numbers(explanation: Explanation, latex: bool = False) -> Formul
 
 
 def _symbol_meanings(explanation: Explanation) -> dict[str, dict[str, Any]]:
-    """Returns symbol → (field, value) for the symbols of the formulas."""
+    """Returns symbol → {field, value}, for the symbols that occur in the formulas."""
     used_symbols: set[Any] = set()
     for formula_section in explanation.sections:
         if explanation.node is None:
@@ -288,7 +288,7 @@ def _component_rows(
 
 
 def _component_text(formula_section: FormulaSection) -> str:
-    """Writes a component's name with the symbol of its repeats: `layers (moe) × L_moe`."""
+    """Returns a component's name with the symbol for its number of repeats: `layers (moe) × L_moe`."""
     formula_node = formula_section.formula_nodes[0]
     if not formula_node.path_names:
         return "in units of h"
@@ -385,7 +385,7 @@ def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]
 
 
 def _section_heading(formula_section: FormulaSection) -> str:
-    """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
+    """Returns the heading of equal nodes, which is the common end of their paths: `layers.self_attn (one of 32)`."""
     repeat_count = sum(node.copies for node in formula_section.formula_nodes if not node.optional_part)
     shared_names: list[str] = []
     for name_parts in zip(*(reversed(path.name.split(".")) for path in formula_section.formula_nodes), strict=False):
@@ -398,7 +398,7 @@ def _section_heading(formula_section: FormulaSection) -> str:
 
 
 def _formula_paths_text(formula_section: FormulaSection) -> str:
-    """Writes every path at which a node occurs, and the node's total over the model."""
+    """Returns every path at which a node occurs as text, with the node's total over the model."""
     formula_nodes = formula_section.formula_nodes
     counted_paths = [formula_node for formula_node in formula_nodes if not formula_node.optional_part]
     repeat_count = sum(formula_node.copies for formula_node in counted_paths)
@@ -416,7 +416,7 @@ def _formula_paths_text(formula_section: FormulaSection) -> str:
 
 
 def _legend_table(explanation: Explanation) -> list[Table]:
-    """Returns a table of symbols with meanings; none without symbols."""
+    """Returns a table with the meaning of each symbol, in a list; an empty list if no symbol occurs."""
     table_columns = (
         Column("symbol", "symbol", justify="left"),
         Column("field", "stands for", justify="left"),

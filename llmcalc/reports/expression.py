@@ -32,7 +32,7 @@ class FormulaStyle:
     groups_digits: bool = False
 
     def write_number(self, exact_number: Fraction) -> str:
-        """Writes a whole number with all digits, another number with at most four decimals or as a fraction."""
+        """Returns a number as text: integers with all digits, others as a fraction or with at most four decimals."""
         if exact_number.denominator == 1:
             digit_text = f"{exact_number.numerator:,}" if self.groups_digits else str(exact_number.numerator)
         else:
@@ -71,13 +71,13 @@ LATEX = FormulaStyle(is_latex=True)
 
 
 def short_decimal(exact_number: Fraction) -> str:
-    """Writes a number with at most four decimals, such as `3.5` or `12.0625`; empty if it needs more."""
+    """Returns a number as text with at most four decimals, such as `3.5` or `12.0625`; empty if it needs more."""
     digit_text = f"{float(exact_number):.4f}".rstrip("0").rstrip(".")
     return digit_text if Fraction(digit_text) == exact_number else ""
 
 
 def write_expression(expression: Any, formula_style: FormulaStyle = PLAIN) -> str:
-    """Writes a SymPy expression of sums, products, integer powers, minima and floors, or a number.
+    """Returns a number or a SymPy expression of sums, products, integer powers, minima and floors as text.
 
     Raises `ArithmeticError` for other expressions.
     """
@@ -200,7 +200,7 @@ def _letter_order_key(letter_order: str) -> Callable[[str], tuple[int, str]]:
 
 
 def _factor_sort_key(base_expression: Any) -> tuple[int, tuple[int, str]]:
-    """Returns the sort key of a factor: symbols in the order of papers, then brackets."""
+    """Returns the sort key of a factor in a product: symbols in the order that papers use, then sums in brackets."""
     if base_expression.is_Symbol:
         return (0, _letter_order_key(PRODUCT_ORDER)(base_expression.name))
     return (1, (0, str(base_expression)))

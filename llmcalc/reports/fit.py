@@ -388,7 +388,7 @@ CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as th
 
 
 class _FitReportContent(NamedTuple):
-    """The common content of the reports for one device and for several devices.
+    """The content that `fit`'s reports for one device and for several devices have in common.
 
     answer, subtitle, rows, notes: those of the first table.
     has_engine_buffers: whether bytes are those of an engine's buffers.
@@ -454,7 +454,7 @@ def _sequences_text(fit_answer: FitAnswer) -> str:
 
 
 def _search_notes(fit_answer: FitAnswer) -> list[str]:
-    """Returns notes on the search for the largest run that fits, such as on the model's context length."""
+    """Returns notes on the limits of the search for the largest run that fits, such as the model's context length."""
     memory_use = fit_answer.memory.states
     notes = [
         concatenation_note(fit_answer.memory),
@@ -490,7 +490,7 @@ def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list
 
 
 def _wired_limit_notes(accelerator_fit: MemoryFit) -> list[str]:
-    """Returns a note that macOS can raise a Mac's GPU limit so far that a run fits which otherwise does not."""
+    """Returns a note if raising the GPU memory limit of macOS would make a run fit on a Mac."""
     hardware = accelerator_fit.hardware
     limit_mib = hardware.wired_limit_mib(accelerator_fit.needed_bytes)
     if accelerator_fit.verdict != "no" or limit_mib is None:

@@ -213,7 +213,7 @@ def _component_table(
 
 
 def headline(flop_count: FlopCount) -> str:
-    """Writes `forward pass of 2,048 tokens, full pairs` or `decoding 1 token after 2,048, full pairs, MLA absorbed`."""
+    """Returns a headline: `forward pass of 2,048 tokens, full pairs`, `decoding 1 token after 2,048, full pairs`."""
     workload = flop_count.workload
     mla_text = "" if flop_count.mla is None else f", MLA {flop_count.mla}"
     return (
@@ -330,7 +330,7 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
 
 
 def _recompute_note(recompute: Recompute) -> str:
-    """Writes the names of the modules that are recomputed in the backward pass."""
+    """Returns a note with the names of the modules that are recomputed in the backward pass."""
     if recompute.core:
         return "recomputation: the attention scores and their products with values, once more"
     if recompute.nodes:
@@ -347,7 +347,7 @@ def _recompute_note(recompute: Recompute) -> str:
 
 
 def _node_figures_function(included_parts: frozenset[str]) -> FiguresFunction:
-    """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
+    """Returns a function that computes a node's FLOPs for the JSON tree; recomputed FLOPs are not counted."""
     return lambda node_position: node_figures_data("flops", node_position, step_flops_of, included_parts)
 
 

@@ -151,7 +151,7 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
 
 
 def _memory_sizes_text(hardware: Hardware) -> str:
-    """Writes the available memory sizes of a chip; empty if there is only one."""
+    """Returns a chip's available memory sizes as text; empty if there is only one."""
     if not hardware.configurations:
         return ""
     size_names = [

@@ -146,9 +146,7 @@ def _kinds_table(
 
 
 def headline(cache_size: CacheSize) -> str:
-    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for a cache of only recurrent states, the
-    formats of these.
-    """
+    """Returns a headline such as `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`, or the formats of states."""
     if not cache_size.bytes_per_token:
         sequences = cache_size.workload.batch
         return (
@@ -168,7 +166,7 @@ def headline(cache_size: CacheSize) -> str:
 
 
 def _state_bits_text(cache_size: CacheSize) -> str:
-    """Writes `32 bits`, or for states of several formats `16 bits (conv_state) and 32 bits (recurrent_state)`."""
+    """Returns the bits of recurrent states as text: `32 bits`, or per state if the formats differ."""
     kinds_by_bits: dict[Number, list[str]] = {}
     for state_kind, bits in cache_size.state_bits.items():
         kinds_by_bits.setdefault(bits, []).append(state_kind)

@@ -147,7 +147,7 @@ VERDICT_TEXTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit 
 
 
 def verdict_text(accelerator_fits: Sequence[MemoryFit], required_bytes: int) -> str:
-    """Writes whether a run fits on the single named accelerator; empty if none or several are named.
+    """Returns text on whether a run fits on the single named accelerator; empty if none or several are named.
 
     required_bytes: the bytes that the answer states. Paged states beyond the accelerator's memory lie on the host.
     """
@@ -174,7 +174,7 @@ def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> l
 def accelerators_table(
     accelerator_fits: Sequence[MemoryFit], title: str, engine_fits: Mapping[str, MemoryFit] = MappingProxyType({})
 ) -> Table:
-    """Returns a table that says whether a run fits on each accelerator. engine_fits: as of `report`."""
+    """Returns a table that says whether a run fits on each accelerator. engine_fits: as in `report`."""
     table_rows = [
         row(
             accelerator_fit.hardware.name,
@@ -222,7 +222,7 @@ def verdict_notes(accelerator_fits: Sequence[MemoryFit]) -> list[str]:
 
 
 def fit_verdict_text(accelerator_fit: MemoryFit) -> str:
-    """Writes `fits`, `tight` or `no`, with `*` if the nominal memory is compared, as the usable one is unknown."""
+    """Returns `fits`, `tight` or `no`, with `*` if only the nominal memory of the accelerator is known."""
     return f"{accelerator_fit.verdict}*" if accelerator_fit.is_nominal else accelerator_fit.verdict
 
 
@@ -266,7 +266,7 @@ def memory_kind_columns_and_rows(
 
 
 def _weight_rows(memory_use: MemoryUse, make_row: Callable[..., Row]) -> list[Row]:
-    """Returns table rows of the bytes of quantized weights: codes, scales, zero points and unconverted tensors."""
+    """Returns table rows with the bytes of quantized weights: codes, scales, zero points and unconverted tensors."""
     quantized_size = memory_use.quantized_size
     if quantized_size is None:
         return []

@@ -29,7 +29,7 @@ ASSUMED_ACCELERATOR = "H100"
 
 
 def _capacity_sort_key(accelerator_fit: MemoryFit) -> tuple[int, str]:
-    """Returns the sort key of a verdict: the accelerator's memory, smallest first."""
+    """Returns the sort key of a fit result: the accelerator's memory, smallest first, then its name."""
     return accelerator_fit.capacity_bytes, accelerator_fit.hardware.name
 
 
@@ -111,7 +111,7 @@ class DeviceMemoryAnswer(MemoryAnswer, Memory):
 
     @cached_property
     def fits(self) -> list[MemoryFit]:
-        """The verdict for each accelerator, by the usual engine's buffers if they are known."""
+        """Whether the run fits, for each accelerator; by the buffers of the usual engine if these are known."""
         return [
             self.engine_fits.get(accelerator_fit.hardware.name, accelerator_fit) for accelerator_fit in super().fits
         ]

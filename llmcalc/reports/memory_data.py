@@ -1,4 +1,4 @@
-"""The JSON document of `llmcalc memory`: bytes as exact integers, and the run that was counted."""
+"""The JSON document of `llmcalc memory`: bytes as exact integers, and the settings for which they are counted."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
 
 
 def device_data(device: DeviceMemory) -> dict[str, Any]:
-    """Returns the bytes of a device by kind, phase and module."""
+    """Returns the bytes of a device by kind of memory, by phase and by module, as plain data."""
     return {
         "exact_bytes": device.exact_bytes,
         "peak_bytes": device.peak_bytes,

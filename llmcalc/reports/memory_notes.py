@@ -1,4 +1,4 @@
-"""The notes of `llmcalc memory`: the run in words, the evidence of its terms, and what is not counted."""
+"""The notes of `llmcalc memory`: the run in words, how each term is known, and what is not counted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def displayed_term_name(memory_term: MemoryTerm) -> str:
 
 
 def run_text(memory_use: MemoryUse) -> str:
-    """Writes a run's phase, tokens and precision or adapters: `training of 2,048 tokens (bf16-master)`."""
+    """Returns a run's phase, tokens and precision or adapters as text: `training of 2,048 tokens (bf16-master)`."""
     workload = memory_use.workload
     batch_text = "" if workload.batch == 1 else f"{workload.batch:,} × "
     weights_text = _adapters_text(memory_use) or memory_use.precision
@@ -74,7 +74,7 @@ PRECISION_TEXTS = {
 
 
 def settings_text(run_memory: Memory, attention_kernel: AttentionImplementation) -> str:
-    """Writes a run with assumed settings: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
+    """Returns a run and its assumed settings as text: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
     memory_use = run_memory.states
     if memory_use.phase != "training":
         return run_text(memory_use)
@@ -91,7 +91,7 @@ def settings_text(run_memory: Memory, attention_kernel: AttentionImplementation)
 
 
 def untested_notes(device: DeviceMemory) -> list[str]:
-    """Returns one warning per missing measurement, with the memory terms that depend on it."""
+    """Returns one warning per memory measurement that does not exist, with the memory terms that depend on it."""
     terms_by_reason: dict[str, list[str]] = {}
     for memory_term in device.terms:
         if memory_term.status == "untested":
@@ -136,7 +136,7 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
 
 
 def keeps_small_segments(run_memory: Memory) -> bool:
-    """Whether allocator segments that later tensors cannot use exceed 2 % of the peak."""
+    """Whether the allocator's segments reserve over 2 % more than the peak, which expandable segments would avoid."""
     device = run_memory.device
     return (
         not run_memory.cuda_runtime.has_expandable_segments
@@ -182,7 +182,7 @@ def llama_cpp_note(
 
 
 def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
-    """Returns notes on adapters and a quantized base of a projection whose weight the scan's kernel reads directly."""
+    """Returns notes on adapters or quantization of a projection whose weight the state-space scan reads directly."""
     adapters, parameter_count = memory_use.adapters, memory_use.parameter_count
     if adapters is None or not any(
         is_read_by_scan(position) for position, _ in linear_layers(parameter_count.tree, parameter_count.include)
@@ -273,7 +273,7 @@ def memory_notes(
 
 
 def concatenation_note(run_memory: Memory) -> str:
-    """Writes a note on blocks that a cache growing by concatenation leaves free; empty for other runs."""
+    """Returns a note on the free blocks that a KV cache leaves as it grows by concatenation; empty for other runs."""
     states = run_memory.states
     is_cache_concatenated = bool(states.kv_dtype) and not cache_block_tokens(run_memory.settings, states)
     if run_memory.settings.phase != "decode" or not is_cache_concatenated or not keeps_small_segments(run_memory):
@@ -301,7 +301,7 @@ def _pure_bf16_note(run_memory: Memory) -> str:
 
 
 def _execution_note(run_memory: Memory) -> str:
-    """Writes the kernels with which a run is counted, each with the option that changes it."""
+    """Returns a note on the kernels with which a run is counted, each with the option that changes it."""
     execution_entry = execution_data(run_memory)
     kernel_texts = [
         f"{run_memory.attention} attention (--attn-implementation)",
@@ -320,7 +320,7 @@ def _execution_note(run_memory: Memory) -> str:
 
 
 def _kernels_note(run_memory: Memory) -> str:
-    """Writes the packages whose kernels are assumed for recurrent layers; empty without recurrent layers."""
+    """Returns a note on the packages whose kernels are assumed for recurrent layers; empty without recurrent layers."""
     if run_memory.settings.phase == "decode":
         return ""
     mixers = (model_part for model_part in nested_components(run_memory.spec) if isinstance(model_part, TokenMixer))
@@ -334,7 +334,7 @@ def _kernels_note(run_memory: Memory) -> str:
 
 
 def _chunk_note(run_memory: Memory) -> str:
-    """Writes the chunk length of a chunked prefill; empty for unchunked prompts."""
+    """Returns a note on the chunk length of a chunked prefill; empty if prompts are not chunked."""
     chunk, seq = prompt_chunk(run_memory.settings, run_memory.states), run_memory.states.workload.seq
     if run_memory.settings.phase == "decode" or chunk is None or chunk >= seq:
         return ""

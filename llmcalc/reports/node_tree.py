@@ -13,7 +13,7 @@ FiguresFunction: TypeAlias = Callable[[NodePosition], dict[str, Any]]
 
 
 def tree_data(node_position: NodePosition, figures_function: FiguresFunction) -> dict[str, Any]:
-    """Returns a node and its descendants as nested dicts with counts."""
+    """Returns a node of the model and its descendants as nested dicts with their counts."""
     node = node_position.node
     node_data: dict[str, Any] = {"name": node.path_segment, **figures_function(node_position)}
     for figure_key in ("kind", "label", "optional", "source"):
@@ -31,7 +31,7 @@ def tree_data(node_position: NodePosition, figures_function: FiguresFunction) ->
 def node_figures_data(
     quantity: str, node_position: NodePosition, cost_function: Cost, included_parts: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Returns the cost of a node: of all its repeats in one parent, of one repeat, and of all repeats in the model.
+    """Returns the cost of a node three times: per repeat, for all repeats in one parent, and in the whole model.
 
     `<quantity>`: all repeats of the node in one repeat of its parent.
     `<quantity>_each`: one repeat, if there are several. The children add up to it, or without it to `<quantity>`.

@@ -48,7 +48,7 @@ _BINARY_UNITS = {"KiB": "2^10", "MiB": "2^20", "GiB": "2^30", "TiB": "2^40"}
 
 
 def binary_unit_note(unit_scale: units.UnitScale) -> str:
-    """Writes the meaning of a binary unit: `1 GiB = 2^30 bytes`; empty for a decimal unit."""
+    """Returns the meaning of a binary unit as a note: `1 GiB = 2^30 bytes`; empty for a decimal unit."""
     return f"1 {unit_scale.name} = {_BINARY_UNITS[unit_scale.name]} bytes" if unit_scale.name in _BINARY_UNITS else ""
 
 
@@ -66,24 +66,24 @@ def cache_per_token_note(dtype: str) -> str:
 
 
 def relative_error_text(relative_difference: float, reference_text: str) -> str:
-    """Writes a relative error as a text: `−6.7 % against the exact count` or `equal to the exact count`."""
+    """Returns a relative error as text: `−6.7 % against the exact count` or `equal to the exact count`."""
     if relative_difference == 0:
         return f"equal to {reference_text}"
     return f"{units.signed_percent(relative_difference)} against {reference_text}"
 
 
 def device_phrase(device_count: int, device_title: str) -> str:
-    """Writes a number of accelerators, such as `8 × H100 SXM`."""
+    """Returns a number of accelerators as text, such as `8 × H100 SXM`."""
     return f"{device_count:,} × {device_title}"
 
 
 def plural(noun_count: int, noun: str) -> str:
-    """Writes a number with a noun: `1 token` or `2,048 tokens`."""
+    """Returns a number with a noun as text: `1 token` or `2,048 tokens`."""
     return f"{noun_count:,} {noun}" + ("" if noun_count == 1 else "s")
 
 
 def workload_text(spec: ModelSpec, workload: Workload) -> str:
-    """Writes a workload's tokens: `2,048 tokens`, `16 × 1 tokens after 8,192`, `2,048 tokens, 2,048 in the encoder`."""
+    """Returns a workload's tokens as text: `2,048 tokens`, `16 × 1 tokens after 8,192`."""
     batch = workload.batch
     new_tokens = plural(workload.seq, "token") if batch == 1 else f"{batch:,} × {workload.seq:,} tokens"
     context_text = f" after {workload.context:,}" if workload.context else ""
@@ -149,7 +149,7 @@ def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
 
 
 def tagged_format_note(scheme_name: str, name: str) -> str:
-    """Writes the format of a GGUF file's name: `weights in q8_0, as the tag says`.
+    """Returns a note on the weight format in a GGUF file's name: `weights in q8_0, as the tag says`.
 
     name: a tag of Ollama's library, or a repository of GGUF files, whose first file is q4_k_m where it names no type.
     """
@@ -218,5 +218,5 @@ def identity_experts_note(node_tree: Node) -> str:
 
 
 def aliases_note(aliases: Sequence[str]) -> str:
-    """Writes the other names of an accelerator: `also called: h100, h100-80gb`; empty without other names."""
+    """Returns a note on an accelerator's other names: `also called: h100, h100-80gb`; empty without other names."""
     return f"also called: {', '.join(aliases)}" if aliases else ""

@@ -75,7 +75,7 @@ def report(preset: Preset, parameter_count: ParameterCount, selected_rank: Selec
 
 
 def count_text(parameter_count: ParameterCount) -> str:
-    """Writes the number of parameters: `8.03 B parameters` or `671.03 B parameters, 37.55 B active per token`."""
+    """Returns a number of parameters as text: `8.03 B parameters`, `671.03 B parameters, 37.55 B active per token`."""
     active_text = ""
     if parameter_count.active != parameter_count.total:
         active_text = f", {units.count(parameter_count.active)} active per token"
@@ -188,7 +188,7 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, selected_rank
 
 
 def _rank_notes(preset: Preset, parameter_count: ParameterCount, selected_rank: SelectedRank) -> list[str]:
-    """Returns notes about the counted rank, replicated parameters and the whole model."""
+    """Returns notes on the counted rank, on the parameters that ranks replicate, and on the whole model."""
     model_total = preset.model.tree().total(total_params_of, include=parameter_count.include)
     spec, chunks = preset.model, selected_rank.model.chunks
     is_tied = spec.tie_word_embeddings and selected_rank.layout.pp > 1 and chunks.has_embedding != chunks.has_head

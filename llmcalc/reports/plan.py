@@ -130,7 +130,7 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
 
 
 def _rows_with_ties(plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
-    """Returns each fitting layout with its framework's plan, and whether its time ties with another layout's."""
+    """Returns each fitting layout with its framework's plan, and whether its time ties with the one before."""
     framework_rows = plan.rows_of_frameworks
     tie_flags = ties_with_previous([layout_candidate for _, layout_candidate in framework_rows])
     return [
@@ -140,7 +140,7 @@ def _rows_with_ties(plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]
 
 
 def _order_position(plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Returns a layout's position among the sorted layouts that may fit, with its options and estimated seconds.
+    """Returns a requested layout's position in the order of layouts, with its options and estimated seconds.
 
     The position is None if it is not listed; `slower_share` is the share of seconds that it takes beyond the first
     layout, negative if it takes less.
@@ -175,7 +175,7 @@ def _order_position_text(order_position: dict[str, Any]) -> str:
 
 
 def _answer_text(plan: LayoutPlan) -> str:
-    """Writes how many layouts fit, or under which frameworks, and the seconds of the fastest layout."""
+    """Returns text on how many layouts fit, or under which frameworks, and the fastest layout's seconds."""
     framework_rows = sorted(plan.rows_of_frameworks, key=lambda row: row[1].seconds or 0.0)
     fastest_plan, fastest_layout = next(iter(framework_rows), (plan, None))
     fastest_time = None if fastest_layout is None else fastest_plan.step_time_range(fastest_layout)
@@ -196,7 +196,7 @@ def _answer_text(plan: LayoutPlan) -> str:
 
 
 def _more_rows_hint(plan: LayoutPlan) -> str:
-    """Writes the option that replays more layouts, or the reason why the other layouts were not replayed."""
+    """Returns text on the option that replays more layouts, or on why the other layouts were not replayed."""
     if plan.ranked_layouts.ended_early:
         return f"the search ended early: {FEWER_LAYOUTS_ADVICE}"
     return f"--rows {plan.rows + len(plan.ranked_layouts.unreplayed)} counts more"
@@ -250,7 +250,7 @@ def _fitting_layouts_text(ranked_layouts: RankedLayouts) -> str:
 
 
 def _usual_step_tokens_text(plan: LayoutPlan) -> str:
-    """Writes the usual number of tokens of a training step: as published, `4M`, or `1,024 of each device` on many."""
+    """Returns the usual tokens of a training step as text: as published, `4M`, or `1,024 of each device` on many."""
     if plan.published_step_tokens:
         return f"{units.count(plan.published_step_tokens)}, as published"
     return "4M" if usual_step_tokens(plan.devices) == STEP_TOKENS else f"{LEAST_DEVICE_TOKENS:,} of each device"
@@ -395,7 +395,7 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
 def candidate_data(
     layout_candidate: Candidate, seconds: TimeRange | None = None, is_tie: bool = False
 ) -> dict[str, Any]:
-    """Returns a layout as plain data. Bytes are exact integers.
+    """Returns a replayed layout of a plan as plain data. Bytes are exact integers.
 
     is_tie: whether its time equals that of the layouts before it.
     """

@@ -81,7 +81,7 @@ def _list_table(counted_presets: Sequence[CountedPreset]) -> Table:
 
 
 def _published_verdict(preset: Preset, parameter_count: ParameterCount) -> str:
-    """Writes the comparison with the published count: `equal`, a difference, or `≈70B`."""
+    """Returns the comparison with the published parameter count as text: `equal`, a difference, or `≈70B`."""
     published_params = preset.published.parameters
     if published_params is None:
         return f"≈{preset.published.nominal}" if preset.published.nominal else ""

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def layout_text(layout: Layout) -> str:
-    """Writes the groups with more than one rank: `tp 2 · sp · pp 4 · dp 8`; sp is sequence parallelism."""
+    """Returns a layout's groups of more than one rank as text: `tp 2 · sp · pp 4 · dp 8` (sp: sequence parallelism)."""
     return " · ".join(_parallel_size_texts(layout)) or ONE_DEVICE_TEXT
 
 
 def layout_cell(layout: Layout) -> str:
-    """Writes `tp2 sp pp4 dp8` for a table, where lines break only between groups."""
+    """Returns a layout as the text of a table cell, where lines break only between groups: `tp2 sp pp4 dp8`."""
     return " ".join(group_size.replace(" ", "") for group_size in _parallel_size_texts(layout)) or ONE_DEVICE_TEXT
 
 
 def candidate_cell(layout: Layout, recompute: str, texts_in_heading: Sequence[str] = ()) -> str:
-    """Writes a layout of a plan, with its recomputation if there is any: `dp8 ZeRO-3 recompute full`.
+    """Returns a plan's layout as a table cell's text, with any recomputation: `dp8 ZeRO-3 recompute full`.
 
     texts_in_heading: texts that all layouts of a table share, which its heading shows; default none.
     """
@@ -38,7 +38,7 @@ def candidate_cell(layout: Layout, recompute: str, texts_in_heading: Sequence[st
 
 
 def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
-    """Returns the words that several layouts share: `sp`, `etp 1`, the ZeRO stage, recomputation.
+    """Returns the words that the rows of a plan share, for its heading: `sp`, `etp 1`, ZeRO stage, recomputation.
 
     Empty for one layout.
     """
@@ -85,7 +85,7 @@ def subtitle_with_rank(subtitle: str, selected_rank: SelectedRank | None) -> str
 
 
 def rank_text(selected_rank: SelectedRank) -> str:
-    """Writes the rank and its layers: `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
+    """Returns a rank and its layers as text: `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
     layout, layer_chunks = selected_rank.layout, selected_rank.model.chunks
     rank_description = f"rank {selected_rank.rank:,} of {plural(layout.world_size, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
@@ -104,6 +104,6 @@ def counted_rank_notes(selected_rank: SelectedRank | None, *notes: str) -> list[
 
 
 def replicated_parameters_text(replicated_params: dict[str, Number]) -> str:
-    """Writes the parameters that tensor parallelism replicates; empty if there are none."""
+    """Returns text on the parameters that tensor parallelism replicates; empty if there are none."""
     params_text = ", ".join(f"{name} {units.exact_text(parameters)}" for name, parameters in replicated_params.items())
     return f"other ranks of its tensor group have these parameters too: {params_text}" if params_text else ""

@@ -44,7 +44,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
 
     @property
     def device(self) -> DeviceMemory:
-        """The memory of the largest rank."""
+        """The device memory of the rank that needs the most."""
         return self.device_rank.device
 
     def phases_on_hardware(self, hardware: Hardware) -> list[RolloutPhase]:
@@ -100,7 +100,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
         return engine(rollout.engine).runs_on(hardware)
 
     def _fit_of_highest_phase(self, accelerator_fit: MemoryFit) -> MemoryFit | None:
-        """Returns the verdict for the phase of the run that needs most memory.
+        """Returns the verdict by the reinforcement-learning phase that needs the most memory.
 
         None for an unnamed accelerator on which the rollouts' engine does not start, such as one without fp8.
         """
@@ -117,7 +117,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
 
     @property
     def states(self) -> MemoryUse:
-        """The bytes of the model's static memory on one device in closed form."""
+        """The model's static memory on one device, in closed form."""
         return self.memory.states
 
     def largest_device_memory(self, cuda_runtime: CudaRuntime) -> DeviceMemory:

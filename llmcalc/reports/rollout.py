@@ -51,7 +51,7 @@ def largest_phase(phases: Sequence[RolloutPhase]) -> RolloutPhase:
 
 
 def engine_note(rollout: Rollout | None) -> str:
-    """Writes the rollout engine with its flags; empty without an engine."""
+    """Returns a note on the rollout engine and its flags; empty without an engine."""
     if rollout is None or not rollout.engine:
         return ""
     flags_text = " ".join(f"{flag_name}={flag_value}" for flag_name, flag_value in rollout.flags.items())

@@ -34,7 +34,7 @@ FILL_CHARACTER, IDLE_CHARACTER, ELLIPSIS = "-", ".", " … "
 
 
 def schedule_title(layout: Layout, timetable: Timetable) -> str:
-    """Writes a schedule's name and sizes: `1F1B on 4 ranks, 8 micro-batches`."""
+    """Returns a pipeline schedule's name and sizes as text: `1F1B on 4 ranks, 8 micro-batches`."""
     micro_batches = timetable.pipeline.micro_batches
     microbatch_text = f"{micro_batches:,} micro-batch" + ("" if micro_batches == 1 else "es")
     if layout.pp == 1:
@@ -50,7 +50,7 @@ def pass_kinds_of(timetable: Timetable) -> list[PassKind]:
 
 
 def costs_text(timetable: Timetable) -> str:
-    """Writes the durations of passes and sends in time units: `F 1, B 2, a send 0`."""
+    """Returns the durations of passes and sends, in time units, as text: `F 1, B 2, a send 0`."""
     pass_costs = timetable.pass_durations
     pass_texts = [f"{pass_letter} {pass_costs.duration(pass_letter):g}" for pass_letter in pass_kinds_of(timetable)]
     if any(pass_action.is_overlapped for actions in timetable.pipeline.actions_by_rank for pass_action in actions):
@@ -59,7 +59,7 @@ def costs_text(timetable: Timetable) -> str:
 
 
 def in_flight_text(in_flight: InFlightCounts, model_chunk: int) -> str:
-    """Writes micro-batches in flight: `4`, or `1 + 3` if three wait only for the backward pass of the weights."""
+    """Returns micro-batches in flight as text: `4`, or `1 + 3` if three lack only the weight-gradient pass."""
     awaiting_backward = in_flight.awaiting_backward[model_chunk]
     awaiting_weights = in_flight.awaiting_weights[model_chunk]
     return f"{awaiting_backward} + {awaiting_weights}" if awaiting_weights else str(awaiting_backward)
@@ -152,13 +152,13 @@ class TimetableChart(NamedTuple):
 
     @property
     def omitted_interval(self) -> tuple[float, float] | None:
-        """The (start, end) of the omitted time range; None if all is drawn."""
+        """The (start, end) of the time that the chart leaves out; None if the chart shows the whole step."""
         if len(self.shown_ranges) == 1:
             return None
         return self.shown_ranges[0].stop / self.columns_per_unit, self.shown_ranges[1].start / self.columns_per_unit
 
     def draw_line(self, rank_spans: Sequence[ActionSpan], model_chunk: int) -> str:
-        """Draws a rank's passes through one chunk of layers, with blanks where the rank runs another chunk."""
+        """Returns a line of characters: a rank's passes through a model chunk, with blanks for other chunks."""
         return ELLIPSIS.join(
             self._draw_span(rank_spans, model_chunk, shown_columns) for shown_columns in self.shown_ranges
         )

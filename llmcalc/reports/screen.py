@@ -70,7 +70,7 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
 
 
 def _omission_text(table_count: int, row_count: int) -> str:
-    """Writes what a short screen leaves out: `1 more table, 2 more rows`."""
+    """Returns text on what a short screen leaves out: `1 more table, 2 more rows`."""
     omitted_counts = ((table_count, "table"), (row_count, "row"))
     return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in omitted_counts if count)
 
@@ -99,7 +99,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
 
 
 def _trim_table(table: Table, line_limit: int, is_required: bool = False) -> Table | None:
-    """Shortens a table, except its totals, to a number of lines.
+    """Shortens a table to a number of lines, but keeps its rows of totals.
 
     Returns None if too few rows would be left, unless `is_required`.
     """

@@ -27,7 +27,7 @@ UNCOUNTED_EFFECTS = (
 
 
 def money_text(money_amount: float) -> str:
-    """Writes an amount of money with three significant digits, without a currency."""
+    """Returns an amount of money as text with three significant digits, without a currency."""
     return f"{money_amount:,.0f}" if money_amount >= 1000 else f"{money_amount:.3g}"
 
 
@@ -36,7 +36,7 @@ def _rate_text(token_rate: float) -> str:
 
 
 def users_text(users: float) -> str:
-    """Writes the number of concurrent requests, which may be below 1 for a rate of arrivals: `64`, `0.031`."""
+    """Returns a number of concurrent requests as text; arrival rates may give a number below 1: `64`, `0.031`."""
     return units.exact_text(int(users)) if users == int(users) else _rate_text(users)
 
 
@@ -80,7 +80,7 @@ CURVE_COLUMNS = (
 
 
 def layout_text(server: Server) -> str:
-    """Writes a server's replicas, layout and formats: `2 × tp4 pp2, fp8-dynamic, kv fp8`.
+    """Returns a server's replicas, layout and number formats as text: `2 × tp4 pp2, fp8-dynamic, kv fp8`.
 
     For a group it writes the replicas for prompts and the replicas for decoding: `2 × (1+3) tp4`.
     """
@@ -139,7 +139,7 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
 
 
 def load_text(serve_study: ServeStudy) -> str:
-    """Writes the load of a study: `64 users of 8,192 + 1,024 tokens`."""
+    """Returns the load of a study of servers as text: `64 users of 8,192 + 1,024 tokens`."""
     latency_limits, requests = serve_study.latency_limits, serve_study.request_sizes
     if serve_study.trace is not None:
         trace_text = duration_text(serve_study.trace.duration_seconds)
@@ -247,7 +247,7 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
 
 
 def _token_cost_of_trace(serve_study: ServeStudy, server: Server, trace_times: TraceTimes) -> float | None:
-    """Returns the money per million output tokens of the trace; None without a price."""
+    """Returns the price of a million output tokens for a trace of requests; None without a price."""
     if serve_study.price is None:
         return None
     return serve_study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
@@ -266,7 +266,7 @@ def _rate_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
 
 
 def _range_cell(seconds: TimeRange | RangedAmount) -> str:
-    """Writes a range of seconds in the upper end's unit (`range_unit`): `0.42-12 s`."""
+    """Returns a range of seconds as a table cell, in the unit of the upper end (`range_unit`): `0.42-12 s`."""
     low_seconds, high_seconds = float(seconds.low), float(seconds.high)
     time_unit = range_unit(low_seconds, high_seconds)
     range_ends = (low_seconds, high_seconds)
@@ -292,7 +292,7 @@ def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
 
 
 def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
-    """Returns a note on the largest request rate that a server handles within the limits, if no server is chosen."""
+    """Returns a note on the highest request rate that any server reaches within the limits, if none is chosen."""
     latency_limits = serve_study.latency_limits
     if servers.chosen_server is not None or latency_limits.rate is None or servers.traces:
         return []
@@ -378,7 +378,7 @@ def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoin
 
 
 def _at_risk_text(server: Server, load_point: LoadPoint) -> str:
-    """Writes the likely TTFT that was compared with the limit, and the upper end of the TTFT's range."""
+    """Returns text on the likely TTFT that was compared with the limit, and on the upper end of the TTFT's range."""
     arrival_text = "where all requests arrive at once" if server.arrives_in_waves else "where arrivals are spread"
     return (
         f"{AT_RISK_VERDICT}: {arrival_text} the first token likely comes within "
@@ -413,7 +413,7 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
 
 
 def _disaggregation_text(replica_group: DisaggregatedServer) -> str:
-    """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
+    """Returns text on a group's prefill and decoding replicas, and on the time to send a cache between them."""
     return (
         f"(P+D): {plural(replica_group.prefill_replicas, 'replica')} for prompts, {replica_group.decode_replicas} that "
         f"decode; a prompt's cache is sent in {duration_text(replica_group.transfer_seconds)} "
@@ -422,7 +422,7 @@ def _disaggregation_text(replica_group: DisaggregatedServer) -> str:
 
 
 def speculation_text(speculation: Speculation) -> str:
-    """Writes the draft model of speculative decoding, and the tokens per step."""
+    """Returns a sentence on speculative decoding: drafted tokens, their acceptance, and the mean tokens per step."""
     return (
         f"{plural(speculation.drafted_tokens, 'token')} drafted in a step, each accepted with the chance "
         f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; this was "
@@ -466,7 +466,7 @@ def _server_options(server: Server) -> dict[str, Any]:
 
 
 def _group_data(server: Server) -> dict[str, int] | None:
-    """Returns the numbers of prompt replicas and decoding replicas in a group; None if each replica does both."""
+    """Returns the numbers of prefill and decoding replicas in a group; None if every replica does both."""
     if server.disaggregated_server is None:
         return None
     disaggregated_server = server.disaggregated_server

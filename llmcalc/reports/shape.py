@@ -201,7 +201,7 @@ def _budget_text(shape_study: ShapeStudy) -> dict[str, Any]:
 
 
 def _proportions_text(shape_study: ShapeStudy) -> dict[str, Any]:
-    """Writes the proportions that all shapes share, read from the first shape."""
+    """Returns the proportions that all shapes share as text, read from the first shape."""
     family, stack_shape = shape_study.family, shape_study.shapes[0].stack
     return {
         "feed_forward_ratio": stack_shape.feed_forward_ratio,
@@ -273,7 +273,7 @@ def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, adds_
 
 
 def _shared_sizes_text(shape_study: ShapeStudy) -> str:
-    """Writes the sizes that all shapes share, read from the first shape."""
+    """Returns the sizes that all shapes share as text, read from the first shape."""
     spec, first_stack = shape_study.family.spec, shape_study.shapes[0].stack
     tying_text = "tied" if spec.tie_word_embeddings else "untied"
     kv_text = (
@@ -303,7 +303,7 @@ def _training_budget(shape_study: ShapeStudy) -> str:
 
 
 def _active_parameters(shape_study: ShapeStudy) -> list[int]:
-    """Returns the active parameters per token: the target's, the budget's, or the least and most of all shapes."""
+    """Returns active parameters per token: the target's, else the budget's, else the least and most of all shapes."""
     target_params = [shape.active for shape in shape_study.shapes if shape.is_target]
     if target_params or not shape_study.shapes[0].stack.mixture_of_experts:
         return target_params or [shape_study.budget.value]

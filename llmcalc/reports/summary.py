@@ -14,7 +14,7 @@ from ..studies.distinct_layers import distinct_blocks
 
 
 def headline(spec: ModelSpec) -> str:
-    """Writes one line: `decoder, 32 layers, hidden 4096, GQA 32/8 × 128, SwiGLU 14336, RMSNorm (pre), RoPE`."""
+    """Returns a model in one line: `decoder, 32 layers, hidden 4096, GQA 32/8 × 128, SwiGLU 14336, RMSNorm (pre)`."""
     draft_heads = getattr(spec.head, "draft_heads", None)
     if draft_heads is not None:
         return f"{spec.kind}, {draft_heads.describe()}, hidden {spec.hidden_size}"
@@ -75,12 +75,12 @@ def norm_placement_of(layer: Layer) -> str:
 
 
 def norm_style(layer: Layer) -> str:
-    """Writes the kind and placement of the norms, such as `RMSNorm (pre)`."""
+    """Returns the kind and placement of a layer's norms as text, such as `RMSNorm (pre)`."""
     return f"{norm_name(layer)} ({norm_placement_of(layer)})"
 
 
 def position_encodings(spec: ModelSpec) -> list[str]:
-    """Writes the position encodings: `RoPE`, `learned 1024`, `ALiBi`, or `no positions` if there are none."""
+    """Returns a model's position encodings as text: `RoPE`, `learned 1024`, `ALiBi`, or `no positions`."""
     encoding_names: list[str] = []
     for _, stack in spec.stacks():
         if stack.position is not None:
@@ -95,7 +95,7 @@ def position_encodings(spec: ModelSpec) -> list[str]:
 
 
 def model_data(preset: Preset) -> dict[str, Any]:
-    """Returns the `model` entry of a document."""
+    """Returns the entry `model` of a JSON document: the model's name, title, kind and changes."""
     return {
         "name": preset.name,
         "target": preset.target,

@@ -61,7 +61,7 @@ DEFAULT_NODE_COUNT = 4
 
 
 def duration_text(seconds: float, time_unit: str = "", digit_count: int = 2) -> str:
-    """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. time_unit: default the largest."""
+    """Returns seconds as text with two significant digits: `6.8 s`, `35 ms`. time_unit: by default the largest."""
     time_unit = time_unit or duration_unit(seconds)
     value_in_unit = seconds / SECONDS_BY_UNIT[time_unit]
     rounded_value = float(f"{value_in_unit:.{digit_count}g}")
@@ -81,7 +81,7 @@ def duration_unit(seconds: float) -> str:
 
 
 def range_unit(low_seconds: float, seconds: float) -> str:
-    """Returns the unit of a range: the unit of `seconds`, or a smaller unit for a low end below 1."""
+    """Returns the unit for a range: that of `seconds`, or a smaller unit if the low end would be below 1."""
     time_unit = duration_unit(seconds)
     return {"h": "min", "min": "s"}.get(time_unit, time_unit) if low_seconds < SECONDS_BY_UNIT[time_unit] else time_unit
 
@@ -91,14 +91,14 @@ def _decimal_exponent(positive_number: float) -> int:
 
 
 def range_text(seconds_range: TimeRange) -> str:
-    """Writes the range of an estimate: `5.8 to 8.7 s, likely 6.8`."""
+    """Returns the range of a time estimate as text: `5.8 to 8.7 s, likely 6.8`."""
     time_unit = range_unit(float(seconds_range.low), float(seconds_range.estimate))
     likely_text = duration_text(float(seconds_range.estimate), time_unit).removesuffix(f" {time_unit}")
     return f"{range_ends_text(seconds_range, ' to ')} {time_unit}, likely {likely_text}"
 
 
 def range_ends_text(seconds_range: TimeRange, separator: str = "-") -> str:
-    """Writes the ends of a range, in the unit of the likely value (`range_unit`): `5.8-8.7`."""
+    """Returns the two ends of a time range as text, in the likely value's unit (`range_unit`): `5.8-8.7`."""
     time_unit = range_unit(float(seconds_range.low), float(seconds_range.estimate))
     low_text, high_text = (
         duration_text(float(range_end), time_unit).removesuffix(f" {time_unit}")
@@ -108,7 +108,7 @@ def range_ends_text(seconds_range: TimeRange, separator: str = "-") -> str:
 
 
 def tpot_text(timed_run: TimedRun) -> str:
-    """Writes the range of the seconds per token: `8.1-12 ms`."""
+    """Returns the range of the seconds per token as text: `8.1-12 ms`."""
     return f"{range_ends_text(timed_run.time_range)} {range_unit(float(timed_run.time_range.low), timed_run.seconds)}"
 
 
@@ -121,7 +121,7 @@ def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
 
 
 def decoding_cells(timed_run: TimedRun | None) -> list[Any]:
-    """Returns table cells of the seconds per decoded token and the tokens/s, for `DECODING_COLUMNS`."""
+    """Returns the cells of `DECODING_COLUMNS`: the seconds per decoded token, and the tokens per second."""
     if timed_run is None:
         return [None, None]
     return [DisplayedValue(timed_run.seconds, tpot_text(timed_run)), timed_run.tokens_per_second]
@@ -134,7 +134,7 @@ DECODING_COLUMNS = (
 
 
 def test_errors_text(seconds_range: TimeRange, title: str) -> str:
-    """Writes how this kind of estimate was tested: the number of measured rows and their errors, or few or none."""
+    """Returns text on the tests of this kind of estimate: the measured rows and their errors, or that few exist."""
     tested_class = seconds_range.tested_class
     if seconds_range.has_few_rows:
         return f"{title} on this device has too few measured rows for a range of its own: the range is the widest"
@@ -311,7 +311,7 @@ def report(
 
 
 def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
-    """Writes the time of a pass; if the run does not fit, the time with layers on the host or with more memory."""
+    """Returns the time of a pass as text; for a run that does not fit, with layers on the host or with more memory."""
     subject, seconds_with_host = SUBJECT_BY_PHASE[timed_run.phase], timed_run.seconds_with_host
     short_run = timed_run.with_short_context
     if timed_run.fits and short_run is not None and not is_measured:
@@ -326,7 +326,7 @@ def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
 
 
 def _run_text(timed_run: TimedRun) -> str:
-    """Writes a timed run: `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
+    """Returns a timed run as text: `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
     sequences_text = plural(timed_run.sequences, "sequence")
     if timed_run.phase != "training" and timed_run.layout.dp > 1:
         sequences_text = f"{sequences_text} ({timed_run.sequences // timed_run.layout.dp:,} a replica)"
@@ -342,7 +342,7 @@ def _run_text(timed_run: TimedRun) -> str:
 
 
 def _formats_text(timed_run: TimedRun) -> str:
-    """Writes the number format of weights and matrix products if not bfloat16, such as `, fp16 products`."""
+    """Returns number formats of weights and matrix products other than bfloat16 as text, such as `, fp16 products`."""
     dtype = timed_run.number_formats.product_format
     if dtype == "bf16":
         return ", fp16 products" if timed_run.hardware.lacks_bfloat16 else ""
@@ -353,7 +353,7 @@ def _formats_text(timed_run: TimedRun) -> str:
 
 
 def _time_part_rows(timed_run: TimedRun) -> list[Row]:
-    """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
+    """Returns table rows with the terms of a run's time, and with the percentage of each bound, such as compute."""
     run_time_unit = duration_unit(timed_run.seconds)
     time_parts = [
         (name, seconds) for name, seconds in timed_run.seconds_by_part.items() if seconds or name in ("work", "kernels")
@@ -395,7 +395,7 @@ def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] |
 
 
 def _rates_text(timed_run: TimedRun, seconds: float) -> str:
-    """Writes tokens/s, MFU and HFU of a run that takes these seconds."""
+    """Returns tokens/s, MFU and HFU of a run that takes the given seconds as text."""
     token_rate, devices = timed_run.tokens / seconds, timed_run.devices
     device_rate_text = f" ({token_rate / devices:,.0f} a device)" if devices > 1 else ""
     rate_text = f"{token_rate:,.0f} tokens/s{device_rate_text}"
@@ -410,7 +410,7 @@ def _rates_text(timed_run: TimedRun, seconds: float) -> str:
 
 
 def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
-    """Returns a note on a run that does not fit in the typed layout, or whose layout was chosen so that it fits."""
+    """Returns a note if a run does not fit in the typed layout, or if its layout was chosen so that it fits."""
     resident_bytes, capacity_bytes = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
     sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity_bytes)}"
     training_text = f"weights, gradients, optimizer states and activations {sizes_text}"
@@ -471,7 +471,7 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
 
 
 def node_data(timed_node: TimedNode, total_seconds: float) -> dict[str, Any]:
-    """Returns the seconds of a node of the model as plain data."""
+    """Returns a model node's estimated seconds and its bound as plain data."""
     return {
         "path": timed_node.path,
         "kind": timed_node.kind,

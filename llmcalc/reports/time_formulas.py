@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 def report(preset: Preset, formulas: Sequence[TimeFormula], sizes: dict[str, Any]) -> Report:
-    """Returns the report of the formulas. sizes: phase, sequences and tokens of the evaluation."""
+    """Returns the report of a node's time formulas. sizes: phase, sequences and tokens of the evaluation."""
     json_document = {
         "model": model_data(preset),
         "node": sizes["node"],

@@ -14,7 +14,7 @@ EXACT_CAUSAL_KEY = "exact_causal"
 
 
 def _high_utilization_notes(utilization: Utilization) -> list[str]:
-    """Returns a note on a utilization above 100 % under the exact count, or only under other conventions."""
+    """Returns a note if utilization exceeds 100 %, by the exact count or by other conventions alone."""
     rows_above_peak = [convention_row for convention_row in utilization.conventions if convention_row.hfu > 1]
     if not rows_above_peak:
         return []

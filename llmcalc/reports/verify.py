@@ -52,7 +52,7 @@ def report(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> Rep
 
 
 def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
-    """Returns one warning for parts without a memory measurement, with the models that have them."""
+    """Returns a warning on model parts whose memory was never measured, with the models that have these parts."""
     targets_by_part: dict[str, list[str]] = {}
     for model_verdict in model_verdicts:
         for untested_part in model_verdict.untested:
@@ -102,7 +102,7 @@ def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]
 
 
 def _speed_text(measured_speed: dict[str, Any]) -> str:
-    """Writes one line about the measured speed of a forward pass."""
+    """Returns one line of text on the measured speed of a forward pass."""
     rate_text = units.amount(measured_speed["flops_per_second"], "FLOP/s")
     flops_rate_text = f"{rate_text} over a forward pass of {measured_speed['tokens']:,} tokens"
     memory_text = (
@@ -118,12 +118,12 @@ def _speed_text(measured_speed: dict[str, Any]) -> str:
 
 
 def _quantity_group(comparison: Check) -> str:
-    """Returns the quantity under which a check is reported. All memory checks share a quantity."""
+    """Returns the quantity in whose column a check is reported; all checks of memory share one column."""
     return MEMORY_PREFIX if comparison.quantity.startswith(MEMORY_PREFIX) else comparison.quantity
 
 
 def _verdict_sign(model_verdict: Verdict, quantity: str) -> str | None:
-    """Returns the sign that shows whether a quantity agrees.
+    """Returns the sign for a quantity of a model: `=`, `±`, `≈`, or `≠ 3` for three nodes that differ.
 
     `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
     None if nothing was compared.
@@ -197,7 +197,7 @@ def _witness_notes(model_verdicts: list[Verdict]) -> list[str]:
 
 
 def _reference_notes(model_verdicts: list[Verdict]) -> list[str]:
-    """Returns the device and the size of the run of llmcalc's PyTorch reference."""
+    """Returns notes on the device on which the PyTorch reference ran, and on the size of the reference's run."""
     verdict_info = model_verdicts[0].info
     if len(model_verdicts) == 1:
         size_text = f"{verdict_info['batch']} × {verdict_info['seq']} tokens"
@@ -228,7 +228,7 @@ def _explained_differences(model_verdicts: list[Verdict]) -> list[str]:
 
 
 def _tolerances_text(comparisons: list[Check]) -> str:
-    """Writes the relative tolerance of each quantity's comparison."""
+    """Returns the relative tolerance of each quantity's comparison as text."""
     names_by_tolerance: dict[float, dict[str, None]] = {}
     for comparison in comparisons:
         quantity_name = comparison.quantity.rpartition("_bytes")[0].rpartition("_")[2] or comparison.quantity
@@ -240,7 +240,7 @@ def _tolerances_text(comparisons: list[Check]) -> str:
 
 
 def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
-    """Returns a note on the runs whose memory was compared, and on the runs that were left out."""
+    """Returns notes on the runs whose memory was compared, and on the phases that were left out with the reason."""
     compared_memory = [
         (verdict.target, verdict.info["memory"]) for verdict in model_verdicts if "memory" in verdict.info
     ]
@@ -303,7 +303,7 @@ def _coverage_note(model_verdicts: list[Verdict]) -> str:
 
 
 def _node_path_or_peak_moment(comparison: Check) -> str:
-    """Returns the node of a failed check, or a memory check's moment, such as `training: backward peak`."""
+    """Returns where a check failed: the node's path, or for memory the moment, such as `training: backward peak`."""
     peak_moment = comparison.quantity.removeprefix(MEMORY_PREFIX).removesuffix("_bytes").replace("_", " ")
     if not comparison.node:
         return peak_moment

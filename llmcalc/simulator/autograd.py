@@ -35,7 +35,7 @@ class ResultStore(Protocol):
     """Stores results of operations for selective recomputation, or returns results that were stored earlier."""
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
-        """Returns an operation's result. make_tensor: computes the result. operation_name: the operation."""
+        """Returns an operation's result, computed by `make_tensor` or stored earlier under `operation_name`."""
 
 
 class AutogradGraph:
@@ -109,7 +109,7 @@ class AutogradGraph:
         return self.pack_hooks[-1](tensor) if self.pack_hooks else self.save_uncheckpointed(tensor)
 
     def save_uncheckpointed(self, tensor: Tensor) -> SavedTensor:
-        """Saves a tensor for the backward pass, even inside a checkpointed region."""
+        """Saves a tensor for the backward pass, which is not recomputed even inside a checkpointed region."""
         if self.checkpoint_pack_hook is not None:
             return self.checkpoint_pack_hook(tensor)
         self.meter.reclassify(tensor.storage.block, "activations")
@@ -146,7 +146,7 @@ def record(
     backward: BackwardFunction,
     *tensors_to_save: Tensor,
 ) -> Tensor:
-    """Records the autograd node of `output` if an input needs a gradient. tensors_to_save: for backward.
+    """Records the autograd node of `output` if an input needs a gradient. tensors_to_save: for the backward pass.
 
     output: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
     """
@@ -168,7 +168,7 @@ def record_all(
     backward: BackwardFunction,
     *tensors_to_save: Tensor,
 ) -> None:
-    """Records one node for several outputs. tensors_to_save: for backward, as in `record`."""
+    """Records one autograd node for several outputs. tensors_to_save: for the backward pass."""
     if is_recorded(autograd_graph, inputs):
         graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward, len(outputs))
         if tensors_to_save:

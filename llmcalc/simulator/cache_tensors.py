@@ -11,7 +11,7 @@ from .tensor import FLOAT32, Dtype, Tensor, count_storages_as, empty
 
 
 class CacheTensors(ParameterTensors):
-    """The tensors that a module caches for later passes: keys and values, recurrent states, convolution inputs."""
+    """Caches the tensors that later passes read: keys and values, recurrent states, convolution inputs."""
 
     def cached_tensors(self, cache_name: str) -> tuple[Tensor, ...] | None:
         """Returns the tensors that the current module has cached under a name; None in the first pass."""
@@ -33,7 +33,7 @@ class CacheTensors(ParameterTensors):
             self.cached_tensors_by_path[(*self.cache_path, cache_name)] = copied_tensors
 
     def state_tensors(self, operation: Step, *state_shapes: Shape) -> tuple[Tensor, ...]:
-        """Returns the tensors of a recurrent state, allocated in the first pass; an empty tuple without a cache.
+        """Returns a recurrent state's tensors, allocated in the first pass; empty if the run has no cache.
 
         state_shapes: shapes for one sequence.
         """

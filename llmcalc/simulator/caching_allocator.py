@@ -68,17 +68,17 @@ StepList: TypeAlias = tuple[list[AllocatorStep], int]
 
 
 def encode_allocation(storage_number: int, nbytes: int) -> AllocatorStep:
-    """Encodes the allocation of storage `storage_number` with at least one byte."""
+    """Encodes the allocation of a storage as an allocator step. nbytes: at least 1."""
     return storage_number, (nbytes + MIN_BLOCK_SIZE - 1) >> UNIT_BITS
 
 
 def encode_release(storage_number: int) -> AllocatorStep:
-    """Encodes the step that frees storage `storage_number`."""
+    """Encodes the release of a storage as an allocator step."""
     return storage_number, 0
 
 
 def encode_stream_switch(cuda_stream: int) -> AllocatorStep:
-    """Encodes the step that switches later allocations to a stream."""
+    """Encodes, as an allocator step, the switch of later allocations to a CUDA stream."""
     return -1, -1 - cuda_stream
 
 
@@ -121,7 +121,7 @@ class BlockPool:
         return block_size
 
     def smallest_free_size(self, size_index: int) -> int:
-        """Returns the first size with free blocks from an index of `sizes` on, and removes sizes without blocks."""
+        """Returns the smallest size with free blocks, from an index of `sizes` on, and drops sizes without any."""
         while not self.by_size[block_size := self.sizes[size_index]]:
             del self.by_size[block_size], self.sizes[size_index]
         return block_size
@@ -213,7 +213,7 @@ class CachingAllocator:
     def run_steps(  # noqa: PLR0915
         self, allocator_steps: Collection[AllocatorStep], storage_count: int, storage_offset: int = 0
     ) -> None:
-        """Runs encoded allocator steps. Storages keep their numbers across calls.
+        """Replays encoded allocator steps on the allocator. Storages keep their numbers across calls.
 
         storage_count: the number of storages so far.
         storage_offset: offset of the storage numbers in these steps, default 0.
@@ -316,7 +316,7 @@ class CachingAllocator:
         self.allocated, self.peak_allocated = allocated_units << UNIT_BITS, peak_units << UNIT_BITS
 
     def run_repeats(self, allocator_steps: Collection[AllocatorStep], storage_count: int, repeats: range) -> None:
-        """Runs the steps of consecutive equal layers; `repeats` are the offsets of the layers' storage numbers.
+        """Replays the steps of consecutive equal layers. repeats: the offset of each layer's storage numbers.
 
         Layers often take turns with two blocks. A repeat that leaves the free blocks of two repeats before, and whose
         next one releases the same block as two repeats before, is followed by repeats of these two, which are not run.
@@ -371,7 +371,7 @@ class CachingAllocator:
 
 
 def play_step_lists(step_lists: Sequence[StepList], storage_count: int, expandable_segments: bool) -> CachingAllocator:
-    """Returns an allocator that has played all step lists of a run. storage_count: the number of storages."""
+    """Returns a caching allocator after it has replayed all of a run's lists of allocations and frees."""
     allocator = CachingAllocator(expandable_segments)
     for allocator_steps, storage_offset in step_lists:
         allocator.run_steps(allocator_steps, storage_count, storage_offset)
@@ -379,7 +379,7 @@ def play_step_lists(step_lists: Sequence[StepList], storage_count: int, expandab
 
 
 class AllocatorStepEncoder:
-    """Encodes events as allocator steps, list by list, and counts the requested bytes.
+    """Encodes memory events as allocator steps, one list after the other, and counts the requested bytes.
 
     storage_count: the number of storages.
     requested, peak_requested: bytes of tensors so far, and their peak.
@@ -392,7 +392,7 @@ class AllocatorStepEncoder:
         self._renamed_storages: dict[Any, Any] = {}
 
     def encode_repeated_events(self, memory_events: Sequence[Event], repeats: range) -> list[AllocatorStep]:
-        """Encodes the events of consecutive equal layers. Returns the allocator steps of the first layer.
+        """Encodes memory events of consecutive equal layers. Returns the allocator steps of the first layer alone.
 
         memory_events: events of repeat 0; its storage x is x + r in repeat r, with an equal size.
         """
@@ -415,7 +415,7 @@ class AllocatorStepEncoder:
         return [(storage_number - first_repeat, encoded_units) for storage_number, encoded_units in allocator_steps]
 
     def steps(self, memory_events: Sequence[Event]) -> list[AllocatorStep]:
-        """Encodes the next events as allocator steps."""
+        """Encodes the next memory events of the run as allocator steps."""
         bytes_of_storage, renamed_storages = self._bytes_by_storage, self._renamed_storages
         requested_bytes, peak_requested = self.requested, self.peak_requested
         allocator_steps: list[AllocatorStep] = []

@@ -23,7 +23,7 @@ class _AllRecomputed(Exception):
 
 
 class CheckpointedRegion:
-    """A non-reentrant checkpointed call, whose arguments stay referenced until the last node has run.
+    """A call under non-reentrant checkpointing, whose arguments stay referenced until its last node has run backward.
 
     run_region: computes the call's result from its arguments.
     stops_early: whether running again stops at the last needed tensor.
@@ -60,14 +60,14 @@ class CheckpointedRegion:
         ] = []  # (operation, number of its result, saved tensors before it)
 
     def stores_next_result(self, operation_name: str, calls_by_operation: Counter[str]) -> bool:
-        """Whether an operation's next result is stored. calls_by_operation: numbers of calls, incremented here."""
+        """Whether selective checkpointing stores an operation's next result; counts it in `calls_by_operation`."""
         calls_by_operation[operation_name] += 1
         return operation_name in self.saved_operations and (
             operation_name not in self.alternate_operations or calls_by_operation[operation_name] % 2 == 1
         )
 
     def pack(self, tensor: Tensor) -> SavedTensor:
-        """Saves a number instead of a tensor; `unpack` finds the recomputed tensor by the number."""
+        """Returns a placeholder in place of a saved tensor, by whose number `unpack` finds the recomputed tensor."""
         recomputed_tensor = _RecomputedTensor(self, len(self.packed_tensors))
         self.packed_tensors.append(ref(recomputed_tensor))
         return recomputed_tensor
@@ -128,7 +128,7 @@ class CheckpointedRegion:
 
 
 class _RecomputedTensor(SavedTensor):
-    """A saved tensor that is recomputed when the backward pass reads it."""
+    """The placeholder of a saved tensor, which is recomputed when the backward pass reads it."""
 
     __slots__ = ("__weakref__", "number", "region")
 
@@ -141,13 +141,13 @@ class _RecomputedTensor(SavedTensor):
 
 
 class _ResultRecorder:
-    """Stores the results of a region's selected operations (selective checkpointing)."""
+    """Runs a region's operations in the forward pass, and stores the results that selective checkpointing keeps."""
 
     def __init__(self, checkpointed_region: CheckpointedRegion) -> None:
         self.region, self.calls = checkpointed_region, Counter[str]()
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
-        """Computes a result, and stores the results of selected operations."""
+        """Computes an operation's result, and stores it if selective checkpointing keeps the operation."""
         operation_output = make_tensor()
         if self.region.stores_next_result(operation_name, self.calls):
             self.region.graph.meter.reclassify(operation_output.storage.block, "activations")
@@ -158,7 +158,7 @@ class _ResultRecorder:
 
 
 class _StoredResults:
-    """Returns stored results instead of recomputing them."""
+    """Replaces operations by their stored results while a region is recomputed."""
 
     def __init__(self, checkpointed_region: CheckpointedRegion) -> None:
         self.region, self.calls, self.next_result_numbers = checkpointed_region, Counter[str](), dict[str, int]()

@@ -40,7 +40,7 @@ NOWHERE = AllocationPlace("", -2)
 
 
 class EventRecorder:
-    """A meter that records memory events and counts no bytes. A block's handle is the number of its storage.
+    """A meter that records allocations and releases, and counts no bytes. A block's handle is its storage's number.
 
     kind, place, parameter_path, stream: as in `Meter`.
     events: the events so far.
@@ -110,7 +110,7 @@ class EventRecorder:
             self.events.append((block.handle, RECLASSIFY_EVENT, memory_kind))
 
     def take_events(self) -> list[Event]:
-        """Returns the events since the last `take_events`. The next event records module and phase."""
+        """Returns the events since the last call. The next event records the module and phase in which it occurs."""
         memory_events, self.events = self.events, []
         self._place = NOWHERE
         return memory_events
@@ -118,7 +118,7 @@ class EventRecorder:
 
 @frozen
 class RecordedEvents:
-    """The recorded memory events of a run: of the set-up, and of each part of its steps.
+    """The recorded allocations and releases of a run: of its set-up, and of each part of its steps.
 
     set_up: events of the set-up.
     first_step: pieces of the first step; empty if only one step runs.
@@ -135,7 +135,7 @@ class RecordedEvents:
     depends_on_shard: bool = True
 
     def with_workspace(self, workspace_bytes: int) -> RecordedEvents:
-        """Returns equal events, but with workspaces of another size, in bytes; 0 removes the workspaces."""
+        """Returns the same events with cuBLAS workspaces of another size, in bytes; 0 removes the workspaces."""
 
         def with_workspace_bytes(memory_events: Sequence[Event]) -> list[Event]:
             return [
@@ -161,7 +161,7 @@ def released_storages(memory_events: Sequence[Event]) -> set[int]:
 
 
 def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:
-    """Returns events that make the number of each old storage refer to the matching new storage, in order."""
+    """Returns events by which the numbers of old storages refer to the new storages in the same order."""
     return [
         (old_storage, RENAME_EVENT, new_storage)
         for old_storage, new_storage in zip(allocated_bytes(old_events), allocated_bytes(new_events), strict=True)
@@ -174,7 +174,7 @@ def is_repeatable(
     zero_grad_events: Sequence[Event],
     next_batch_events: Sequence[Event],
 ) -> bool:
-    """Whether the next training step's passes have the same events.
+    """Whether the next training step's passes repeat the recorded memory events.
 
     They have if only gradients, workspaces and the tokens of a batch outlive a pass.
 

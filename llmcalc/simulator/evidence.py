@@ -1,4 +1,4 @@
-"""The verification evidence of the kernels that a replay with torch's profile uses."""
+"""The tests and measurements behind the kernels of torch's profile that a replay uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KERNEL_CHOICE_FIELDS = ("attention", "norm", "cross_entropy", "mamba2", "fused_a
 
 
 def evidence_of_kernels(kernel_profile: type[Lowering], program: Flow, kernel_choices: KernelChoices) -> list[Evidence]:
-    """Returns the evidence of the kernels of a program's steps, and of kernels chosen instead of the default."""
+    """Returns the tests and measurements of a program's kernels, and of kernels chosen instead of the default."""
     kernel_names = dict.fromkeys(
         kernel_name for operation in all_steps(program.root.items) for kernel_name in kernel_names_of(operation)
     )
@@ -30,7 +30,7 @@ def evidence_of_kernels(kernel_profile: type[Lowering], program: Flow, kernel_ch
 
 
 def evidence_of_chosen_kernels(kernel_profile: type[Lowering], kernel_choices: KernelChoices) -> Iterator[Evidence]:
-    """Yields the evidence of kernels chosen instead of the default. Kernels without a stated check are untested."""
+    """Yields the tests and measurements of chosen kernels; a kernel without a stated check is untested."""
     kernels = [vars(profile_class)[name] for profile_class in kernel_profile.__mro__ for name in vars(profile_class)]
     for choice_field in fields(kernel_choices):
         chosen_kernel = getattr(kernel_choices, choice_field.name)
@@ -57,7 +57,7 @@ def kernel_title(kernel_name: str) -> str:
 
 
 def kernel_names_of(operation: Step) -> Iterator[str]:
-    """Yields the names of the profile's kernels that may run an operation."""
+    """Yields the names of the profile's methods that may run an operation."""
     yield f"do_{operation.verb}"
     op_name = type(operation.op).__name__
     if operation.verb == "attention":
@@ -70,6 +70,6 @@ def kernel_names_of(operation: Step) -> Iterator[str]:
 
 
 def _witness_of_kernel(kernel: object) -> Witness:
-    """Returns the independent check that a method's decorator states, or `UNTESTED`."""
+    """Returns the independent check that the decorator of a kernel's method states, or `UNTESTED`."""
     witness = witness_of(kernel)
     return witness if isinstance(witness, Witness) else UNTESTED

@@ -1,4 +1,4 @@
-"""The kernels and options of a replayed run that users can choose."""
+"""The kernels and options that users can choose for the run that a replay follows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..workload.fake_quantization import FakeQuantization
 
 @frozen
 class KernelChoices:
-    """The chosen kernels and options of a replayed run.
+    """The kernels and options that a user has chosen for the run that a replay follows.
 
     attention: `eager` computes all scores, step by step; `sdpa` is the backend that torch's
         scaled_dot_product_attention chooses; `sdpa-math` is its fallback, in float32; `flash` keeps no scores.

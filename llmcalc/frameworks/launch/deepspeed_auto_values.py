@@ -1,4 +1,4 @@
-"""Values `auto` of DeepSpeed configs, which transformers fills in from the Trainer's arguments."""
+"""Resolves the value `auto` in DeepSpeed configs, as transformers does from the Trainer's arguments."""
 
 from __future__ import annotations
 

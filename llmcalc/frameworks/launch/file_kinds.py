@@ -83,7 +83,7 @@ def _program_file(
     launcher: str = "",
     **reader_functions: str,
 ) -> tuple[str, LaunchFile]:
-    """Returns a program's folder, and the kinds of launch files of the program.
+    """Returns a program's folder, and the kind of its launch files with the functions that read them.
 
     version: the version whose defaults are filled in.
     title, kind_name: as in `LaunchFile`; by default a config of the program, and its folder.
@@ -276,7 +276,7 @@ LAUNCH_FILE_BY_PROGRAM = dict(
 
 
 def program_files() -> tuple[LaunchFile, ...]:
-    """Returns the launch file kinds of programs that train with a framework, and of refused programs."""
+    """Returns the kinds of launch files of programs that train with a framework, and of programs that are refused."""
     return (*LAUNCH_FILE_BY_PROGRAM.values(), *REFUSED_LAUNCH_FILES)
 
 

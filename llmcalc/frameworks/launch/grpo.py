@@ -51,7 +51,7 @@ def grpo_length(
 
 
 def with_log_probabilities(launched_run: Launch, completion_length: int, has_wide_logits: bool) -> Launch:
-    """Returns the run with GRPO's loss from log-probabilities (`_get_per_token_logps_and_entropies`).
+    """Returns the training run with GRPO's loss from log-probabilities (`_get_per_token_logps_and_entropies`).
 
     completion_length: tokens of a completion.
     has_wide_logits: whether logits are converted to fp32, as accelerate does in mixed precision of its own.

@@ -39,7 +39,7 @@ VARIABLE_IN_MANIFEST = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
 
 
 class JobScript(NamedTuple):
-    """The command of a training job.
+    """The command of a Kubernetes training job, with the numbers of its processes and pods.
 
     text: the script that its first container runs, with its environment.
     processes_per_pod: processes that torchrun starts on a pod, or its GPUs; None if the manifest leaves it open.
@@ -54,7 +54,7 @@ class JobScript(NamedTuple):
 
     @property
     def launcher_words(self) -> list[str]:
-        """The numbers of processes and pods as torchrun's options; options of the command itself take precedence."""
+        """The job's numbers of processes and pods as torchrun options; options in the command take precedence."""
         counts = (("--nproc-per-node", self.processes_per_pod), ("--nnodes", self.pod_count))
         return [f"{option}={count}" for option, count in counts if count is not None]
 
@@ -91,7 +91,7 @@ def _first_line_of_script(script_text: str, file_text: str) -> int:
 
 
 def _scripts_of_manifest(manifest: Any) -> Iterator[JobScript]:
-    """Yields the script of a job's manifest, if it states one."""
+    """Yields the script in the manifest of a Kubernetes training job, if the manifest states a script."""
     spec = manifest.get("spec") if isinstance(manifest, Mapping) else None
     if not isinstance(spec, Mapping):
         return
@@ -148,7 +148,7 @@ def _script_text(container: Mapping[str, Any]) -> str:
     environment: dict[str, str] = {}
 
     def with_values(text: str) -> str:
-        """Replaces `$(NAME)` of the variables before it, as Kubernetes does. A shell alone replaces `$NAME`."""
+        """Returns a text with `$(NAME)` replaced by values of earlier variables, as Kubernetes does before a shell."""
         return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), text)
 
     for name, text in environment_variables(container.get("env")).items():
@@ -164,7 +164,7 @@ def _script_text(container: Mapping[str, Any]) -> str:
 
 
 def _quoted_word(word: str) -> str:
-    """Returns a word as a shell reads it, with the variables that `envsubst` replaces."""
+    """Returns a word that a shell reads unchanged, except for the variables that `envsubst` replaces."""
     return '"' + re.sub(r'(["\\`])', r"\\\1", word) + '"' if "$" in word and "\n" not in word else shlex.quote(word)
 
 
@@ -177,7 +177,7 @@ def _count_or_none(written_count: Any) -> int | None:
 
 
 def _gpu_limit(container: Mapping[str, Any]) -> int | None:
-    """Returns the number of GPUs of a container; None if it states none."""
+    """Returns the number of GPUs that a container's limits state; None if they state none."""
     resources = container.get("resources", container.get("resourcesPerNode"))
     tables = [resources.get(name) for name in ("limits", "requests")] if isinstance(resources, Mapping) else []
     counts: Sequence[int | None] = [

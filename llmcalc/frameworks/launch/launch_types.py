@@ -221,12 +221,12 @@ class OptionOverride(NamedTuple):
     file_value: Any
 
     def json_data(self) -> dict[str, Any]:
-        """Returns both values as part of a JSON document."""
+        """Returns the file's value and the option's value as part of a JSON document."""
         return {"file": json_value_of(self.file_value), "option": json_value_of(self.option_value)}
 
 
 def json_value_of(launch_value: Any) -> Any:
-    """Returns a value converted to JSON types."""
+    """Returns a value of a launch file with JSON types, a tuple as a list."""
     return list(launch_value) if isinstance(launch_value, tuple) else launch_value
 
 
@@ -267,7 +267,7 @@ class LaunchSource:
 
     @property
     def typed_device_count(self) -> int | None:
-        """The number of devices that the user typed beside the launch file; None if not typed."""
+        """The number of devices that the user typed beside the launch file; None if the user typed none."""
         return self.world_size if self.has_typed_device_count else None
 
     def devices_advice(self) -> str:
@@ -357,7 +357,7 @@ class LaunchFile:
 
 
 class LaunchSettings(NamedTuple):
-    """The layout and settings of a training run, passed between readers, with the same fields as `Launch`."""
+    """The layout and settings that the functions of a launch-file reader pass on, with the same fields as `Launch`."""
 
     layout: Layout
     settings: dict[str, Any]
@@ -430,7 +430,7 @@ class LaunchReader:
         return self.source.name_in_errors
 
     def check_unknown(self) -> None:
-        """Raises `InputError` with the arguments that are not modelled, unless unknown arguments are allowed."""
+        """Raises `InputError` if the file has arguments that are not modelled, unless these are allowed."""
         if not self.unknown_arguments or self.source.allow_unknown:
             return
         arguments_text = "; ".join(
@@ -462,7 +462,7 @@ class LaunchReader:
         record_unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
     def refuse(self, argument_name: str, refusal_reason: str) -> None:
-        """Records an argument as unknown. refusal_reason: why it is not modelled."""
+        """Adds an argument to `unknown_arguments`, which `check_unknown` refuses. refusal_reason: the reason."""
         self.unknown_arguments[argument_name] = refusal_reason
 
     def refuse_if_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
@@ -485,7 +485,7 @@ class LaunchReader:
                 )
 
     def value(self, config: Table, argument_name: str, default_value: Any) -> Any:
-        """Returns an argument's value, or the program's default if the argument is absent or null."""
+        """Returns an argument's value, or `default_value` if the argument is absent or null."""
         if config.get(argument_name) is not None:
             return config[argument_name]
         self.assumed_defaults[argument_name] = default_value
@@ -583,7 +583,7 @@ class LaunchReader:
         return self.argument_error(argument_name, f"{short_repr(argument_value)}; expected {expected_text}")
 
     def device_count(self, world_size: int | None) -> int:
-        """Returns the number of devices; 1 with a note if `world_size` is missing."""
+        """Returns the number of devices; if `world_size` is missing, 1 with a note on this assumption."""
         if world_size is None:
             self.notes.append(f"1 device is assumed; {self.source.devices_advice()}")
         return world_size or 1
@@ -628,13 +628,13 @@ class LaunchReader:
         return inner_table
 
     def refuse_groups(self, config: Table) -> None:
-        """Records as unknown the sizes above 1 in `parallelism_config`, for a run without FSDP."""
+        """Adds sizes above 1 in `parallelism_config` to the unknown arguments of a run without FSDP."""
         for size_name, rank_count in self.table(config, "parallelism_config").items():
             if str(size_name).endswith("_size") and rank_count not in (None, 1):
                 self.refuse(f"parallelism_config.{size_name}"[:100], "groups of ranks are modelled with FSDP alone")
 
     def frozen_model_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
-        """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
+        """Returns the frozen copy of the model, sharded under ZeRO 3 and FSDP; None without a frozen copy."""
         if not isinstance(self.frozen_model, FrozenModel) or layout.zero != 3:
             return self.frozen_model
         return replace(self.frozen_model, rank_count=layout.dp // layout.hsdp_replicas)
@@ -671,7 +671,7 @@ class LaunchReader:
         )
 
     def with_recorded_arguments(self, launched_run: Launch) -> Launch:
-        """Returns a run from another reader of this file, with the arguments that this reader has recorded."""
+        """Returns a training run that another reader made, with the arguments that this reader has recorded."""
         return replace(
             launched_run,
             unknown_arguments={**self.unknown_arguments, **launched_run.unknown_arguments},
@@ -720,7 +720,7 @@ ATTENTION_ARGUMENT = "attn_implementation"
 
 
 def assume_default_attention(reader: LaunchReader) -> dict[str, Any]:
-    """Lists transformers' default attention (sdpa) as assumed, and returns no attention setting."""
+    """Adds transformers' default attention (sdpa) to the assumed defaults, and returns no attention setting."""
     reader.assumed_defaults[ATTENTION_ARGUMENT] = "sdpa"
     return {}
 

@@ -140,7 +140,7 @@ def _model_names(syntax_tree: ast.Module) -> set[str]:
 def _record_adapters(
     model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
 ) -> None:
-    """Records adapters of other kinds than LoRA as unknown, and also LoRA arguments that change sizes."""
+    """Adds LoRA arguments that change sizes, and adapters of other kinds than LoRA, to the unknown arguments."""
     import_nodes = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.ImportFrom)]
     peft_names = {alias.name for node in import_nodes if (node.module or "").startswith("peft") for alias in node.names}
     for call in calls:
@@ -245,7 +245,7 @@ def _record_conversion(model_changes: ModelChanges, call: ast.Call, model_names:
 
 
 def _record_head(model_changes: ModelChanges, call: ast.Call) -> None:
-    """Records as a change that the model is loaded by a class whose head is not a language model's."""
+    """Records that a call loads the model by a class whose head is not a language model's, as an unmodelled change."""
     class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
     if OTHER_HEAD_CLASS.fullmatch(class_name) is not None:
         model_changes.unknown_arguments[class_name] = OTHER_HEAD_REASON

@@ -42,7 +42,7 @@ CELL_END_MARK = "END_OF_THIS_CELL"
 
 
 def read_launch_text(path: Path) -> str:
-    """Returns a launch file's text: the code of a notebook, and a Windows script or a unit translated to shell.
+    """Returns a launch file's text: a notebook's code, or a Windows script or systemd unit translated to shell.
 
     Raises `InputError` for a file that is not text.
     """
@@ -85,7 +85,7 @@ def _checked_code(python_code: str, name_in_errors: str) -> str:
 
 
 def _code_cells(notebook: Any, name_in_errors: str) -> Iterator[str]:
-    """Yields the text of each cell with code."""
+    """Yields the text of each code cell of a notebook."""
     worksheets = notebook.get("worksheets") if isinstance(notebook, Mapping) else None  # nbformat 3
     first_worksheet = worksheets[0] if isinstance(worksheets, list) and worksheets else notebook
     cells = first_worksheet.get("cells") if isinstance(first_worksheet, Mapping) else None

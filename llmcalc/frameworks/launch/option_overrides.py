@@ -87,7 +87,7 @@ def _without_master_format(launched_run: Launch) -> Launch:
 
 
 def _value_in_file(launched_run: Launch, option: str) -> Any:
-    """Returns a launch file's value of an option; None if not stated."""
+    """Returns the value that a launch file has for an option; None if the file does not state it."""
     if option == "framework":
         return launched_run.framework
     if option == "fsdp":
@@ -154,7 +154,7 @@ def _with_default_optimizer(launched_run: Launch, torch_version: str) -> Launch:
 
 
 def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
-    """Returns the training run with another layout over the same number of devices.
+    """Returns the training run over the same number of devices, with the layout of the command-line options.
 
     A file that leaves the framework open takes that of the options. Raises `InputError` for a framework that
     contradicts the file's, and for sizes that contradict each other.

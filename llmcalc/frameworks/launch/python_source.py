@@ -153,7 +153,7 @@ def has_unknown(value: Any) -> bool:
 
 
 def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
-    """Returns the value of a table whose keys are texts; unknown for other keys."""
+    """Returns the value of a dict literal with text keys, as a dict; unknown for other keys."""
     known_table: dict[str, Any] = {}
     for key_node, value_node in list(zip(expression.keys, expression.values, strict=True))[:1000]:
         item_value = value_of_item(value_node, known_values, nesting_depth)
@@ -167,7 +167,7 @@ def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_
 
 
 def value_of_item(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
-    """Returns the value of an item; unknown for a variable with nested tables, whose size could double per line."""
+    """Returns a constant expression's value; unknown for a variable with nested tables, whose copies could grow."""
     item_value = expression_value(expression, known_values, nesting_depth)
     inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
     is_nested = isinstance(inner_values, list) and any(
@@ -206,7 +206,7 @@ def _whole_number_result(operation: ast.operator, left_value: int, right_value: 
 
 
 def _comparison_result(operator_node: ast.cmpop, left_value: Any, right_values: Any) -> bool | None:
-    """Returns the result of a comparison of two plain values; None for an unsupported operator."""
+    """Returns the result of comparing plain values; None for an unsupported comparison operator."""
     if isinstance(operator_node, ast.Is | ast.IsNot) and (left_value is None or right_values is None):
         return (left_value is right_values) == isinstance(operator_node, ast.Is)
     if isinstance(operator_node, ast.Eq | ast.NotEq):
@@ -414,7 +414,7 @@ class Configurations:
         return _comparison_result(condition.ops[0], left_value, right_value)
 
     def _plain_value(self, expression: ast.expr, variables: Config, configs_by_variable: dict[str, Config]) -> Any:
-        """Returns the value of an expression that builds no configuration, also after `.lower()`."""
+        """Returns the value of an expression that builds no configuration object; supports `.lower()` on a text."""
         if isinstance(expression, ast.Call):
             if isinstance(expression.func, ast.Attribute) and expression.func.attr == "lower" and not expression.args:
                 text_value = self._plain_value(expression.func.value, variables, configs_by_variable)

@@ -179,7 +179,7 @@ def launch_from_text(
 
 
 def _skypilot_task(file_text: str, name_in_errors: str) -> Mapping[str, Any] | None:
-    """Returns the tables of a SkyPilot task; None for another file.
+    """Returns the parsed tables of a SkyPilot task; None for a file of another kind.
 
     Of several tasks, which SkyPilot runs one after another, it is the one that starts Python. Raises `InputError` for
     several such tasks.
@@ -236,7 +236,7 @@ ARGUMENT_PARSER = re.compile(r"\b(TrlParser|HfArgumentParser|H4ArgumentParser)\(
 
 
 def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
-    """Returns the training run of a Python launch file, which is not executed."""
+    """Returns the training run of a Python launch file, from the file's syntax tree."""
     for kind in launch_file_kinds():
         if kind.read_python is not None and kind.is_python(file_text):
             return read_with_options(kind, kind.read_python, file_text, source_file, options)
@@ -523,7 +523,7 @@ def _can_read(source_file: LaunchSource, path: str) -> bool:
 def _error_about_unresolved_argument(
     error: InputError, arguments: Mapping[str, Any], name_in_errors: str
 ) -> InputError:
-    """Returns an error in terms of the argument that is unknown before the script runs; other errors unchanged."""
+    """Returns an error that names the script variable which leaves the argument unresolved; other errors unchanged."""
     for flag, written_value in arguments.items():
         is_named = str(error).startswith(f"{name_in_errors}: {keyword_of(flag)}: ")
         if is_named and isinstance(written_value, str) and is_unresolved(written_value):
@@ -642,7 +642,7 @@ def _single_command(program_commands: list[CommandLine], name_in_errors: str) ->
 def _read_config(
     file_name: str, command_line: CommandLine, source_file: LaunchSource, options: Mapping[str, Any]
 ) -> Launch:
-    """Returns the training run of a program's config file, with values from the command's other words."""
+    """Returns the training run of a config file, whose values the command's other words may replace."""
     if is_unresolved(file_name):
         raise InputError(f"{source_file.name_in_errors}: line {command_line.line}: {unresolved_reason(file_name)}")
     if source_file.read_text is None:
@@ -703,7 +703,7 @@ def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
 
 
 def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
-    """Returns the kind of launch files whose installed program, such as `trl`, a command starts; None for others."""
+    """Returns the kind of launch files for the installed program (such as `trl`) that a command starts, or None."""
     program = "" if command_line.path else command_line.program.partition(" ")[0]
     return next(
         (file_kind for file_kind in launch_file_kinds() if file_kind.launcher and file_kind.launcher == program),
@@ -712,12 +712,12 @@ def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
 
 
 def _table_kind(command_line: CommandLine) -> LaunchFile | None:
-    """Returns the kind of config file whose keys are a command's arguments; None for other commands."""
+    """Returns the kind of config file that has a command's arguments as keys; None for other commands."""
     return next((file_kind for file_kind in launch_file_kinds() if command_line.program in file_kind.commands), None)
 
 
 def _implied_values(command_line: CommandLine) -> Mapping[str, Any]:
-    """Returns the keys of config files that a command implies, with their values."""
+    """Returns key → value of the config-file entries that a command implies by its program's name."""
     config_kind = _table_kind(command_line)
     return {} if config_kind is None else config_kind.commands[command_line.program]
 
@@ -757,7 +757,7 @@ def _launcher_counts(launcher_words: Sequence[str]) -> Iterator[tuple[str, str]]
 
 
 def starts_on_every_device(command_line: CommandLine) -> bool:
-    """Whether a command without a number of processes starts one on each visible device.
+    """Whether a command without a number of processes starts one process on each visible device.
 
     `accelerate launch` does (commands/launch.py), as do DeepSpeed's launcher, `torchrun --nproc-per-node gpu` and
     `oumi distributed` (core/distributed.py).

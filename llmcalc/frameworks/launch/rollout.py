@@ -16,7 +16,7 @@ ModelState: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"
 
 
 def with_written_flags(error_text: str, written_flags: Mapping[str, str]) -> str:
-    """Returns an engine's error message with a file's own arguments. written_flags: flag of the engine → argument."""
+    """Returns an engine's error message in which the launch file's arguments replace the engine's flags."""
     return re.sub(r"--[a-z][a-z0-9-]*", lambda flag_match: written_flags.get(flag_match[0], flag_match[0]), error_text)
 
 
@@ -38,7 +38,7 @@ class AdditionalModel:
 
 @frozen
 class Rollout:
-    """The rollout engine on the training devices, and the additional models on these devices.
+    """The rollout engine and the additional models that share the training devices.
 
     source: the files that say so.
     engine: its name, as of `--engine`; empty for an engine on devices of its own.

@@ -92,14 +92,14 @@ def _declared_arguments(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _field_default(value_node: ast.expr | None) -> Any:
-    """Returns the default of a dataclass's field; None without one."""
+    """Returns the default value of a dataclass field; None for a field without a default."""
     if isinstance(value_node, ast.Call) and dotted_name_of(value_node.func).rpartition(".")[2] == "field":
         value_node = next((keyword.value for keyword in value_node.keywords if keyword.arg == "default"), None)
     return None if value_node is None else expression_value(value_node, {})
 
 
 def _argument_variables(syntax_tree: ast.Module) -> Iterator[str]:
-    """Yields names that may refer to parsed arguments: results of a parser, function parameters, and classes."""
+    """Yields variables that may hold parsed arguments: results of a parser, function parameters, and classes."""
     class_names = {node.name for node in ast.walk(syntax_tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.FunctionDef):
@@ -134,7 +134,7 @@ def _typed_values(typed_words: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain_value(value_text: str) -> Any:
-    """Converts a typed text to a number or boolean where possible; an unresolved script word is an `UnknownValue`."""
+    """Converts a typed text to a number or boolean if possible; unresolved script words become an `UnknownValue`."""
     if is_unresolved(value_text):
         return UnknownValue(printable(value_text))
     if value_text in ("True", "true", "False", "false"):

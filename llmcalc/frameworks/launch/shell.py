@@ -101,7 +101,7 @@ def read_script(
 
 
 def _plain_lines(script_text: str) -> str:
-    """Returns a script's text without carriage returns and marks."""
+    """Returns a script's text with Unix line ends, and without the mark that stands for unresolved values."""
     return script_text.replace("\r\n", "\n").replace(UNRESOLVED_MARK, "")
 
 
@@ -184,11 +184,11 @@ class StatementReader(WordReader):
             self.branches[-1].patterns = []
 
     def skips_next_command(self) -> bool:
-        """Whether the next command in a list of && and || is certainly skipped."""
+        """Whether the shell certainly skips the next command of a list joined by && and ||."""
         return bool(self.joining_operator) and self.has_succeeded is (self.joining_operator == "||")
 
     def read_conditional_command(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> bool:
-        """Reads a command in a list of && and ||, and decides by known conditions whether it runs.
+        """Reads a command of a list joined by && and ||, and decides by known conditions whether the command runs.
 
         Returns whether the command needs nothing more: it is a condition, or it surely does not run.
         """
@@ -302,7 +302,7 @@ class StatementReader(WordReader):
             branch.is_executed = None if branch.is_executed is not False else False
 
     def evaluate_condition(self, command_words: list[str]) -> bool | None:
-        """Returns whether a condition is true; None if unresolved.
+        """Returns whether a condition of a shell script is true; None if its value is not known before the script runs.
 
         Records the variables that it assumes to be unset.
         """
@@ -494,12 +494,12 @@ class StatementReader(WordReader):
             self.branches.insert(0, ShellBranch(None, earlier_branch_runs=None))
 
     def skip_assignments(self, assignments: Mapping[str, object]) -> None:
-        """Records the variables that a skipped command would set, unless script arguments are missing."""
+        """Records the names of variables that a skipped command would set, unless script arguments are missing."""
         if not self.script.missing_argument:
             self.script.skipped_variables |= set(assignments)
 
     def set_variables(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> None:
-        """Sets variables, and exports them for `export` and `declare -x`.
+        """Sets shell variables, which `export` and `declare -x` also make environment variables.
 
         command_words: the command's; none for `NAME=…`.
         """
@@ -589,7 +589,7 @@ class StatementReader(WordReader):
                 self.output_file = file_name
 
     def skip_here_documents(self) -> None:
-        """Reads here-documents, and stores those that a command writes to a file."""
+        """Skips the text of here-documents, and stores the text that a command writes to a file."""
         pending_documents, self.pending_here_documents = self.pending_here_documents, []
         for delimiter, is_expanded in pending_documents:
             document_start = self.position

@@ -27,7 +27,7 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 
 
 def tokens_of(expression_text: str) -> list[str] | None:
-    """Returns the tokens of an arithmetic expression; None if a part of it is not a token."""
+    """Returns the tokens of an arithmetic expression; None if any text in it is no token."""
     tokens, text_position = [], 0
     expression_text = expression_text.rstrip()
     if len(expression_text) > 2000:

@@ -52,7 +52,7 @@ MOST_EXPANDED_LETTERS = 4_000_000
 
 @dataclass(frozen=True)
 class ShellCommand:
-    """A command of a shell script.
+    """A command of a shell script: its words, the variables that are set for it, and its line.
 
     words: the command's words.
     env: the variables set for this command.
@@ -68,7 +68,7 @@ class ShellCommand:
 
 @dataclass
 class ShellScript:
-    """A shell script, with the state of its reader.
+    """A shell script that is being read: its variables, its commands, and the reader's current state.
 
     name_in_errors: the file's name in messages.
     variables: name → text, or a list of texts for an array.
@@ -320,7 +320,7 @@ class WordReader:
         return text_match[0], False
 
     def read_expansion(self) -> str:
-        """Reads an expansion after a dollar sign or a backquote, and returns the text."""
+        """Reads an expansion at a dollar sign or a backquote, and returns its text, whose length counts as work."""
         expanded_text = self.expand_dollar()
         self.count_work(len(expanded_text))
         return expanded_text
@@ -403,7 +403,7 @@ class WordReader:
         return mark_unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
 
     def printed_path(self, command_text: str) -> str:
-        """Returns the path that a command for paths prints; empty if it is unknown.
+        """Returns the path that a command such as `dirname` prints; empty if the path is unknown.
 
         Paths are relative to the script's folder, in which files that a script names are looked up first.
         """
@@ -456,7 +456,7 @@ class WordReader:
         raise self.error(f"{opening_bracket} that does not end; expected {closing_bracket}")
 
     def expand_braces(self, text_in_braces: str) -> str:
-        """Returns the expanded text of `${…}`."""
+        """Returns the text to which `${…}` expands, such as a variable's value or a default value."""
         script_match = re.fullmatch(
             r"(?P<name>0|BASH_SOURCE(?:\[0\])?)(?P<operation>%/\*|:?-.*)?", text_in_braces, re.DOTALL
         )
@@ -557,7 +557,7 @@ class WordReader:
         return document_text
 
     def evaluate_arithmetic(self, expression_text: str) -> str:
-        """Returns the value of a whole-number arithmetic expression, or an unresolved mark if it is unknown."""
+        """Returns the value of a whole-number arithmetic expression, or an unresolved mark if the value is unknown."""
         from .shell_arithmetic import whole_number_of
 
         result_value = whole_number_of(expression_text, self.script.variables)

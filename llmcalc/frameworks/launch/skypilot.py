@@ -34,7 +34,7 @@ NAMES_WITH_MEMORY = {"A100": "A100-40GB", "V100": "V100-16GB"}
 
 
 class TaskScript(NamedTuple):
-    """The script of a SkyPilot task.
+    """The script that a SkyPilot task runs, with the task's variables, accelerators and nodes.
 
     text: the script.
     variables: environment variables → texts.
@@ -53,21 +53,21 @@ class TaskScript(NamedTuple):
 
     @property
     def accelerator_name(self) -> str:
-        """The accelerators' name with memory size; empty without one, or for differently named alternatives."""
+        """The accelerators' name with memory size; empty if none is stated, or if alternatives have different names."""
         names = {name for name, _ in self.accelerators}
         accelerator_name = names.pop() if len(names) == 1 else ""
         return NAMES_WITH_MEMORY.get(accelerator_name.upper(), accelerator_name)
 
     @property
     def sbatch_options(self) -> list[str]:
-        """Options of sbatch that state the accelerators per node, and the nodes if the script's command joins them."""
+        """Options of sbatch: the accelerators per node, and the number of nodes if a command runs on all nodes."""
         count_options = [] if self.accelerator_count is None else [f"--gpus-per-node={self.accelerator_count}"]
         node_options = [f"--nodes={self.node_count}"] if JOINED_NODES.search(self.text) is not None else []
         return [*count_options, *node_options]
 
 
 def is_task(config: Any) -> bool:
-    """Whether parsed tables are a SkyPilot task, which may have a script alone, and no workflow of GitHub (`jobs`)."""
+    """Whether parsed tables are a SkyPilot task, even with a script alone, rather than a GitHub workflow (`jobs`)."""
     return (
         isinstance(config, Mapping)
         and isinstance(config.get("run"), str)
@@ -77,7 +77,7 @@ def is_task(config: Any) -> bool:
 
 
 def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str], file_text: str = "") -> TaskScript:
-    """Returns the script of a task, as its first node runs it.
+    """Returns the script that the first node of a SkyPilot task runs.
 
     typed_variables: variables that are typed beside the file, as with `sky launch --env`. They replace the file's.
     file_text: the text of the task's file, for the line on which the script begins; empty (default) for line 1.

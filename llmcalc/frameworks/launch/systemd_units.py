@@ -19,7 +19,7 @@ _PREFIXES = "-@:+!|"
 
 
 def shell_of_unit(file_text: str, file_name: str) -> str:
-    """Returns the shell commands that are equivalent to a unit, line by line; any other file's text unchanged."""
+    """Returns shell commands that are equivalent to a systemd or Podman unit, line by line; other texts unchanged."""
     name_in_lower_case = file_name.lower()
     if not name_in_lower_case.endswith((SERVICE_ENDING, CONTAINER_ENDING)):
         return file_text
@@ -44,7 +44,7 @@ def shell_of_unit(file_text: str, file_name: str) -> str:
 
 
 def _podman_command(values_by_key: defaultdict[str, list[str]]) -> str:
-    """Returns the command `podman run` that is equivalent to a container unit."""
+    """Returns the command `podman run` that is equivalent to a container unit of Podman."""
     variables = (f"-e {shlex.quote(word)}" for text in values_by_key["Environment"] for word in _words_of_value(text))
     volumes = (f"-v {shlex.quote(volume)}" for volume in values_by_key["Volume"])
     options = (*variables, *volumes, *values_by_key["PodmanArgs"])

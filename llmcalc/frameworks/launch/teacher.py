@@ -30,7 +30,7 @@ def with_teacher_model(
     loss: SecondLoss,
     is_weight_sharded: bool,
 ) -> Launch:
-    """Returns the run with a teacher's weights and loss.
+    """Returns the training run with a teacher model's weights, and with the loss between both models' logits.
 
     option_name: the argument that names the teacher.
     loaded_format: number format of its weights.

@@ -199,7 +199,7 @@ def has_program_arguments(command_words: Sequence[str]) -> bool:
 
 
 def read_trainer(config: Table, source_file: LaunchSource, earlier_argument: str = "") -> Launch:
-    """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument.
+    """Returns the training run that Trainer arguments describe. Raises `InputError`, which names file and argument.
 
     earlier_argument: an argument of the file beside `config` that transformers before 5 alone has; empty for none.
     """
@@ -227,7 +227,7 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
 
 
 def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Launch:
-    """Returns the training run of a program that runs Hugging Face's Trainer with these arguments.
+    """Returns the training run of a program that passes its arguments on to Hugging Face's Trainer.
 
     config: the Trainer's arguments, with the program's defaults.
     model_id: the model's name.
@@ -275,7 +275,7 @@ SINGLE_PROCESS_LAUNCHERS = ((), ("python",), ("python3",))
 
 
 def _add_data_parallel_note(reader: LaunchReader) -> None:
-    """Adds a note on a single process with several visible devices, over which the Trainer runs `nn.DataParallel`."""
+    """Adds a note that the Trainer runs `nn.DataParallel` in a single process over several visible devices."""
     visible_device_count = len(
         [name for name in str(reader.source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name]
     )
@@ -306,7 +306,7 @@ def trainer_launch(
     has_published_weights: bool = False,
     shipped_tables: Mapping[str, Table] = NO_SHIPPED_FILES,
 ) -> Launch:
-    """Returns the training run of Trainer arguments, under the framework that they select.
+    """Returns the training run that Trainer arguments describe, under the framework that the arguments select.
 
     config: the arguments, of which those that select a framework are read here.
     run_settings: the settings of the run without a framework.
@@ -408,7 +408,7 @@ def trainer_settings(
 
 
 def _add_evaluation_note(reader: LaunchReader, config: Table, training_batch: int) -> None:
-    """Adds a note on an evaluation that may need more than the training, since its batches are larger."""
+    """Adds a note that evaluation may need more memory than training, since its batches are larger."""
     eval_schedules = {str(config.get(argument, "no")).lower() for argument in ("eval_strategy", "evaluation_strategy")}
     evaluation_batch = read_integer(reader, "per_device_eval_batch_size", config.get("per_device_eval_batch_size") or 8)
     if eval_schedules - {"no", "false", "none"} and evaluation_batch > training_batch:
@@ -418,7 +418,7 @@ def _add_evaluation_note(reader: LaunchReader, config: Table, training_batch: in
 
 
 def add_earlier_version_note(reader: LaunchReader, argument_name: str, release_text: str) -> None:
-    """Adds a note on `EARLIER_TRAINER_DEFAULTS`, which an argument of an earlier release selects."""
+    """Adds a note that defaults of an earlier release are counted, because the file has an argument of that release."""
     reader.notes.append(
         f"{argument_name} is of {release_text}, whose defaults are counted: optim {EARLIER_TRAINER_DEFAULTS['optim']}, "
         "reentrant checkpoints"
@@ -426,7 +426,7 @@ def add_earlier_version_note(reader: LaunchReader, argument_name: str, release_t
 
 
 def add_noise_note(reader: LaunchReader, config: Table) -> None:
-    """Adds a note on NEFTune's noise, a tensor of the embeddings' size that exists before the peak."""
+    """Adds a note that NEFTune's noise, a tensor as large as the embeddings, is not counted."""
     if config.get("neftune_noise_alpha") not in (None, False, ""):
         reader.notes.append(
             "neftune_noise_alpha: the noise, as large as the embeddings of a micro-batch, is not counted"
@@ -434,7 +434,7 @@ def add_noise_note(reader: LaunchReader, config: Table) -> None:
 
 
 def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:
-    """Returns the settings of an optimizer named as in the Trainer. argument_name: the argument that states it."""
+    """Returns the settings of an optimizer with the Trainer's name for it. argument_name: the argument for errors."""
     optimizer_name = str(written_name)[:60]
     if optimizer_name.startswith("OptimizerNames."):
         optimizer_name = optimizer_name.partition(".")[2].lower()
@@ -558,7 +558,7 @@ def kto_settings(
 
 
 def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns eager cross-entropy instead of a chunked loss, for losses that need all logits; otherwise no setting.
+    """Returns the setting of eager cross-entropy in place of a chunked loss; no setting without a chunked loss.
 
     TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
     """
@@ -625,7 +625,7 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 
 
 def attention_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:
-    """Returns the attention setting for a transformers implementation. argument_name: the argument that states it."""
+    """Returns the attention setting for an implementation of transformers. argument_name: the argument for errors."""
     implementation_name = str(written_name)[:80]
     if implementation_name in ("eager", "sdpa"):
         return {"attn_implementation": implementation_name}
@@ -666,7 +666,7 @@ def trainer_kernels(
 
 
 def _table_or_json(reader: LaunchReader, config: Table, argument_name: str) -> Table:
-    """Returns the table of an argument, which a command states as JSON; empty without it."""
+    """Returns an argument's value as a table, also if a command states it as JSON text; empty without the argument."""
     written_table = config.get(argument_name)
     if not isinstance(written_table, str) or not written_table:
         return reader.table(config, argument_name)

@@ -103,14 +103,14 @@ def _adapter_arguments(reader: LaunchReader, config: Table, rank: int, targets: 
 def _quantization_arguments(
     reader: LaunchReader, bits: Any, is_nested: bool, argument_name: str = "bits"
 ) -> dict[str, Any]:
-    """Returns the arguments of weights in `bits` bits by bitsandbytes. is_nested: whether scales are quantized too."""
+    """Returns the Trainer arguments for weights that bitsandbytes quantizes to `bits` bits. is_nested: scales too."""
     if bits not in (4, 8, 16, 32):
         raise reader.value_error(argument_name, bits, "4, 8 or 16")
     return {4: {"load_in_4bit": True, "use_bnb_nested_quant": is_nested}, 8: {"load_in_8bit": True}}.get(bits, {})
 
 
 def _loaded_weight_format(config: Table) -> str:
-    """Returns the format of loaded weights: bf16 if products are in bf16, otherwise float32."""
+    """Returns the number format of loaded weights: bf16 if matrix products are in bf16, otherwise float32."""
     return "bfloat16" if config.get("bf16") in TRUE_VALUES else "float32"
 
 
@@ -195,7 +195,7 @@ def _arguments_of_lmflow(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _multimodal_defaults(reader: LaunchReader, config: Table, is_flash: bool) -> dict[str, Any]:
-    """Returns the Trainer arguments that LLaVA's script and scripts derived from it imply."""
+    """Returns the Trainer arguments that are implied by the multimodal scripts of LLaVA and its forks."""
     return {
         "max_length": reader.integer(config, "model_max_length", 512),
         "optim": config.get("optim", "adamw_torch"),

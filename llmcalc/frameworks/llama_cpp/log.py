@@ -111,7 +111,7 @@ PLAIN_FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 
 
 def read_log(log_text: LogText) -> ParsedLog | None:
-    """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None for a log without any."""
+    """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None for a log without buffer sizes."""
     log_values = LogValues(log_text, PATTERNS, _is_slot_line)
     buffer_sizes = _buffer_sizes(log_text)
     memory_terms = tuple(
@@ -177,7 +177,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _is_slot_line(log_line: str) -> bool:
-    """Whether a line is about a single server slot, with a fraction of the context."""
+    """Whether a log line reports a single server slot, whose context is only a fraction of the server's."""
     return _SLOT_LINE.search(log_line[:LONGEST_PREFIX]) is not None
 
 
@@ -236,7 +236,7 @@ def _with_encoder(memory_term: LogTerm, log_values: LogValues) -> LogTerm:
 
 
 def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:
-    """Returns the name of the largest buffer that a flag changes: the cache or the compute buffer."""
+    """Returns the name of the largest buffer that llama.cpp's flags can shrink: the cache or the compute buffer."""
     changeable_terms = [
         memory_term for memory_term in memory_terms if memory_term.name in ("kv_buffer", "compute_buffer")
     ] or list(memory_terms)

@@ -36,7 +36,7 @@ def check_model(preset: Preset, engine_version: EngineVersion) -> None:
 def create_server(
     preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]
 ) -> GgmlServer:
-    """Returns a server of llama.cpp.
+    """Returns a llama.cpp server for a model, an accelerator, a version and flags.
 
     Raises `InputError` for flags that contradict each other, and for a model that the version does not run.
     """

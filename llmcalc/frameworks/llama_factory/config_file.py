@@ -185,7 +185,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
 def _preference_settings(
     reader: LaunchReader, config: Table, training_stage: str, run_settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the settings of a stage that trains on preferences, and records its reference model; none of others."""
+    """Returns the batch settings of a preference stage (rm, kto, dpo), and adds its reference model to the run."""
     if training_stage == "rm":
         preference_settings = pair_settings(reader, "reward", run_settings, computes_logits=True)
         reader.notes.append("the head of rewards is left out, one row of the output head's width")

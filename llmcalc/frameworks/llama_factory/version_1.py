@@ -101,7 +101,7 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _plugin_name(reader: LaunchReader, config: Table, config_key: str) -> str:
-    """Returns the name of a plugin; empty without one."""
+    """Returns the name of the plugin under a config key; empty if the config selects no plugin."""
     return str(reader.table(config, config_key).get("name") or "")[:60]
 
 

@@ -82,7 +82,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _resolved_value(reader: LaunchReader, config: Table, argument_name: str, written_value: Any) -> Any:
-    """Returns a value, or the value of a referenced key. Raises `InputError` for a missing key."""
+    """Returns a config value, or for a reference the referenced key's value. Raises `InputError` for a missing key."""
     reference_match = KEY_REFERENCE.fullmatch(written_value.strip()) if isinstance(written_value, str) else None
     if reference_match is None:
         return written_value

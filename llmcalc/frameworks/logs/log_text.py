@@ -78,7 +78,7 @@ def is_pasted_message(text: str) -> bool:
 
 
 def read_log_text(log_file: str) -> LogText:
-    """Returns the text of a log. log_file: the log's path, `-` for standard input, or a message with its words.
+    """Returns the text of a log. log_file: its path, `-` for standard input, or the text of a printed message itself.
 
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """

@@ -33,7 +33,7 @@ _OLLAMA_PS_TABLE = re.compile(
 
 
 def _error_of_unknown_log(file_name: str, log_text: LogText) -> InputError:
-    """Returns the error for a log without a known line. For the table of `ollama ps` the error names a command."""
+    """Returns the error for a log that no reader recognizes; for a table of `ollama ps`, with a command to type."""
     table_match = _OLLAMA_PS_TABLE.search(log_text.text)
     if table_match is None and OUT_OF_MEMORY.search(log_text.text) is not None:
         return InputError(

@@ -17,7 +17,7 @@ WHOLE_STEP_GRAPH = "a CUDA graph of the whole step"
 
 
 def captures_whole_step(implementation: str, modules: Collection[str]) -> bool:
-    """Whether one CUDA graph captures the whole step. modules: values of `cuda_graph_modules` or `cuda_graph_scope`."""
+    """Whether one CUDA graph captures the whole training step. modules: value of `cuda_graph_modules` or `…_scope`."""
     return implementation == "full_iteration" or (
         implementation in LAYER_GRAPH_IMPLEMENTATIONS and "full_iteration" in modules
     )

@@ -103,7 +103,7 @@ class StageRun:
         return chunk_input, self.rank_run.forward(self.model_chunk, chunk_input)
 
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
-        """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_layer_repeats`."""
+        """Runs a micro-batch's passes, and returns their saved and peak bytes. layer_repeats: as in `set_repeats`."""
         meter, rank_run, stage_chunk = self.meter, self.rank_run, self.model_chunk
         self.stage_layers.set_repeats(layer_repeats)
         start_bytes = meter.live_bytes
@@ -122,7 +122,7 @@ class StageRun:
         return pass_bytes
 
     def passes_with_repeat(self) -> list[MicroBatchBytes] | None:
-        """Derives the bytes of a micro-batch with four layer repeats from the last run, which has three.
+        """Extrapolates a micro-batch's bytes to four layer repeats, from the last measured run, which has three.
 
         Returns them, and those of three. The passes count as work as if they had run, so that a search ends at the same
         layout. None if the repeats do not do the same, or the passes leave other bytes than were there before.
@@ -156,7 +156,7 @@ class StageRun:
 def _micro_batch_bytes(
     saved_bytes: int, forward_visits: PassVisits, backward_visits: PassVisits, remaining_bytes: int
 ) -> MicroBatchBytes:
-    """Returns the bytes of a micro-batch. remaining_bytes: bytes that stay after its passes."""
+    """Returns the saved and peak bytes of a micro-batch. remaining_bytes: bytes allocated after its passes."""
     forward_peaks, backward_peaks = (PeakByPath(visits.peak_by_path()) for visits in (forward_visits, backward_visits))
     return MicroBatchBytes(
         saved_bytes, forward_peaks.plus_bytes(remaining_bytes), backward_peaks.plus_bytes(remaining_bytes)

@@ -70,7 +70,7 @@ class ShardedBucket:
 
     @property
     def shard_size(self) -> int:
-        """The number of elements on one rank."""
+        """The number of elements of the bucket that one rank stores."""
         return self.element_count // self.shard_count
 
 
@@ -177,7 +177,7 @@ class ShardedWeights:
                     self.buckets[i].weights = self._allocate(2 * self.buckets[i].element_count, "weights")
 
     def _free_weights(self, layer_index: int) -> None:
-        """Frees a layer's gathered weights."""
+        """Frees the gathered weights of a layer on this rank."""
         for bucket in self.buckets:
             if bucket.layer_index == layer_index:
                 bucket.weights = None
@@ -239,7 +239,7 @@ class ShardedWeights:
 
 
 def _is_version_since(settings: MegatronSettings, first_date: datetime.date) -> bool:
-    """Whether the run's version of Megatron-LM has this date or a later date."""
+    """Whether the run's version of Megatron-LM is of `first_date` or later."""
     return settings.date is None or settings.date >= first_date
 
 
@@ -273,7 +273,7 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
 
 
 def _parameter_groups(parameters: Sequence[Parameter], largest_bucket_elements: int) -> Iterator[list[Parameter]]:
-    """Yields groups of parameters. A group ends when it has as many elements as the largest bucket."""
+    """Yields parameters in groups, each of which ends when it has the largest allowed number of elements."""
     parameter_group: list[Parameter] = []
     for parameter in parameters:
         parameter_group.append(parameter)

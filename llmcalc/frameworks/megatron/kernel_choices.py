@@ -140,7 +140,7 @@ CROSS_ENTROPY_BY_IMPLEMENTATION: dict[LossImplementation, CrossEntropy] = {
 
 
 def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
-    """Returns the kernel choices of a run's ranks."""
+    """Returns the kernels and options that all ranks of a run share, as `RankKernelChoices`."""
     capacity_factor = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
     return RankKernelChoices(
         tp=settings.tp,
@@ -215,7 +215,7 @@ def _bf16_layer_counts(settings: MegatronSettings) -> tuple[int, int]:
 
 
 def cublas_workspace(settings: MegatronSettings) -> int:
-    """Returns the bytes of torch's cuBLAS workspace; `--deterministic-mode` enlarges it (training/determinism.py)."""
+    """Returns the bytes of torch's cuBLAS workspace, larger with `--deterministic-mode` (training/determinism.py)."""
     config = settings.env.get("CUBLAS_WORKSPACE_CONFIG")
     if config is not None:
         return workspace_bytes(config)

@@ -147,7 +147,7 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
 def _argument_table(
     reader: LaunchReader, arguments_table: Mapping[str, Any], environment: dict[str, str]
 ) -> Mapping[str, Any]:
-    """Returns the table of arguments from a functional test, or the table itself.
+    """Returns the table with Megatron-LM's arguments: of a functional test its section, otherwise the table itself.
 
     environment: to which the table's environment variables are added.
     """
@@ -169,7 +169,7 @@ def _argument_table(
 
 
 def _record_table_key(reader: LaunchReader, table_key: str) -> None:
-    """Records a key of the table as ignored or unknown."""
+    """Adds a key of a functional test's table to the ignored or to the unknown arguments."""
     if table_key in IGNORED_TEST_KEYS or table_key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
         reader.ignored_arguments.append(table_key)
     else:
@@ -177,7 +177,7 @@ def _record_table_key(reader: LaunchReader, table_key: str) -> None:
 
 
 def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str]) -> Launch:
-    """Returns the training run of Megatron-LM's arguments: settings and model."""
+    """Returns the training run that Megatron-LM's arguments describe: the settings, and the model built from them."""
     source_file = reader.source
     field_values = _field_values(reader, arguments)
     argument_values = {flag.replace("-", "_").lstrip("_"): argument_value for flag, argument_value in arguments.items()}
@@ -488,7 +488,7 @@ DTYPE_BY_MEGATRON_NAME = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8":
 
 
 def options_of_arguments(settings: MegatronSettings) -> dict[str, Any]:
-    """Returns option of `llmcalc memory` → value, for each argument of Megatron-LM with an equivalent option."""
+    """Returns the options of `llmcalc memory`, with values, that are equivalent to Megatron-LM's arguments."""
     is_half_precision = settings.bf16 or settings.fp16
     command_settings: dict[str, Any] = {
         "phase": "training",

@@ -50,7 +50,7 @@ def pack_buffer(
     shard_costs = [0] * shard_count
 
     def emit_bucket(bucket_parameters: list[Parameter]) -> None:
-        """Assigns the tensors of one bucket to shards, and appends the bucket."""
+        """Assigns the tensors of one bucket to shards, and appends the bucket to the buffer's buckets."""
         element_limit = (
             sum(parameter.element_count for parameter in bucket_parameters) / shard_count * LARGEST_SHARD_IMBALANCE
         )

@@ -23,7 +23,7 @@ BILLION = 10**9
 
 
 def read_log(log_text: LogText) -> ParsedLog | None:
-    """Returns the estimated and the measured memory of the largest rank in a log; None if the log has neither."""
+    """Returns the estimated and the measured memory that a log prints, of the largest rank; None for other logs."""
     log_values = LogValues(log_text, PATTERNS)
     for statistic_name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
         if statistic_name in log_values:

@@ -34,7 +34,7 @@ LAYER_KIND_BY_LETTER = {"M": "mamba", "*": "attention", "-": "dense", "E": "expe
 
 
 def model_of_arguments(settings: MegatronSettings, model_origin: str) -> ModelSpec:
-    """Returns the model of Megatron-LM's arguments. Raises `InputError` for an argument without a component."""
+    """Returns the model spec that Megatron-LM's arguments describe. Raises `InputError` for unsupported arguments."""
     if settings.padded_vocabulary_size is None:
         raise InputError(
             f"--vocab-size: missing; the size of a {settings.tokenizer_kind} is in its files alone; expected "
@@ -277,7 +277,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
 
 
 def _hybrid_fields(settings: MegatronSettings) -> Table:
-    """Returns the model-spec fields of a hybrid of Mamba, attention and feed-forward layers."""
+    """Returns the model-spec fields of a hybrid decoder of Mamba, attention and feed-forward layers."""
     pattern_letters = "".join(settings.pattern_segments)
     unknown_letters = sorted(set(pattern_letters) - set(LAYER_KIND_BY_LETTER))
     if unknown_letters or not pattern_letters:

@@ -1,4 +1,4 @@
-"""Megatron-Core's arguments in a run of a named model, in a module that imports no trainer."""
+"""The Megatron-Core arguments that no llmcalc option sets, for named models; this file imports no framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedModelArguments:
-    """Megatron-Core's arguments in a named model's run for which llmcalc has no option.
+    """The Megatron-Core arguments that no llmcalc option sets, for a model that is given by name instead of by flags.
 
     recompute_modules: modules of selective recomputation; None (default) for those of `--recompute`.
     uses_hybridep, uses_deepep: whether experts' tokens are sent by HybridEP, or by DeepEP, whose memory is counted as
@@ -47,7 +47,7 @@ class NamedModelArguments:
 
 
 def class_fuses_activation(spec: ModelSpec, fused_model_types: frozenset[str]) -> bool:
-    """Whether a library's class for this model fuses activations."""
+    """Whether a library computes this model's activation in a fused kernel. fused_model_types: its list."""
     from ...sources.to_hf import find_config
 
     return (find_config(spec) or {}).get("model_type", "") in fused_model_types

@@ -113,7 +113,7 @@ def bridge_adapter_settings(
 def host_optimizer_settings(
     reader: LaunchReader, config: Table, name_prefix: str = "", default_fraction: float = 0.0
 ) -> dict[str, Any]:
-    """Returns the setting of Adam's step on the host (core/optimizer/optimizer_config.py); none without it.
+    """Returns the setting that runs Adam's step on the host (core/optimizer/optimizer_config.py); none if it is off.
 
     name_prefix: prefix of the arguments' names. default_fraction: fraction of states on the host by default.
     """
@@ -173,7 +173,7 @@ def cross_entropy_setting(reader: LaunchReader, is_fused: bool, implementation: 
 def end_stage_layers(
     reader: LaunchReader, config: Table, name_prefix: str = "", argument_names: tuple[str, str] = END_STAGE_ARGUMENTS
 ) -> tuple[int | None, int | None]:
-    """Returns the numbers of layers on the pipeline's first and last rank; None where the file states none.
+    """Returns the numbers of layers on the pipeline's first and last rank; None for numbers that the file omits.
 
     name_prefix: prefix of the arguments' names. argument_names: the arguments.
     """
@@ -188,7 +188,7 @@ STAGE_LAYOUT = "pipeline_model_parallel_layout"
 
 
 def stage_sizes_of_layout(reader: LaunchReader, argument_name: str, written_layout: Any) -> tuple[int, ...] | None:
-    """Returns the layers of each stage from a layout: a text such as `Et|tt|tL`, or lists of names; None without one.
+    """Returns the layers per stage from a layout, such as `Et|tt|tL` or lists of names; None without a layout.
 
     argument_name: the argument that states the layout.
     Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, `PipelineParallelLayerLayout`.
@@ -204,7 +204,7 @@ def stage_sizes_of_layout(reader: LaunchReader, argument_name: str, written_layo
 
 
 def smallest_device_count(parallel_run: MegatronRun) -> int:
-    """Returns the smallest number of devices that a run's layout can have."""
+    """Returns the smallest number of devices on which the parallel sizes of a run are possible."""
     expert_rank_count = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
     return parallel_run.pp * math.lcm(parallel_run.tp * parallel_run.cp, expert_rank_count)
 
@@ -212,7 +212,7 @@ def smallest_device_count(parallel_run: MegatronRun) -> int:
 def megatron_run(
     reader: LaunchReader, parallel_run: MegatronRun, world_size: int | None, settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the layout and settings of a Megatron-Core run. settings: the other settings.
+    """Returns the layout and settings of a Megatron-Core run. settings: settings that the parallel run does not state.
 
     Raises `InputError` for a number of devices that the groups do not divide.
     """
@@ -275,7 +275,7 @@ def megatron_run(
 
 
 def _recompute_setting(reader: LaunchReader, parallel_run: MegatronRun) -> str | None:
-    """Returns the value of `--recompute`, and records a setting that is not modelled for a named model."""
+    """Returns the value of `--recompute` for a named model, and records unmodelled settings as unknown arguments."""
     if parallel_run.recompute_granularity is None:
         return None
     if parallel_run.recompute_granularity == "selective":
@@ -287,7 +287,7 @@ def _recompute_setting(reader: LaunchReader, parallel_run: MegatronRun) -> str |
 
 
 def _module_names(written_modules: Any) -> tuple[str, ...]:
-    """Returns the names of a list of modules, which a file may write as a text; empty for none."""
+    """Returns module names as a tuple, from a list or a text; empty if the file names no modules."""
     if isinstance(written_modules, str):
         return tuple(re.findall(r"[\w.]+", written_modules))
     return tuple(map(str, written_modules or ()))
@@ -310,7 +310,7 @@ def _recomputed_modules(reader: LaunchReader, parallel_run: MegatronRun) -> tupl
 
 
 def _flex_backend(reader: LaunchReader, parallel_run: MegatronRun) -> str:
-    """Returns the flex dispatcher's backend: `hybridep`, `deepep` or empty (all-to-all). Records others as unknown."""
+    """Returns the flex dispatcher's backend: `hybridep`, `deepep` or empty (all-to-all). Refuses other backends."""
     if parallel_run.dispatcher in ("alltoall", None):
         return ""
     backend = str(parallel_run.dispatcher_backend or "deepep")
@@ -324,7 +324,7 @@ def _flex_backend(reader: LaunchReader, parallel_run: MegatronRun) -> str:
 
 
 def _has_layer_graphs(reader: LaunchReader, parallel_run: MegatronRun) -> bool:
-    """Whether CUDA graphs launch layers, with a note; records a graph of the whole step as unknown."""
+    """Whether a CUDA graph per layer launches the layers, with a note; records a graph of the whole step as unknown."""
     implementation = str(parallel_run.cuda_graph_impl or "none")
     if captures_whole_step(implementation, _module_names(parallel_run.cuda_graph_modules)):
         reader.refuse("cuda_graph_impl", f"{WHOLE_STEP_GRAPH} is not modelled; graphs of layers are")

@@ -1,4 +1,4 @@
-"""The low-rank adapters of a Megatron-Core run."""
+"""The low-rank adapters of a training run with Megatron-Core."""
 
 from __future__ import annotations
 

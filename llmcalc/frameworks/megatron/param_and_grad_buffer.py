@@ -137,7 +137,7 @@ def bucket_size(
 
 
 class OptimizerUpdate(NamedTuple):
-    """The part of a parameter that this rank's optimizer updates.
+    """The elements of a parameter that this rank's optimizer updates.
 
     element_count: elements. state_count: number of state tensors of that size.
     """

@@ -1,4 +1,4 @@
-"""The memory of a single Megatron-LM rank."""
+"""Replays the steps of one Megatron-LM rank, and returns the rank's memory."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def replay_rank(
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
-    """Returns the cache key of a rank's passes within one run: equal for ranks with equal passes."""
+    """Returns the cache key of a rank's recorded passes; ranks of a run with the same key have the same passes."""
     layer_names, rank_coordinates = rank_run.spec.main.layer_names(), rank_run.coordinates._replace(dp=0, pp=0, edp=0)
     if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
         rank_coordinates = rank_coordinates._replace(tp=0, etp=0, ep=0, cp=0)
@@ -179,7 +179,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
 
 
 def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:
-    """Returns the cache key of a rank's two training steps, which are cached separately from passes.
+    """Returns the cache key of a rank's two recorded training steps, which have a cache separate from the passes.
 
     Ranks with equal keys have equal allocations outside of the passes: between them, and in the optimizer's step.
     """
@@ -256,7 +256,7 @@ def rank_memory(
 
 
 def _host_terms(spec: ModelSpec, settings: MegatronSettings, rank: int) -> tuple[MemoryTerm, ...]:
-    """Returns the host memory of the optimizer step on the host: fp32 main weights, gradients and two states."""
+    """Returns the host memory of an optimizer step on the host: fp32 main weights, gradients, and two Adam states."""
     rank_run = RankRun(spec, settings, rank, EventMeter())
     rank_run.set_up()
     host_bytes = sum(pinned_bytes(4 * parameter_elements) for parameter_elements in rank_run.updated_element_counts)

@@ -1,4 +1,4 @@
-"""One rank of a Megatron-LM run: its tensors, a micro-batch's passes and the optimizer's step.
+"""Runs the set-up and training steps of one Megatron-LM rank: passes of micro-batches and optimizer steps.
 
 A variable that holds a tensor here lives as long as Megatron's own variable.
 
@@ -101,7 +101,7 @@ class ModelChunk:
 
     @cached_property
     def program(self) -> RankFlow:
-        """The recorded program of the chunk's layers."""
+        """The operations of the chunk's layers, recorded as a program."""
         return self.record_program()
 
     @property
@@ -134,7 +134,7 @@ class ForwardOutput:
         self.chunk_input: Tensor | None = chunk_input
 
     def free(self) -> None:
-        """Frees the sent tensor's data, but not its graph (`deallocate_output_tensor`)."""
+        """Frees the data of the tensor sent to the next stage, but not its graph (`deallocate_output_tensor`)."""
         self.output_tensor = None
 
 
@@ -311,7 +311,7 @@ class RankRun:
         self.persistent_storages += [self.allocate_storage(4, "optimizer") for _ in range(OPTIMIZER_FLAG_COUNT)]
 
     def _accumulate_in_bucket(self, weight_leaf: Tensor) -> None:
-        """Moves a parameter's gradient to the bucket of Megatron-FSDP."""
+        """Moves a parameter's gradient into its Megatron-FSDP bucket when the backward pass completes the gradient."""
         assert self.sharded_weights is not None
         parameters = self.chunks[0].lowering.ordered_parameters
         if len(self.parameter_paths) < len(parameters):
@@ -483,7 +483,7 @@ class RankRun:
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 
     def get_batch(self, model_chunk: ModelChunk) -> list[Tensor]:
-        """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
+        """Creates a micro-batch's input tensors on a stage (training/utils.py, `get_batch_on_this_tp_rank`)."""
         new_tensor, settings = self.graph.new_tensor, self.settings
         token_count = self.run_config.batch * self.run_config.workload.seq
         batch_tensors: list[Tensor] = []

@@ -39,7 +39,7 @@ SharedTensorKeys: TypeAlias = frozenset[str | Shape]
 
 @frozen
 class RecordedChunk:
-    """The passes of a pipeline chunk, recorded separately.
+    """The recorded memory events of one pipeline chunk's passes, which ranks with an equal chunk can reuse.
 
     program: the program of its layers.
     layers_before: the layers before it.
@@ -75,7 +75,7 @@ class RecordedChunk:
     def traces(
         self, chunk_number: int, names_before_forward: SharedTensorKeys, names_before_backward: SharedTensorKeys
     ) -> dict[PassCase, PassTrace]:
-        """Returns the memory events of each kind of pass, renumbered for chunk `chunk_number`.
+        """Returns the memory events of each kind of pass, with this chunk's number replaced by `chunk_number`.
 
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeatingError` if passes that should be alike are not.
@@ -103,7 +103,7 @@ class RecordedChunk:
 
 
 def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
-    """Returns a trace that was recorded for chunk 0, renumbered for chunk `chunk_number`."""
+    """Returns a pass's memory events, which were recorded for chunk 0, with `chunk_number` as the number."""
     if not chunk_number or not pass_trace.releases_of_other_passes:
         return pass_trace
     renumbered_releases = {
@@ -115,7 +115,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, distinguishes_previous_pass: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
-    """Returns the memory events of each kind of pass, and the rank's chunks; None if chunks must be recorded together.
+    """Records a rank's chunks separately; returns events per kind of pass, and the chunks. None if this is impossible.
 
     is_last_stage, distinguishes_previous_pass: as in `record_passes`.
     Raises `NotRepeatingError` if passes that should be alike are not.
@@ -247,7 +247,7 @@ def _shortened_chunk(
     layer_stack: LayerStack,
     record_chunk: Callable[[LayerStack | None], RecordedChunk],
 ) -> tuple[RecordedChunk, LayerStack]:
-    """Returns a chunk with `RECORDED_REPEATS` repeats of its stack, from a cache, and the recorded stack."""
+    """Returns a recorded chunk in which its layer stack has only `RECORDED_REPEATS` repeats, and that stack."""
     if cache_key not in _shortened_chunk_cache:
         if len(_shortened_chunk_cache) >= MAX_CACHED_CHUNKS:
             _shortened_chunk_cache.clear()
@@ -282,7 +282,7 @@ def _record_chunk(
     is_interleaved: bool,
     distinguishes_previous_pass: bool,
 ) -> RecordedChunk:
-    """Records the passes of a chunk of a run that has not begun.
+    """Records the memory events of a pipeline chunk's passes. rank_run: a run that has not begun.
 
     layer_stack: the stack of which only `RECORDED_REPEATS` repeats run and are in the recorded chunk; None for all
         layers.
@@ -387,7 +387,7 @@ def _parameter_description(parameter: Parameter) -> tuple[object, ...]:
 
 
 def _storages_allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
-    """Returns the numbers of the storages that forward passes allocate."""
+    """Returns the ids of the storages that forward passes allocate."""
     memory_events = recorded_passes.events
     forward_passes = (recorded_pass for recorded_pass in recorded_passes.passes if recorded_pass.pass_id[1] != "B")
     forward_events = (

@@ -12,7 +12,7 @@ MOST_RECORDED_MICROBATCHES = 3
 
 
 def recorded_step_microbatches(microbatches: int, distinguishes_previous_pass: bool) -> tuple[int, int]:
-    """Returns the numbers of micro-batches in the two recorded steps, at most the number of the run.
+    """Returns how many micro-batches each of the two recorded steps has, at most as many as a step of the run.
 
     microbatches: of a step of the run.
     distinguishes_previous_pass: as in `record_passes`; without it the second step needs one micro-batch less.

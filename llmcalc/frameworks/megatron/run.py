@@ -1,4 +1,4 @@
-"""The functions of Megatron-LM's registry record: memory of a rank, checks, and values of the JSON document."""
+"""The functions through which llmcalc asks Megatron-LM for a rank's memory, for checks and for JSON values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .settings_from_options import megatron_settings_of, settings_on_accelerator
 
 
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
-    """Returns the memory of one replayed rank."""
+    """Returns the memory of one Megatron-LM rank, by replaying the rank's steps."""
     return replay.rank_memory(
         training_run.memory.spec,
         settings_on_accelerator(training_run, cuda_runtime),
@@ -40,7 +40,7 @@ def check_run(memory_estimate: Memory, version_text: str) -> None:
 
 
 def document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
-    """Returns the number formats and kernels that follow from Megatron-LM's arguments."""
+    """Returns the number formats and kernels that follow from Megatron-LM's arguments, for the JSON document."""
     settings = settings_on_accelerator(training_run, training_run.memory.cuda_runtime)
     loss_implementation, weight_dtype = choose_loss_implementation(settings), training_run.memory.states.dtype
     return {

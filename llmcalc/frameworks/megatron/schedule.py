@@ -72,7 +72,7 @@ def _run_1f1b(rank_run: RankRun) -> None:
 
 
 class InterleavedSchedule:
-    """The interleaved 1F1B schedule of one rank.
+    """The order in which one rank of an interleaved 1F1B pipeline runs its passes.
 
     Attributes that hold tensors live as long as the variables of Megatron's function
     (`forward_backward_pipelining_with_interleaving`).

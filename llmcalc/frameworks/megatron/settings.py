@@ -57,7 +57,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def layer_count(self) -> int:
-        """The number of decoder layers, or of encoder layers in an encoder-decoder; 0 if no argument sets it."""
+        """The number of decoder layers, in an encoder-decoder of encoder layers; 0 if no argument states it."""
         if self.hybrid_layer_pattern is not None:
             return sum(map(len, self.pattern_segments))
         return self.num_layers or self.encoder_num_layers or 0
@@ -126,7 +126,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def position_type(self) -> str:
-        """The type of position embedding."""
+        """The type of position embedding, such as `rope` or `learned_absolute`."""
         if self.use_rotary_position_embeddings:
             return "rope"
         return "none" if self.no_position_embedding else self.position_embedding_type
@@ -277,7 +277,7 @@ class MegatronSettings(MegatronArguments):
 
     @cached_property
     def layers_per_stage(self) -> tuple[int, ...] | None:
-        """The number of layers per stage, in pipeline order; None if all stages have equally many.
+        """The number of layers per stage in pipeline order; None if all stages have the same number.
 
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
         those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.

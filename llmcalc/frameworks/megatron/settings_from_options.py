@@ -43,7 +43,7 @@ ARGUMENTS_BY_RECOMPUTE_MODE: dict[str, dict[str, Any]] = {
 
 
 def recompute_arguments_of(recompute_value: str) -> dict[str, Any]:
-    """Returns Megatron's arguments for a value of `--recompute`. Raises `InputError` for a value that it has not."""
+    """Returns Megatron's arguments for a value of `--recompute`. Raises `InputError` for a value without equivalent."""
     modules = recompute_of(recompute_value).modules
     if modules:
         return {"recompute_granularity": "selective", "recompute_modules": tuple(sorted(modules))}
@@ -78,7 +78,7 @@ def megatron_settings_of(
     gpu: str = "",
     named_arguments: NamedModelArguments | None = None,
 ) -> MegatronSettings:
-    """Returns the arguments that run a model in a layout. gpu: name of a device; empty for the run's device.
+    """Returns Megatron-LM's arguments for a model in a layout. gpu: name of a device; empty for the run's device.
 
     named_arguments: a file's arguments beside those of the options; None (default) without a file.
 
@@ -131,7 +131,7 @@ def megatron_settings_of(
 
 
 def settings_on_accelerator(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> MegatronSettings:
-    """Returns a run's arguments on an accelerator, from the launch file or from llmcalc's options."""
+    """Returns a run's Megatron-LM arguments on an accelerator, from the launch file or from llmcalc's options."""
 
     def make_settings() -> MegatronSettings:
         """Returns the arguments that correspond to llmcalc's options."""
@@ -299,7 +299,7 @@ def optimizer_bytes(options: Settings) -> tuple[int, int]:
 
 
 def loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
-    """Returns the arguments that choose the loss. cross_entropy: the value of `--cross-entropy`; None without.
+    """Returns the arguments that choose the loss. cross_entropy: the value of `--cross-entropy`; None if not given.
 
     Source: `--cross-entropy-loss-fusion` is off by default in every release from core_v0.8.0 to core_v0.19.0
     (megatron/training/arguments.py, megatron/core/model_parallel_config.py).

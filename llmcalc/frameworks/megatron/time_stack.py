@@ -20,7 +20,7 @@ LAYER_GRAPHS_STACK = "megatron-layer-graphs"
 
 
 def time_stack_name(launched_run: Launch | None, is_compiled: bool, exchanges_tokens: bool) -> str:
-    """Returns the time stack's name, composed from the file's overlaps, CUDA graphs and token dispatcher.
+    """Returns the name of the software stack behind a time estimate, composed from overlaps, CUDA graphs, dispatcher.
 
     Without a file, experts get their tokens by the `alltoall` dispatcher, whose memory is counted for such runs.
     """
@@ -56,7 +56,7 @@ def _has_captured_layers(launched_run: Launch) -> bool:
 
 
 def captures_layers(settings: MegatronSettings) -> bool:
-    """Whether the host launches a captured graph for each layer, or for the whole step."""
+    """Whether CUDA graphs are captured, one per layer or one of the whole step."""
     return settings.enable_cuda_graph or settings.external_cuda_graph or settings.cuda_graph_impl != "none"
 
 
@@ -100,7 +100,7 @@ def recomputed_layers(launched_run: Launch) -> float:
 
 
 def product_format(settings: MegatronSettings | NamedModelArguments) -> str:
-    """Returns the number format of matrix products; empty for a named model, whose options state it."""
+    """Returns the number format of matrix products; empty for a model given by name, whose options state the format."""
     if isinstance(settings, NamedModelArguments):
         return ""
     return "bf16" if settings.fp8_format is None else "fp8"

@@ -172,7 +172,7 @@ CHUNKED_LOSS_SETTINGS = {"cross_entropy": "flash-in-place", "logits_dtype": "fp3
 
 
 def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch) -> Launch:
-    """Returns the run with sequence parallelism's loss in chunks of `CELOSS_PARALLEL_SIZE` tokens, if the size is set.
+    """Returns the training run with sequence parallelism's loss, in chunks of `CELOSS_PARALLEL_SIZE` tokens if set.
 
     Of a chunk there are the logarithms of its probabilities and its gradient in fp32 (swift/trainers/utils.py,
     `per_token_loss_func_sp`; swift/sequence_parallel/utils.py, `ChunkedCrossEntropyLoss`).
@@ -190,7 +190,7 @@ def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch
 
 
 def _with_two_token_head(launched_run: Launch) -> Launch:
-    """Returns the run of a generative reranker, whose head computes the logits of two tokens alone.
+    """Returns the training run of a generative reranker, whose head computes logits of only two tokens.
 
     Source: swift/model/register.py, `_patch_generative_reranker`. Megatron-SWIFT has the logits of all words
     (mcore-bridge, model/gpt_model.py, `_postprocess`).
@@ -289,7 +289,7 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
 
 
 def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, swift_verb: str) -> dict[str, Any]:
-    """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: empty for supervised training."""
+    """Returns the Trainer's arguments that are equivalent to ms-swift's. rlhf_type: empty for supervised training."""
     handled_names = (*ARGUMENTS_READ, *ARGUMENTS_IGNORED, *IGNORED_TRAINER_ARGUMENTS)
     handled_names = (
         *handled_names,

@@ -64,7 +64,7 @@ UNMODELLED_GRPO_ARGUMENTS = ("teacher_model", "ref_model", "reward_model", "asyn
 
 
 def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
-    """Returns the argument names that `swift sft` does not have. rlhf_type: the method; empty without one."""
+    """Returns the names of arguments that `swift rlhf` adds to `swift sft`'s. rlhf_type: the method; empty for none."""
     if not rlhf_type:
         return ()
     if rlhf_type == "gkd":
@@ -111,7 +111,7 @@ def preference_sequence_count(
 
 
 def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> Launch:
-    """Returns the run of `--rlhf_type gkd` with the teacher's weights and loss.
+    """Returns the training run of `--rlhf_type gkd` with the weights of the teacher model, and the distillation loss.
 
     Without a teacher the trained model, or its frozen weights, are the teacher. A server's teacher sends the logarithms
     of some words alone. Source: swift/rlhf_trainers/gkd_trainer.py and gkd_loss.py, swift/arguments/rlhf_args.py.

@@ -29,7 +29,7 @@ def task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple
 
 
 def sequences_per_sample(reader: LaunchReader, config: Table, rlhf_type: str) -> int:
-    """Returns the number of sequences per sample: several for a task that compares texts, otherwise 1.
+    """Returns the number of sequences per sample: several for tasks that compare texts, otherwise 1.
 
     An embedding's sample has an anchor and a positive text, a reranker's as many negatives for each positive as the
     variables say. Source: swift/template/base.py, `_embedding_data_collator`

@@ -103,7 +103,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
-    """Returns key → value of a run, from the file, the command's configuration files, and `--key=value`."""
+    """Returns key → value of a training run, from the file, the command's configuration files, and `--key=value`."""
     values_by_key = dict(file_values)
     for command_word in command_words:
         key_match = re.fullmatch(r"--(\w{1,60})=(.*)", command_word, re.DOTALL)

@@ -149,7 +149,7 @@ def _rope_theta(reader: LaunchReader, config: Table) -> float:
 
 
 def _model_of(reader: LaunchReader, model_table: Table, tp: int) -> ModelSpec:
-    """Returns the model that `model.model_config` describes, with its padded vocabulary. tp: its tensor ranks."""
+    """Returns the model that `model.model_config` describes, with its padded vocabulary. tp: tensor-parallel ranks."""
     config = reader.table(model_table, "model_config")
     record_unknown_keys(reader, config, MODEL_KEYS, "model.model_config")
     attention_table = config.get("_attn_implementation")

@@ -233,7 +233,7 @@ def _training_device_count(reader: LaunchReader, flat_config: Table, policy_tabl
 
 
 def _batch_settings(reader: LaunchReader, policy_table: Table, replica_count: int) -> dict[str, Any]:
-    """Returns sequences, tokens and micro-batches of a step. Packed sequences count as one long sequence."""
+    """Returns a step's sequences, tokens and micro-batches, where packed sequences count as one long sequence."""
     sequence_length = reader.integer(policy_table, "max_total_sequence_length", 512)
     batch = reader.integer(policy_table, "train_micro_batch_size", 1)
     micro_batch_count = max(1, reader.integer(policy_table, "train_global_batch_size", 512) // (batch * replica_count))

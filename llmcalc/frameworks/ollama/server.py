@@ -60,7 +60,7 @@ SINGLE_REQUEST_NOTE = (
 
 
 class OllamaRules(VersionRules):
-    """The memory rules of a range of Ollama versions; the TOML file explains the fields."""
+    """The memory rules of a range of Ollama versions, read from `presets/engines/ollama.toml`."""
 
     context: int = Field(ge=0)
     parallel: int = Field(ge=1)
@@ -83,7 +83,7 @@ class ClassesInRange(VersionRange):
 
 
 class OllamaEngineClasses(ClassesInRange):
-    """Classes of models that Ollama runs itself in a range of versions, without llama.cpp.
+    """Classes of models that Ollama's own engine runs in a range of versions, instead of llama.cpp.
 
     source: the file of Ollama that says so.
     """
@@ -142,7 +142,7 @@ class OllamaServer:
     flags: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for a model that the version does not run."""
+        """Raises `InputError` for a model that this version of Ollama does not run."""
         check_model(self.preset, self.version)
 
     @cached_property
@@ -278,7 +278,7 @@ class OllamaServer:
 
     @cached_property
     def fitted_server(self) -> FittedServer:
-        """The server after placement. Before 0.10, several sequences require the whole model on the GPUs."""
+        """The llama.cpp server with its layers placed. Before 0.10, several sequences require all layers on GPUs."""
         chosen_request_count = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         request_counts = (
             [chosen_request_count] if chosen_request_count else sorted({self.rules.parallel, 1}, reverse=True)
@@ -303,7 +303,7 @@ class OllamaServer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Option name → default value."""
+        """Returns option name → default value, for all options of Ollama that this version has."""
         server = self.fitted_server.server
         return {
             "num_ctx": self.num_ctx,
@@ -316,7 +316,7 @@ class OllamaServer:
 
 
 def tag_flags(preset: Preset) -> dict[str, Any]:
-    """Returns the flags with which Ollama starts llama-server for the encoder of a tag, or for a tag without one."""
+    """Returns Ollama's flags of llama-server on a model's image encoder: its file, or none for text-only classes."""
     if converted_class(preset) in read_record().text_classes:
         return {"mmproj_auto": False}
     return {"mmproj": TAG_ENCODER} if has_encoder(preset) else {}
@@ -367,7 +367,7 @@ def memory(server: OllamaServer) -> EngineMemory:
 
 
 def flag_changes(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields option changes that put the whole model on the GPUs, the cheapest first."""
+    """Yields changes of Ollama's options with which the whole model is on the GPUs, the cheapest first."""
     if not host_layers(server.fitted_server):
         return
     option_changes: list[tuple[str, dict[str, Any]]] = []

@@ -108,7 +108,7 @@ def _number_assignments(statements: list[ast.stmt], outer_values: Mapping[str, A
 
 
 def _model_changes(syntax_tree: ast.Module) -> dict[str, str]:
-    """Returns attribute → source text, for each attribute of the model config that the script assigns."""
+    """Returns attribute → source text, for each attribute that the script assigns on its model config."""
     statements = [
         node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
     ]
@@ -159,7 +159,7 @@ def _model_of(
     model_changes: Mapping[str, str],
     tokenizer_match: re.Match[str] | None,
 ) -> tuple[ModelSpec | None, str]:
-    """Returns a script's model, or None and the model's name if `PRESET_BY_MODEL_NAME` lacks it or it is changed."""
+    """Returns a script's model, or None with the model's name if no preset has the name or the script changes it."""
     model_name = next(
         (dotted_name_of(node.func) for node in call_nodes if dotted_name_of(node.func).startswith(MODEL_METHOD_PREFIX)),
         "",

@@ -147,7 +147,7 @@ IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm
 
 
 def _current_name(flag_name: str) -> str:
-    """Returns the name that an argument has since version 0.10."""
+    """Returns the current name of an argument that was renamed in version 0.10."""
     argument_name = flag_name.lstrip("-")
     argument_name = ARGUMENT_BY_OLDER_NAME.get(argument_name, argument_name)
     return ARGUMENT_BY_SFT_NAME.get(argument_name, argument_name)
@@ -257,7 +257,7 @@ SOURCE_FILES = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 
 
 def _rollout_of(reader: LaunchReader, config: Table, rank_count: int) -> Rollout | None:
-    """Returns the models that share the actor's devices: the reference and, with `colocate_all`, critic and engine."""
+    """Returns the models that share the actor's devices: the reference, and also critic and engine if colocated."""
     colocates_all = reader.flag(config, "train.colocate_all")
     colocates_reference = colocates_all or reader.flag(config, "train.colocate_actor_ref")
     if not colocates_reference:
@@ -311,7 +311,7 @@ def _longest_sequence_tokens(reader: LaunchReader, config: Table) -> int:
 
 
 def _reference_model(reader: LaunchReader, config: Table, rank_count: int) -> AdditionalModel:
-    """Returns the reference model; none if the KL weight is 0."""
+    """Returns the reference model of the KL term; none if the term's weight is 0."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return AdditionalModel()
     reference_location: ModelLocation = "host" if reader.flag(config, "ref.offload") else "device"

@@ -142,7 +142,7 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _model_arguments(reader: LaunchReader, values_by_key: Table, trainer_type: str) -> dict[str, Any]:
-    """Returns the Trainer's arguments of the table `model`, which replace those of `training.trainer_kwargs`.
+    """Returns the Trainer's arguments in the table `model`, which take precedence over `training.trainer_kwargs`.
 
     values_by_key: `TABLE.KEY` → value. trainer_type: the value of `trainer_type`.
     """

@@ -145,7 +145,7 @@ def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> t
 
 
 def engine_of_flags(command_words: Sequence[str]) -> str:
-    """Returns the first engine that has all flags of a command; empty unless one of the flags changes memory."""
+    """Returns the first engine that has all flags of a command; empty if none has, or no flag changes memory."""
     typed_names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
     if not FEWEST_TYPED_FLAGS <= len(typed_names) <= MOST_TYPED_FLAGS:
         return ""

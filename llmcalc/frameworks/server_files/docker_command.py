@@ -1,4 +1,4 @@
-"""Splits `docker run` and similar commands into image, environment and command of a container."""
+"""Splits `docker run` and similar commands into the image, the environment and the command of a container."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _operator_server(operator_table: Mapping[str, Any], model_table: Mapping[str
 def _stack_server(
     stack_table: Mapping[str, Any], model_name: str, flags: Mapping[str, Any], image_name: str, gpus: Any
 ) -> Container:
-    """Returns a server of vLLM's production stack. flags: flags beside `vllmConfig`. gpus: the stated number."""
+    """Returns a server of vLLM's production stack. flags: flags outside `vllmConfig`. gpus: its number of GPUs."""
     vllm_config = inner_table(stack_table, "vllmConfig")
     all_flags = {**flags, **{key: config_value for key, config_value in vllm_config.items() if key not in WITHOUT_FLAG}}
     return Container(
@@ -178,7 +178,7 @@ def _flags_of_keys(values_by_key: Mapping[str, Any]) -> Iterator[str]:
 
 
 def inner_table(outer_table: Mapping[str, Any], *nested_keys: str) -> Mapping[str, Any]:
-    """Returns the table under a path of keys; empty if there is none."""
+    """Returns the table that a path of keys leads to; empty if a key is missing."""
     for table_key in nested_keys:
         inner_value = outer_table.get(table_key)
         outer_table = inner_value if isinstance(inner_value, Mapping) else {}

@@ -405,7 +405,7 @@ def _container_image(outer_tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _node_accelerator(outer_tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the accelerator of the node on which a container runs; empty if no table names it."""
+    """Returns the accelerator of the node on which a container runs; empty if the manifest does not name it."""
     for outer_table in reversed(outer_tables):
         node_selector = {
             **inner_table(outer_table, "nodeSelector"),
@@ -485,7 +485,7 @@ def _adapter_flags(outer_tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _implied_engine(outer_tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the engine of a model format or framework name; empty for other names."""
+    """Returns the serving engine that a manifest's model format or framework name implies; empty for other names."""
     engine_by_format = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for outer_table in reversed(outer_tables):
         for format_name in (

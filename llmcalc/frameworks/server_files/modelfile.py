@@ -20,7 +20,7 @@ _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+(.*)$")
 
 
 def is_modelfile(file_text: str, file_name: str) -> bool:
-    """Whether a text is a Modelfile: it has FROM, and no instruction of a Dockerfile or script."""
+    """Whether a text is an Ollama Modelfile: with FROM, and without instructions of Dockerfiles and scripts."""
     if not re.search(r"^[ \t]*FROM[ \t]+\S", file_text, re.IGNORECASE | re.MULTILINE):
         return False
     instruction_lines = [

@@ -13,7 +13,7 @@ from ..launch.unresolved import is_unresolved
 
 
 class ServerProgram(NamedTuple):
-    """A program that starts a server.
+    """A program that starts a server: its commands, images and Python modules, and how they state the model.
 
     engine: the word of `--engine`.
     commands: the words of a command that start it, such as `vllm serve`.
@@ -218,7 +218,7 @@ class ServerStart(NamedTuple):
 
 
 def program_named(engine_name: str) -> ServerProgram | None:
-    """Returns the program of an engine; None for an unknown name."""
+    """Returns the program that starts an engine's server; None for an unknown engine name."""
     return next((server_program for server_program in PROGRAMS if server_program.engine == engine_name), None)
 
 
@@ -283,7 +283,7 @@ def version_of_image(image_name: str) -> str:
 
 
 def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:
-    """Returns the server start at word number `i` of a command; None for another word."""
+    """Returns the server start whose program is word number `i` of a command; None if that word starts no server."""
     word = command_words[i]
     next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
     if word in ("-m", "--module") and i:
@@ -328,7 +328,7 @@ def _server_start_of_module(python_module: str, arguments: tuple[str, ...]) -> S
 
 
 def _fork_of_program(server_program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
-    """Returns a program's fork, if the path or a flag indicates one.
+    """Returns the fork of a server program that the path or a flag indicates; otherwise the program itself.
 
     image_and_path: container image and program path.
     """

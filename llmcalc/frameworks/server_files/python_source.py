@@ -288,7 +288,7 @@ class _Evaluator:
 
 
 def _word_of_value(evaluated_value: Any) -> str:
-    """Returns a value as a command's word, with a mark if unknown before the file runs."""
+    """Returns a value as a word of a command; parts unknown before the file runs become marks."""
     if isinstance(evaluated_value, UnknownValue):
         return mark_unresolved(evaluated_value.text or "…")
     return str(evaluated_value)
@@ -304,7 +304,7 @@ def _with_unresolved_marks(evaluated_value: Any) -> Any:
 
 
 def _add_values(left_value: Any, right_value: Any) -> Any:
-    """Returns the sum of two texts, lists or numbers; an unknown operand becomes a marked word."""
+    """Returns the sum of two texts, lists or numbers; an unknown operand becomes a word marked as unresolved."""
     if isinstance(left_value, list):
         return [*left_value, *(right_value if isinstance(right_value, list) else [UnknownValue("…")])][:MOST_WORDS]
     if isinstance(left_value, str) and isinstance(right_value, str | UnknownValue) and len(left_value) < LONGEST_TEXT:

@@ -369,7 +369,7 @@ SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE
 def _reader_of_named_files(
     name_in_errors: str, launch_folder: Path | None, written_files: Mapping[str, str]
 ) -> ReadNamedFile:
-    """Returns a function that reads a command's files, from the script's output or the launch file's folder."""
+    """Returns a function that reads files named in a command: texts that the script writes, else files on disk."""
 
     def read(file_name: str) -> str:
         base_name = file_name.rpartition("/")[2]

@@ -50,7 +50,7 @@ class Container:
 
 @dataclass(frozen=True)
 class StartedServer:
-    """The start of a server, with the container or shell of its command.
+    """A server that a command starts, before its flags are read, with the container or shell of the command.
 
     written_files: texts that its script writes to files, by the files' names.
     version: the engine's version, where the script installs it or names an image; else empty.
@@ -62,7 +62,7 @@ class StartedServer:
     version: str = ""
 
     def with_version_in_file(self, engine_versions: Mapping[str, str]) -> StartedServer:
-        """Returns the start with the engine version in the file's text, unless its command states a version.
+        """Returns the server with the engine version in the file's text, unless the server's command states a version.
 
         engine_versions: engine → version.
         """
@@ -71,7 +71,7 @@ class StartedServer:
 
 @dataclass(frozen=True)
 class LaunchedServer:
-    """A server that a launch file starts.
+    """A server that a launch file starts: its engine, model and flags, and its location in the file.
 
     name_in_errors: the file's name in messages.
     place_in_file: the server's place in the file.

@@ -1,4 +1,4 @@
-"""A rank with data-parallel attention (`--enable-dp-attention`), where fewer ranks share the attention.
+"""A rank with data-parallel attention (`--enable-dp-attention`), whose attention layers have a smaller layout.
 
 Of `tp` ranks, `tp / dp` divide attention, its cache, and the embedding; all of them divide dense networks, experts, and
 the head (srt/layers/dp_attention.py; `use_attn_tp_group` in srt/models). Each replica of attention has a cache.

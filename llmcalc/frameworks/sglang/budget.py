@@ -114,7 +114,7 @@ class SGLangServer(EngineServer):
 
     @property
     def model_length(self) -> int | None:
-        """The model's context length in tokens: its position count, times RoPE's factor unless the count includes it.
+        """The context length in tokens: the model's position count, times RoPE's factor unless already included.
 
         From python/sglang/srt/hf_transformers_utils.py, `get_context_length`.
         """
@@ -346,7 +346,7 @@ class SGLangServer(EngineServer):
 
     @property
     def chunked_prefill_size(self) -> int:
-        """The number of tokens of a prefill chunk, by the flag or the device's default."""
+        """The number of prompt tokens that are prefilled in one chunk, by the flag or the device's default."""
         chunk_tokens = self.flags.get(
             "chunked_prefill_size",
             self.engine_record.defaults(self.version_numbers, self.nvidia_smi_gib).chunked_prefill_size,
@@ -355,7 +355,7 @@ class SGLangServer(EngineServer):
 
     @property
     def cache_fraction(self) -> float:
-        """The fraction of the memory for weights and KV cache, by the flag or by the default of version and device."""
+        """The fraction of memory for weights and KV cache, from the flag or the default of the version and device."""
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"]) * self.aiter_memory_factor
         if self.rules.fraction == "by_tp":
@@ -423,7 +423,7 @@ class SGLangServer(EngineServer):
 
     @cached_property
     def draft(self) -> EngineRank | None:
-        """The draft model on one rank; None without one."""
+        """The draft model on one rank; None without speculative decoding by a draft model."""
         if self.speculation.draft_model is None:
             return None
         return EngineRank(self.speculation.draft_model, Layout(tp=self.tp), 0, None, self.dtype).shared()
@@ -463,7 +463,7 @@ class SGLangServer(EngineServer):
 
     @property
     def cuda_context(self) -> MeasuredCudaContext:
-        """The device memory in use before the weights are loaded, measured in start-up logs."""
+        """The device memory in use before SGLang loads the weights, as measured in start-up logs."""
         return self.engine_record.cuda_context(self.hardware, self.tp * self.pp)
 
     @property
@@ -519,7 +519,7 @@ class SGLangServer(EngineServer):
         return copied_projection_bytes(engine_rank, self.element_bytes, is_nvidia=not self.is_amd)
 
     def draft_vocabulary_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the bytes of the draft's own embedding and head, which it has until the KV cache is sized.
+        """Returns the bytes of the draft's own embedding and head, which are freed after the KV cache is sized.
 
         On a stage without the model's own modules that draft: 0. Attention's ranks divide the embedding, and with
         `--enable-dp-lm-head` the head, which all ranks divide otherwise.
@@ -584,14 +584,14 @@ class SGLangServer(EngineServer):
 
     @property
     def profile_run_origin(self) -> str:
-        """A description of the bytes that a forward pass uses of the KV cache's memory."""
+        """Text on the bytes that encoder outputs and activations take from the KV cache's memory."""
         if self.multimodal_bytes:
             return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
         return "none; activations take what the fraction leaves"
 
     @property
     def rank_load(self) -> RankLoad:
-        """The requests of a rank; with data-parallel attention a fraction of all requests."""
+        """The limits on a rank's concurrent requests; with data-parallel attention, of its fraction of the requests."""
         replica_count, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
         return RankLoad(
             None if request_limit is None else max(1, request_limit // replica_count),

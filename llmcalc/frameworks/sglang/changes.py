@@ -39,7 +39,7 @@ def larger_layouts(server: SGLangServer, most_devices: int) -> Iterator[tuple[di
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns SGLang's flags for a layout; None for an unsupported layout.
+    """Returns SGLang's flags for a layout; None if SGLang does not support the layout.
 
     Ranks with attention of their own divide experts with all others.
     """

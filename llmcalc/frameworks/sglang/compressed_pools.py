@@ -160,7 +160,7 @@ def _padded_entry_bytes(key_bytes: int, tokens_per_entry: int, stores_entries_in
 def _window_slots(
     cache_sizes: CacheSizes, flags: Mapping[str, Any], running_requests: int, chunk_tokens: int, draft_tokens: int
 ) -> int:
-    """Returns the number of window slots for the keys of running requests and of cached prefixes."""
+    """Returns the number of slots for keys in the sliding window, of running requests and of cached prefixes."""
     window_tokens = cache_sizes.window_tokens + EVICTION_INTERVAL * max(1, draft_tokens) + PAGE_TOKENS
     decoded_slots = 2 * -(-max(1, draft_tokens) // PAGE_TOKENS) * PAGE_TOKENS if draft_tokens else PAGE_TOKENS
     chunks_in_flight = 1 if flags.get("disable_overlap_schedule") else 2

@@ -48,7 +48,7 @@ def _has_decode_graphs(flags: Mapping[str, Any]) -> bool:
 def exchange_buffers_mib(
     version_rules: SGLangRules, flags: Mapping[str, Any], exchange_library: str, has_prompt_graphs: bool
 ) -> tuple[int, int]:
-    """Returns the MiB reserved for DeepEP: part of the minimum reserve of large devices, and in addition to it.
+    """Returns two MiB figures of DeepEP's buffers: within the minimum reserve of large devices, and on top of it.
 
     exchange_library: the library that sends tokens to experts.
     """
@@ -70,7 +70,7 @@ def prompt_graphs_mib(
     chunk_tokens: int,
     stage_count: int,
 ) -> int:
-    """Returns the MiB reserved for graphs of prompts.
+    """Returns the MiB reserved for CUDA graphs of prompts (prefill).
 
     architectures: names of the model's classes. chunk_tokens: tokens of a prompt's chunk. stage_count: stages of the
         pipeline.
@@ -97,7 +97,7 @@ def _has_prompt_graphs(
     architectures: tuple[str, ...],
     stage_count: int,
 ) -> bool:
-    """Whether prompts run as CUDA graphs in SGLang."""
+    """Whether SGLang runs prompts (prefill) as CUDA graphs."""
     graph_backend = flags.get("cuda_graph_backend_prefill")
     disables_all_graphs = version_rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
     if (

@@ -50,7 +50,7 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 
 def read_log(log_text: LogText) -> ParsedLog | None:
-    """Returns the memory sizes that SGLang printed in a log; None for a log without any."""
+    """Returns the memory sizes that SGLang printed in a log; None for a log without memory sizes."""
     logged_ranks = [
         int(flag_match[1]) for line in log_text.lines_with(*RANK_HINTS) if (flag_match := _RANK.search(line[:120]))
     ]
@@ -152,7 +152,7 @@ def _model_loads(log_values: LogValues) -> list[ModelLoad]:
 def _memory_terms(
     log_values: LogValues, logged_flags: dict[str, Any], model_loads: Sequence[ModelLoad], free_bytes: int | None
 ) -> Iterator[LogTerm]:
-    """Yields the named memory sizes of a log.
+    """Yields the memory sizes that an SGLang log states, each with its name.
 
     free_bytes: the bytes that were free before the last start loaded its model; None if the log does not say.
     """

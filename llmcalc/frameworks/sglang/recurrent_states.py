@@ -119,7 +119,7 @@ def slot_bytes_of(engine_rank: EngineRank, flags: Mapping[str, Any]) -> int:
 
 
 def _slots_of_request(engine_rank: EngineRank, version_rules: SGLangRules, flags: Mapping[str, Any]) -> int:
-    """Returns the number of state slots that a running request needs with prefix caching."""
+    """Returns the number of state slots that one running request needs; prefix caching needs several."""
     scheduler_strategy = flags.get("mamba_scheduler_strategy", "auto")
     schedules_ahead = version_rules.overlaps_states and any(
         isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2)

@@ -40,7 +40,7 @@ DRAFT_MODEL_FLAG = "--speculative-draft-model-path"
 
 
 class Speculation(NamedTuple):
-    """The settings of speculative decoding.
+    """The settings of speculative decoding in SGLang: the number of verified tokens, and the draft model.
 
     verified_tokens: drafted tokens that a request verifies at once; 0 without drafts.
     uses_mtp: whether the model's own modules draft. draft_model: the draft model; None without one, or if it is not
@@ -60,7 +60,7 @@ NO_DRAFTS = Speculation()
 def speculation_of(
     flags: Mapping[str, Any], preset: Preset, is_counted: bool, architectures: tuple[str, ...]
 ) -> Speculation:
-    """Returns the speculative decoding of a server's flags.
+    """Returns the settings of speculative decoding in a server's flags.
 
     is_counted: whether the version takes the draft from the cache's memory.
     architectures: names of the model's classes.
@@ -124,7 +124,7 @@ def _check_block_draft(flags: Mapping[str, Any], draft_algorithm: str, is_counte
 
 
 def _has_stated_verified_tokens(flags: Mapping[str, Any], draft_algorithm: str) -> bool:
-    """Whether a flag states the tokens that a request verifies, or the draft's block."""
+    """Whether a flag states how many tokens a request verifies per step, or the draft model's block size."""
     return not flags.keys().isdisjoint(("speculative_num_draft_tokens", f"speculative_{draft_algorithm}_block_size"))
 
 
@@ -175,7 +175,7 @@ def draft_vocabulary_tables(speculation: Speculation, target_preset: Preset) -> 
 
 
 def draft_layers(speculation: Speculation, preset: Preset) -> int:
-    """Returns the number of draft layers, each of which caches the same tokens as the target model.
+    """Returns the number of the draft model's layers, each of which caches as many tokens as the target model.
 
     Modules with a window are those of MiMo-V2, of which its configs state no number: SGLang then counts none
     (model_executor/model_runner_components/spec_aux_hidden_state.py, `_resolve_eagle_aux_hidden_state`).

@@ -34,7 +34,7 @@ def loaded_scale_bytes(engine_rank: EngineRank) -> int:
 
 
 def unused_segment_bytes(engine_rank: EngineRank) -> int:
-    """Returns the unused bytes in the allocator's segments of weights; 0 where ranks divide blocks with one scale."""
+    """Returns the unused bytes in the allocator's segments of weights; 0 if ranks split blocks with a shared scale."""
     return sum(remainder_bytes * count for remainder_bytes, count in segment_remainders(engine_rank).items())
 
 

@@ -230,7 +230,7 @@ def _fine_tuning_tokens(reader: LaunchReader, config: Table) -> int:
 
 
 def _sequence_tokens(reader: LaunchReader, config: Table) -> int:
-    """Returns the tokens of the longest RL sequence, with a note if the file states only its total length.
+    """Returns the tokens of the longest RL sequence, with a note if the file states no prompt or answer length.
 
     That is the longest input of a turn and the answer to it, or the length of a whole sequence where neither is stated.
     """
@@ -366,7 +366,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int, *, is_sf
 
 
 def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSettings, is_megatron: bool) -> Rollout | None:
-    """Returns the rollout engine and the other models; none if the rollouts have devices of their own."""
+    """Returns the rollout engine and the other models on the same devices; none if rollouts have separate devices."""
     if not reader.flag(config, f"{PLACEMENT_PREFIX}.colocate_all", True):
         reader.notes.append(f"{PLACEMENT_PREFIX}.colocate_all false: the devices of the rollouts are not counted")
         return None

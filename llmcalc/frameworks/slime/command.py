@@ -130,7 +130,7 @@ def _is_model_variable(word: str) -> bool:
 
 
 def _without_unresolved_graphs(reader: LaunchReader, arguments: Table) -> Table:
-    """Returns arguments without SGLang's CUDA-graph batch sizes if a command such as `seq` prints them, with a note."""
+    """Returns the arguments without SGLang's CUDA-graph batch sizes if these are unresolved, with a note."""
     batch_sizes = arguments.get(GRAPH_BATCHES, [])
     if not any(is_unresolved(str(size)) for size in (batch_sizes if isinstance(batch_sizes, list) else [batch_sizes])):
         return arguments
@@ -220,7 +220,7 @@ def _samples_per_step(reader: LaunchReader, config: Table) -> int:
 
 
 def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
-    """Returns the rollouts of SGLang. With `--colocate` the actor's states are on the host during them.
+    """Returns SGLang's rollouts, during which `--colocate` moves the actor's states to the host.
 
     The weights of the reference model and of the last update are on the host (actor.py, `TensorBackuper`).
     tokens: tokens of a rank's micro-batch.

@@ -68,7 +68,7 @@ class TensorRTLLMServer(EngineServer):
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout of the devices; tensor-parallel ranks divide each expert, or the experts form groups.
+        """The layout of the server's devices; ranks divide each expert, or are groups with whole experts.
 
         With `--enable_attention_dp` each rank of the group has attention and dense networks of its own, and requests of
         its own. The first stages have one layer more (tensorrt_llm/mapping.py, `pp_layers`).
@@ -136,7 +136,7 @@ class TensorRTLLMServer(EngineServer):
 
     @cached_property
     def draft(self) -> EngineRank | None:
-        """The draft model on one rank; None without one."""
+        """The draft model on one rank; None without speculative decoding by a draft model."""
         if self.speculation.draft_model is None:
             return None
         return EngineRank(self.speculation.draft_model, Layout(tp=self.layout.tp), 0, None, self.dtype).shared()
@@ -236,7 +236,7 @@ class TensorRTLLMServer(EngineServer):
 
 
 class StageMemory(NamedTuple):
-    """The memory of a rank of one pipeline stage: named parts in bytes, and KV cache blocks."""
+    """The memory of a rank of one pipeline stage: the bytes of each named term, and the number of KV cache blocks."""
 
     terms: tuple[MemoryTerm, ...]
     block_count: int

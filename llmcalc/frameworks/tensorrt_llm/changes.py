@@ -39,7 +39,7 @@ def larger_layouts(server: TensorRTLLMServer, most_devices: int) -> Iterator[tup
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns TensorRT-LLM's flags for a layout; None for an unsupported layout.
+    """Returns TensorRT-LLM's flags for a layout; None if TensorRT-LLM does not support the layout.
 
     Ranks with attention of their own are all ranks of a stage.
     """

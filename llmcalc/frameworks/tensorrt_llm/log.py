@@ -51,7 +51,7 @@ ARGUMENT_FIELDS = {
 
 
 def read_log(log_text: LogText) -> ParsedLog | None:
-    """Returns the memory sizes that TensorRT-LLM printed in a log; None for a log without any."""
+    """Returns the memory sizes that TensorRT-LLM printed in a log; None for a log without memory sizes."""
     log_values = LogValues(log_text, PATTERNS)
     memory_terms = tuple(_memory_terms(log_values))
     if not memory_terms or not ("available" in log_values or "weights" in log_values or "pool" in log_values):

@@ -28,7 +28,7 @@ UNMODELLED_KEYS = {"mtp_eagle_one_model": False, "use_mtp_vanilla": True, "eagle
 
 
 class Speculation(NamedTuple):
-    """The settings of speculative decoding.
+    """The settings of speculative decoding in TensorRT-LLM: multi-token-prediction modules or a draft model.
 
     uses_mtp: whether the model's own modules draft. draft_model: the draft model; None without one.
     """
@@ -38,7 +38,7 @@ class Speculation(NamedTuple):
 
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
-    """Returns the speculative decoding of a server's flags. Raises `InputError` for unmodelled drafting methods."""
+    """Returns the settings of speculative decoding in a server's flags. Raises `InputError` for unmodelled methods."""
     config = flags.get("speculative_config", {})
     if not config:
         return Speculation()

@@ -164,7 +164,7 @@ def _with_process_lines(error_message: str) -> LogText:
 
 
 def _diagnose_shortage(bytes_by_term: dict[str, int], total_bytes: int) -> tuple[str, str]:
-    """Returns the largest part of a device's exhausted memory, and a change that reduces this part.
+    """Returns the largest named size in a device's exhausted memory, and a change that reduces this size.
 
     Gaps of less than 2 % of the device are those of a device that tensors fill: without them the next requests fail.
     """
@@ -189,7 +189,7 @@ def _read_trainer_metrics(log_text: LogText) -> ParsedLog | None:
 
 
 def _read_peaks(log_text: LogText) -> ParsedLog | None:
-    """Returns the highest allocator statistics that a trainer printed; None for a log without any."""
+    """Returns the highest allocator statistics that a trainer printed; None for a log without statistics."""
     log_values = LogValues(log_text, PEAK_PATTERNS)
     for term_prefix, (title, unit_bytes, batch_argument) in PEAK_TERMS.items():
         memory_terms: list[LogTerm] = []

@@ -27,7 +27,7 @@ class RingKernels(DTensorKernels, RingAttentionKernels):
 
 
 class RingChunk(ModelChunk):
-    """The layers of one pipeline stage under ring attention, where each rank has a part of the sequence."""
+    """The layers of one pipeline stage under ring attention, in which each rank has a fraction of the sequence."""
 
     profiles = RingAttentionKernels, RingKernels
     lowering: RingAttentionKernels
@@ -95,7 +95,7 @@ class StageRun:
         self._latest_passes: tuple[int, PassVisits, PassVisits] | None = None
 
     def _run_micro_batch(self) -> tuple[int, PassVisits, PassVisits]:
-        """Runs a micro-batch. Returns the bytes saved between its passes, and the visits of both."""
+        """Runs a micro-batch, and returns the bytes saved between its passes and the meter's records of both passes."""
         start_bytes = self.meter.live_bytes
         self.meter.restart()
         in_flight = self.chunk.forward_micro_batch()
@@ -105,7 +105,7 @@ class StageRun:
         return saved_bytes, forward_visits, self.meter.pass_visits(start_bytes)
 
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
-        """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_repeats`."""
+        """Runs a micro-batch's passes, and returns their saved and peak bytes. layer_repeats: as in `set_repeats`."""
         self.stage_layers.set_repeats(layer_repeats)
         start_bytes = self.meter.live_bytes
         measured_passes = self._run_micro_batch()
@@ -113,7 +113,7 @@ class StageRun:
         return self._micro_batch_bytes(*measured_passes)
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:
-        """Derives the bytes of a micro-batch with three layer repeats from the last run, which has four.
+        """Derives the bytes of a micro-batch with three layer repeats from the last measured run, which has four.
 
         The passes count as work as if a run of their own had first made its gradients, so that a search over layouts
         does not go on to more replays than a user waits for.
@@ -153,7 +153,7 @@ def estimate_with_torch_kernels(
     transient_bytes_of: TransientBytesOfRank,
     pads_rows: bool = False,
 ) -> PeakEstimate:
-    """Returns the memory estimate of a framework whose modules run torch's kernels.
+    """Returns the memory estimate for a framework whose modules run with torch's own kernels.
 
     parameter_bytes: bytes per parameter.
     training_config: the training that its modules compute.

@@ -246,7 +246,7 @@ MOST_FORWARD_PASSES = 1536
 
 
 class RankRun:
-    """The training steps of one rank.
+    """Runs the training steps of one rank of a pipeline in plain PyTorch.
 
     Raises `InputError` for layouts that torch does not support, and for more micro-batches than are replayed.
     """
@@ -318,7 +318,7 @@ class RankRun:
         self.end_passes()
 
     def begin_step(self) -> None:
-        """Counts a training step, and allocates the step's tokens."""
+        """Increments the number of training steps, and allocates the tokens of the step."""
         pass_recorder = self.chunks[0].pass_recorder
         if pass_recorder is not None:
             pass_recorder.begin_step()
@@ -424,7 +424,7 @@ class RankRun:
 def shorten_layers(
     model_chunks: Iterable[ModelChunk], layer_period: int, shortens_stacks: bool = True
 ) -> tuple[list[LayerStack], list[int]]:
-    """Makes each chunk run only `RECORDED_REPEATS` repeats of long stacks; returns all stacks and the shortened ones.
+    """Makes chunks run only `RECORDED_REPEATS` repeats of long layer stacks; returns all stacks and the shortened ones.
 
     layer_period: layers between two recomputed ones. shortens_stacks: false to run all layers; default true.
     """

@@ -63,7 +63,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk], micro_batches: int) -> int:
-    """Returns the number of micro-batches to replay on the allocator.
+    """Returns the number of micro-batches that a replay with the caching allocator runs.
 
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
     """
@@ -198,7 +198,7 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
 def _replay_recorded(
     rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, pass_traces: Mapping[PassCase, PassTrace]
 ) -> None:
-    """Sets up a run that replays recorded passes. pass_traces: the recorded rank's traces."""
+    """Sets up a training run whose passes are replayed from recorded events. pass_traces: the recorded events."""
     pass_player = PassPlayer(memory_meter, pass_traces, recorded_rank.layer_offsets(rank_run.chunks))
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
         model_chunk.pass_recorder, model_chunk.lowering.known_parameters = pass_player, parameters
@@ -206,7 +206,7 @@ def _replay_recorded(
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
-    """Returns the cache key of a rank's passes within one run: equal for ranks with equal passes."""
+    """Returns the cache key of a rank's recorded passes; ranks of a run with the same key have the same passes."""
     spec, layout, rank = rank_run.rank_setup.spec, rank_run.layout, rank_run.rank_setup.rank
     coordinates, layer_stacks = layout.coordinates(rank), [layer_stack for _, layer_stack in spec.stacks()]
     is_last_stage = coordinates.pp == layout.pp - 1
@@ -241,7 +241,7 @@ def record_rank(rank_setup: RankSetup) -> RecordedRank:
 def _record_steps(
     rank_run: RankRun, recorder: EventRecorder, pass_traces: dict[PassCase, PassTrace], group_size: int
 ) -> list[ParameterSet | None] | None:
-    """Runs steps and adds the passes to the traces. Returns each chunk's parameters; None if passes differ.
+    """Runs steps and records the events of their passes. Returns each chunk's parameters; None if passes differ.
 
     group_size: micro-batches of a group in `run_in_groups`.
     """

@@ -94,7 +94,7 @@ def is_torchtune(config: Table) -> bool:
 
 
 def _component_name(component_table: Any) -> str:
-    """Returns the dotted Python name of a config's component; empty without one."""
+    """Returns the dotted Python name of the component that a config table creates; empty without a name."""
     component_path = component_table.get(COMPONENT_KEY) if isinstance(component_table, Mapping) else None
     return component_path[:120] if isinstance(component_path, str) else ""
 
@@ -186,7 +186,7 @@ CHUNKS_BY_DISTILLATION_LOSS = {"ForwardKLLoss": 1, "ForwardKLWithChunkedOutputLo
 
 
 def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dtype: str) -> Launch:
-    """Returns the run with the weights of its teacher, and the loss between both models' logits.
+    """Returns the training run with the weights of a teacher model, and the loss between both models' logits.
 
     Per logit there are the teacher's own, its probability and the logarithm of the student's in float32, and a mask,
     which the loss saves (recipes/knowledge_distillation_single_device.py; modules/loss/kd_losses.py, `ForwardKLLoss`).

@@ -33,7 +33,7 @@ LAUNCHER_OPTION = re.compile(r"--(accelerate[_-]config|num[_-](?:processes|machi
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:
-    """Returns a command of TRL with the launcher that it starts, and without the launcher's arguments."""
+    """Returns a TRL command as the command of the launcher that it starts, without the launcher's own arguments."""
     launcher_words: list[str] = []
     other_words: list[str] = []
     word_iterator = iter(command_line.words)

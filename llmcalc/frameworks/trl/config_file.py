@@ -196,7 +196,7 @@ def read_trl(config: Table, source_file: LaunchSource, earlier_name: str = "") -
 
 
 def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: Launch) -> bool:
-    """Whether GRPO computes log-probabilities without gradients (`_generate_and_score_completions`).
+    """Whether GRPO computes log-probabilities in a pass without gradients (`_generate_and_score_completions`).
 
     They are those of a reference model, those that correct rollouts of vLLM, and those from before the first of several
     optimizer steps on the same completions.

@@ -29,7 +29,7 @@ the eager cross-entropy at its peak. Measured with torch on meta (tests/framewor
 
 
 def with_teacher(reader: LaunchReader, arguments: Table, launched_run: Launch, bytes_per_weight: int) -> Launch:
-    """Returns the run with a teacher's weights and loss. bytes_per_weight: bytes per weight of a loaded model.
+    """Returns the training run with a teacher model. bytes_per_weight: bytes per weight of the loaded teacher.
 
     Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.
     """

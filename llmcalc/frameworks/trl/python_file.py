@@ -119,7 +119,7 @@ OTHER_TRAINERS = re.compile(
 
 
 def is_python(file_text: str) -> bool:
-    """Whether a Python file creates the training configuration of TRL or transformers, or a trainer of TRL without one.
+    """Whether a Python file creates a training configuration of TRL or transformers, or only a trainer of TRL.
 
     A trainer whose configuration comes from a parser has the settings of its command.
     """
@@ -235,7 +235,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _loads_causal_class(named_calls: list[NamedCall]) -> bool:
-    """Whether the file loads its model by `AutoModelForCausalLM`, unlike a trainer that gets the model's name."""
+    """Whether the file loads its model by `AutoModelForCausalLM`, instead of passing a model's name to a trainer."""
     loading_nodes = [call.node for call in named_calls if call.name in LOADING_CALLS and call.node is not None]
     return bool(loading_nodes) and "AutoModelForCausalLM" in dotted_name_of(loading_nodes[0].func).split(".")
 
@@ -245,7 +245,7 @@ QUANTIZED_MODEL_TRAINERS = {"SFTTrainer": True, "DPOTrainer": True, "KTOTrainer"
 
 
 def _dtype_for_adapters_of_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the number format of what is not quantized where a trainer of TRL before 0.20 adds the adapters.
+    """Returns the number format of unquantized weights after a trainer of TRL before 0.20 has added adapters.
 
     Such a trainer copies it to float32, and the embedding and the head beside 4 bits back to bfloat16 under bf16
     (trainer/sft_trainer.py, dpo_trainer.py and kto_trainer.py, `prepare_model_for_kbit_training` and
@@ -267,7 +267,7 @@ def _dtype_for_adapters_of_trainer(named_calls: list[NamedCall], config: Mapping
 
 
 def _earlier_trainer_argument(named_calls: list[NamedCall]) -> str:
-    """Returns the first argument of a trainer that earlier releases alone have, with its trainer; empty for none."""
+    """Returns the first `argument of trainer` in the file that only earlier releases of TRL have; empty if none."""
     return next(
         (
             f"{argument_name} of {call.name}"
@@ -322,7 +322,7 @@ def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArgumen
 
 
 def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earlier: bool) -> dict[str, Any]:
-    """Returns the arguments of the model, adapters and quantized weights, with the names in TRL's `ModelConfig`.
+    """Returns the arguments of model, adapters and quantized weights under the names of TRL's `ModelConfig`.
 
     A trainer loads a model that it is named; the file may load it once more afterwards.
     is_earlier: whether the file is of transformers before 5.
@@ -435,7 +435,7 @@ BranchCondition: TypeAlias = tuple[ast.expr, bool]
 
 
 def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[BranchCondition, ...]]:
-    """Returns the id of a call node → the conditions of the branches around the call, if they are plain names."""
+    """Returns id of a call's syntax node → the conditions under which the call runs, if they are plain names."""
     conditions: dict[int, tuple[BranchCondition, ...]] = {}
     pending_nodes: list[tuple[ast.AST, tuple[BranchCondition, ...]]] = [(syntax_tree, ())]
     while pending_nodes:

@@ -91,7 +91,7 @@ MOVED_KEYS = {
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command starts a trainer of verl, or one with the overrides of verl's actor."""
+    """Whether a command starts a trainer of verl, or another program with overrides of verl's actor."""
     return (
         command_line.program in TRAINERS
         or command_line.program.startswith("verl.trainer.")
@@ -125,7 +125,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def launch_of_fine_tuning(reader: LaunchReader, overrides_by_key: Table, program: str = SFT_TRAINER) -> Launch:
-    """Returns the run of one of verl's programs of supervised fine-tuning; by default of `fsdp_sft_trainer`."""
+    """Returns the training run of a program of verl's supervised fine-tuning. program: default `fsdp_sft_trainer`."""
     config = _resolved_overrides(reader, overrides_by_key)
     if program == ENGINE_SFT_TRAINER:
         config = with_keys_of_fsdp(reader, config)
@@ -134,7 +134,7 @@ def launch_of_fine_tuning(reader: LaunchReader, overrides_by_key: Table, program
 
 
 def values_of_config(config: Table, overrides: Table, environment: Table) -> dict[str, Any]:
-    """Returns dotted key → value as `flat_config`; references that it leaves open are marked as unresolved."""
+    """Returns dotted key → value as `flat_config` does, with unresolved interpolations marked as unresolved."""
     return {
         key: mark_unresolved(value) if isinstance(value, str) and "${" in value and not is_unresolved(value) else value
         for key, value in flat_config(config, overrides, environment).items()
@@ -142,7 +142,7 @@ def values_of_config(config: Table, overrides: Table, environment: Table) -> dic
 
 
 def _config_of_easy_r1(reader: LaunchReader, config_path: str | None) -> Table:
-    """Returns the tables of a command's `config=FILE`; empty without it. Raises `InputError` for a missing file."""
+    """Returns the tables of the file in `config=FILE`; empty without it. Raises `InputError` for a missing file."""
     if config_path is None:
         return {}
     return reader.fetch_tables("config", marked_model_name(config_path), "a config of EasyR1", {})
@@ -159,7 +159,7 @@ def _value_of_flag(words: Sequence[str], flag_name: str) -> str:
 
 
 def _config_beside(reader: LaunchReader, config_folder: str, config_name: str) -> Table:
-    """Returns the tables of a config that a command names; empty, with a note, if the config file is missing.
+    """Returns the tables of a config that a command names; empty, with a note, if the config's file is missing.
 
     config_folder: the folder that the command names; empty for the file's, and `config` in it. There is no note on
     verl's own configs, whose defaults are known. Raises `InputError` for a config that cannot be parsed.
@@ -212,7 +212,7 @@ def launch_of_easy_r1(reader: LaunchReader, written_values: Table) -> Launch:
 def launch_of_overrides(
     reader: LaunchReader, overrides_by_key: Table, base_names: Sequence[str], is_easy_r1: bool = False
 ) -> Launch:
-    """Returns the training run of the actor.
+    """Returns the training run of the actor in verl, from the overrides of its configuration.
 
     overrides_by_key: dotted key → value. base_names: names of the configs of verl below them.
     is_easy_r1: whether EasyR1 runs it, which keeps torch's usual segments, and frozen weights in 16 bits; by default
@@ -238,7 +238,7 @@ def launch_of_overrides(
 
 
 def _sets_the_actor(command_line: CommandLine) -> bool:
-    """Whether a command has overrides of verl's actor, as recipes and programs based on verl do."""
+    """Whether a command overrides settings of verl's actor, as recipes and programs based on verl do."""
     return any(word.lstrip("+").startswith(f"{ACTOR_PREFIX}.") for word in command_line.words)
 
 

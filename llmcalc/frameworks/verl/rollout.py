@@ -37,7 +37,7 @@ SOURCE_FILES = "verl/workers/fsdp_workers.py, megatron_workers.py"
 
 
 def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings, is_megatron: bool) -> Rollout:
-    """Returns the rollout engine and the other models (trainer/config/rollout/rollout.yaml, ref, critic)."""
+    """Returns the rollout engine and the other models on the actor's devices (rollout.yaml, reference, critic)."""
     layout, rank_tokens = actor_run.layout, actor_run.settings["seq"] // actor_run.layout.cp
     section_name = "megatron" if is_megatron else "fsdp_config"
     reader.notes.append("rollouts at their longest")

@@ -1,4 +1,4 @@
-"""The device memory of vLLM: the budget, the parts subtracted from the budget, and the remaining KV cache.
+"""The device memory of vLLM: the budget, the terms subtracted from the budget, and the remaining KV cache.
 
 `presets/engines/vllm.toml` has the rules of each version with their source files.
 """
@@ -124,7 +124,7 @@ class VLLMServer(VLLMSettings):
         )
 
     def needs_blocks_of_sequences(self, kv_pool: BlockPool) -> bool:
-        """Whether each sequence occupies a cache block, as with recurrent states decoded in full CUDA graphs."""
+        """Whether decoding needs a cache block per sequence, as with recurrent states in full CUDA graphs."""
         decodes_in_graphs = self.graphs.graph_count > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
         return kv_pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
@@ -134,7 +134,7 @@ class VLLMServer(VLLMSettings):
         return self.hardware.capacity_bytes
 
     def profile_run(self, stage_number: int) -> ProfileRun:
-        """Returns the profile run on the ranks of a pipeline stage."""
+        """Returns the sizes of vLLM's profile run on the ranks of a pipeline stage."""
         compute_units, engine_rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
         weight_kernels, capability = engine_rank.weight_kernels, self.hardware.compute_capability
         compute_capability = None if capability is None else float(capability)
@@ -175,7 +175,7 @@ class VLLMServer(VLLMSettings):
 
     @cached_property
     def encoder_run(self) -> EncoderRun | None:
-        """The image encoder's part of the profile run; None without an encoder, or if it is not modelled."""
+        """The image encoder's memory in the profile run; None without an encoder, or for an unmodelled encoder."""
         if self.rules.generation == "v0" or not self.loads_towers or self.flags.get("skip_mm_profiling"):
             return None
         inputs_per_prompt = self.flags.get("limit_mm_per_prompt", {})
@@ -246,7 +246,7 @@ class VLLMServer(VLLMSettings):
         return max(0, engine_rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
 
     def unsplit_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the remainders of weight segments that torch's allocator counts as allocated.
+        """Returns the unused ends of weight segments, which torch's allocator counts as allocated.
 
         0 with `expandable_segments` (CUDACachingAllocator.cpp, `should_split`), and where vLLM converts the weights.
         """
@@ -272,7 +272,7 @@ class VLLMServer(VLLMSettings):
         return whole_encoder_bytes - rank_encoder_bytes
 
     def repeated_shared_expert_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the additional bytes of shared experts that each tensor-parallel rank of replicas has in full."""
+        """Returns the additional bytes of shared experts that tensor-parallel ranks of replicas store in full."""
         whole_classes = self.engine_record.classes_with_whole_shared_experts(self.version_numbers, self.hardware)
         has_whole_experts = (
             self.has_model_class(whole_classes)
@@ -285,7 +285,7 @@ class VLLMServer(VLLMSettings):
         return (self.tp - 1) * engine_rank.weights_by_component.get("shared_expert", 0)
 
     def cache_element_bytes(self, engine_rank: EngineRank) -> Fraction:
-        """Returns the bytes per element of the KV cache, with the element's part of the quantization scales."""
+        """Returns the bytes per element of the KV cache, including the quantization scales per element."""
         cache_format = str(self.flags.get("kv_cache_dtype", ""))
         if cache_format in PACKED_FORMATS:
             return packed_bytes(cache_format, engine_rank, self.version_numbers)
@@ -438,14 +438,14 @@ class VLLMServer(VLLMSettings):
         return min(map(self.stage_memory, range(self.pp)), key=lambda stage_memory: stage_memory.block_count)
 
     def penalty_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the bytes of token counts for sampling penalties, if these reduce the KV cache."""
+        """Returns the bytes of token counts for sampling penalties; 0 if they do not reduce the KV cache."""
         if self.second_runner is None or not self.second_runner.counts_penalties or self.has_embedding_output:
             return 0
         return penalty_bytes(self.max_num_seqs, engine_rank.vocab_size)
 
     @property
     def exchange_bytes(self) -> int:
-        """The bytes of the buffers with which a library sends tokens to experts."""
+        """The bytes of the buffers of the library that sends tokens to experts on other ranks."""
         return exchange_buffer_bytes(
             self.preset.model, self.flags, self.dp, self.tp * self.dp, self.max_num_batched_tokens, self.version_numbers
         )
@@ -457,7 +457,7 @@ class VLLMServer(VLLMSettings):
         return origin + (", buffers of --all2all-backend" if self.exchange_bytes else "")
 
     def _weights_origin(self, engine_rank: EngineRank) -> str:
-        """Returns the format of the weights as text, with the draft model and the adapter slots."""
+        """Returns text on the format of the weights, the draft model and the adapter slots."""
         weight_scheme = engine_rank.weights_origin + (", converted at load" if self.converts_weights else "")
         if self.falls_back_to_float32:
             weight_scheme += f", as {self.hardware.title} has no bfloat16"
@@ -475,7 +475,7 @@ class VLLMServer(VLLMSettings):
 
 
 class StageMemory(NamedTuple):
-    """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs.
+    """The memory of a rank of one pipeline stage: named terms in bytes, KV cache blocks, and CUDA graphs.
 
     checked_bytes: the bytes that the start check compares with the longest request (`_check_enough_kv_cache_memory`).
     """
@@ -489,7 +489,7 @@ class StageMemory(NamedTuple):
 
     @property
     def checked_block_count(self) -> int:
-        """The blocks in the bytes of the start check."""
+        """The number of KV cache blocks in the bytes that vLLM's start-up check compares."""
         return self.checked_bytes // (self.pool.checked_block_bytes or self.pool.block_bytes)
 
     def fitting_blocks(self, total_memory: int) -> int:

@@ -65,7 +65,7 @@ def _has_capability(hardware: Hardware, major_version: int) -> bool:
 
 
 def packed_bytes(cache_format: str, engine_rank: EngineRank, version_numbers: tuple[int, ...]) -> Fraction:
-    """Returns the bytes per element of the KV cache, with the element's part of the scales.
+    """Returns the bytes per element of a KV cache in a packed format, including the scales per element.
 
     cache_format: word of --kv-cache-dtype. engine_rank: the model of a rank. Raises `InputError` for a model or a
         version that has no such cache.

@@ -141,7 +141,7 @@ def _align_page(page_bytes: int) -> int:
 
 
 def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:
-    """Returns page bytes → number of a group's layers with pages of this size."""
+    """Returns page size in bytes → number of layers of a cache group with pages of this size."""
     layers_by_size: dict[int, int] = {}
     for cache_pages in group_pages:
         layers_by_size[cache_pages.page_bytes] = layers_by_size.get(cache_pages.page_bytes, 0) + cache_pages.layer_count
@@ -149,7 +149,7 @@ def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:
 
 
 def _page_bytes(group_pages: Iterable[CachePages]) -> int:
-    """Returns the bytes of one page of each of a group's layers."""
+    """Returns the bytes of a group's pages, with one page for each of its layers."""
     return sum(cache_pages.layer_count * cache_pages.page_bytes for cache_pages in group_pages)
 
 

@@ -36,7 +36,7 @@ def scaled_length(preset: Preset) -> int | None:
 
 
 def short_rope_length(preset: Preset) -> int | None:
-    """Returns the longest length with LongRoPE's short factors; None without LongRoPE, or if it is not stated."""
+    """Returns the longest length in tokens with LongRoPE's short factors; None if the model does not state it."""
     for table in _scaling_tables(preset.rope_parameters or {}):
         original_length = table.get("original_max_position_embeddings")
         has_stated_length = preset.config is None or "original_max_position_embeddings" in preset.config

@@ -38,7 +38,7 @@ LARGEST_FLASH_HEAD = 256
 
 
 class CUDAGraphs(NamedTuple):
-    """The CUDA graphs of a server.
+    """The CUDA graphs that a vLLM server captures, for mixed batches and for decoding steps.
 
     piecewise_graph_count, full_graph_count: the numbers of graphs for mixed batches and for decoding.
     largest_batch_size: sequences of the largest full graph. graph_variants: 2 with graphs of adapters and without.
@@ -51,7 +51,7 @@ class CUDAGraphs(NamedTuple):
 
     @property
     def graph_count(self) -> int:
-        """The number of all graphs."""
+        """The number of all CUDA graphs that the server captures."""
         return (self.piecewise_graph_count + self.full_graph_count) * self.graph_variants
 
     def estimated_bytes(

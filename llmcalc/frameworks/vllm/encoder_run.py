@@ -44,7 +44,7 @@ SOFT_TOKENS = (70, 140, 280, 560, 1120)
 
 
 class EncoderRequest(NamedTuple):
-    """The settings that determine the image encoder's part of the profile run.
+    """The settings that determine how the image encoder runs in vLLM's profile run.
 
     max_num_batched_tokens, max_num_seqs, max_model_len: the values of these flags.
     images_per_prompt: largest number of images of a prompt.
@@ -70,7 +70,7 @@ class EncoderRequest(NamedTuple):
 
 
 class EncoderRun(NamedTuple):
-    """The image encoder's part of the profile run.
+    """The image encoder's inputs and memory in vLLM's profile run.
 
     image_count: images (or videos) that it reads. tokens: tokens of each. pass_bytes: the most in a layer of the
         encoder.
@@ -150,7 +150,7 @@ def tokens_of_whole_images(spec: ModelSpec) -> int:
 def encoder_run(
     spec: ModelSpec, encoder_request: EncoderRequest, processor_settings: Mapping[str, Any]
 ) -> EncoderRun | None:
-    """Returns the image encoder's part of a model's profile run; None if it is unknown or gets no images.
+    """Returns the image encoder's memory in the profile run; None if it is unknown or the server reads no images.
 
     processor_settings: the table of `--mm-processor-kwargs`. Raises `InputError` for keys in it that are not modelled.
     """

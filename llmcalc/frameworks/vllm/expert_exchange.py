@@ -148,7 +148,7 @@ def uses_pplx(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) -> boo
 
 
 def gathering_ranks(flags: Mapping[str, Any], dp: int, version_numbers: tuple[int, ...]) -> int:
-    """Returns the data-parallel ranks whose tokens the experts of a rank gather by NCCL's collectives; 1 without.
+    """Returns the number of data-parallel ranks whose tokens a rank's experts all-gather; 1 if none are gathered.
 
     vllm/distributed/device_communicators/all2all.py, `NaiveAll2AllManager` and `AgRsAll2AllManager`: in the profile run
     each rank has as many tokens as a step. Without `--enable-expert-parallel` ranks gather whatever the backend
@@ -185,7 +185,7 @@ def expert_chunk_tokens(
 
 
 def moe_backend(flags: Mapping[str, Any]) -> str:
-    """Returns the experts' kernels as vLLM reads them, in lower case and with underscores; `auto` without a flag.
+    """Returns vLLM's name of the experts' kernels, in lower case and with underscores; `auto` without a flag.
 
     They are the value of --moe-backend, otherwise that of the key in --kernel-config (vllm/config/kernel.py).
     """
@@ -213,7 +213,7 @@ def keeps_routed_copies(
 
 
 def shares_workspaces(version_numbers: tuple[int, ...], weight_kernels: frozenset[str]) -> bool:
-    """Whether all layers share the workspaces of their experts; False for kernels of 4 bits, which are not modelled."""
+    """Whether all layers share the workspaces of their experts; False for unmodelled kernels with 4-bit weights."""
     return version_numbers >= SHARES_WORKSPACES_FROM and weight_kernels <= CHUNKING_KERNELS
 
 
@@ -342,7 +342,7 @@ def _stated_expert_copies(flags: Mapping[str, Any]) -> int:
 
 
 def _expert_copies_option(flags: Mapping[str, Any]) -> str:
-    """Returns the option that states the number of redundant experts, as the user typed it."""
+    """Returns the option for the number of redundant experts, in the spelling that the user typed."""
     is_typed_flag = "num_redundant_experts" in flags
     return "--num-redundant-experts" if is_typed_flag else "--eplb-config num_redundant_experts"
 
@@ -396,7 +396,7 @@ def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_coun
 
 
 def low_latency_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
-    """Returns the bytes of DeepEP's low-latency buffers: two to send and two to receive, and their signals.
+    """Returns the bytes of DeepEP's low-latency buffers: two for sending, two for receiving, and their signals.
 
     tokens: most tokens of a rank that are sent at once. expert_count: of a layer, on all ranks.
     """

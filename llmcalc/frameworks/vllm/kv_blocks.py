@@ -26,7 +26,7 @@ PADDING_RATIO = 1.5
 
 @frozen
 class LayerGroup:
-    """Layers with one cache type. group_count: number of KV cache groups. window: tokens per layer, or None for all.
+    """Layers with the same cache. group_count: KV cache groups of these layers. window: tokens, or None for all.
 
     state_blocks: the storage of recurrent states; None for keys and values.
     block_tokens: tokens of the group's blocks; None for those of the pool.
@@ -89,7 +89,7 @@ class BlockPool:
         return block_count / max(1, self.blocks_of_request(request_length, tokens_in_flight))
 
     def printed_concurrency(self, block_count: int, request_length: int, tokens_in_flight: int) -> float:
-        """Returns the number of requests of `request_length` tokens as the vLLM version logs it.
+        """Returns how many requests of `request_length` tokens fit, computed as the vLLM version logs it.
 
         Beside unequal pages it divides the bytes of a request's pages by those of the first group's, and so counts no
         padding of its blocks (`get_max_concurrency_for_kv_cache_config`): more requests than fit.
@@ -105,7 +105,7 @@ class BlockPool:
     def printed_tokens(
         self, block_count: int, request_length: int, tokens_in_flight: int, version_rules: VLLMRules
     ) -> int:
-        """Returns the number of tokens of the KV cache as the vLLM version logs it.
+        """Returns how many tokens fit into the KV cache, computed as the vLLM version logs it.
 
         A block of a request's current state counts as `request_length` tokens, those of the longest request.
         """

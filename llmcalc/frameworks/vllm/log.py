@@ -193,14 +193,14 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _sampler_in_log(log_text: LogText, version: str) -> dict[str, Any]:
-    """Returns the variable that chooses the sampler which a log names; nothing where that sampler is not modelled."""
+    """Returns the environment variable that selects the sampler named in a log, with its value; empty if unmodelled."""
     chosen_values = [value for line_text, value in SAMPLER_LINES if log_text.lines_with(line_text)]
     is_modelled = not version or bool(ranges_at(vllm_record().flashinfer_sampler, parse_version(version)))
     return {SAMPLER_VARIABLE: chosen_values[0]} if chosen_values and is_modelled else {}
 
 
 def _advised_flag(refusal_line: str) -> str:
-    """Returns the flag that an error advises to change, with the free fraction of memory if the error states it."""
+    """Returns the flag that an error message advises to change, with the free fraction of memory if it is stated."""
     advised_flag = next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal_line), "")
     free_memory = _FREE_OF_TOTAL.search(refusal_line) if TOO_LITTLE_FREE in refusal_line else None
     if free_memory is None or not float(free_memory["total"]):
@@ -262,7 +262,7 @@ def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
 
 
 def _flags_in_log(log_text: LogText) -> dict[str, Any]:
-    """Returns the model and the flags that a log prints, as the user typed them or as the engine configured them."""
+    """Returns the model and the flags in a log, from the printed command line or the engine's configuration."""
     logged_flags: dict[str, Any] = {}
     for log_line in log_text.lines_with("LLM engine (v", "LLM engine with config"):
         for field_name, field_value in argument_pairs(log_line.partition("config:")[2]).items():

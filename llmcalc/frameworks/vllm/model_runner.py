@@ -29,7 +29,7 @@ ANY_DRAFT_FROM = (0, 30)
 def second_runner(
     vllm_record: VLLMRecord, version_numbers: VersionNumbers, engine_rank: EngineRank, flags: Mapping[str, Any]
 ) -> SecondModelRunner | None:
-    """Returns the second model runner's memory rules if the server uses it; None if it uses the first one.
+    """Returns the second model runner's memory rules; None if the server uses the first model runner.
 
     engine_rank: the model of a rank. flags: values of vLLM's flags by their fields.
     Raises `InputError` where a variable chooses it in a version that was not read.

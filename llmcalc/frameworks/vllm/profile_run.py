@@ -37,7 +37,7 @@ COPIES_WITH_SORT = 9.5
 
 
 class ProfileRun(NamedTuple):
-    """The sizes that determine the profile run of one rank.
+    """The sizes that determine the memory of vLLM's profile run on one rank.
 
     tokens, sequence_count: the values of `max_num_batched_tokens` and `max_num_seqs`.
     element_bytes: bytes of an element of activations.
@@ -78,11 +78,11 @@ class ProfileRun(NamedTuple):
     assumes_workspace_widths: bool = False
 
     def assumes_expert_widths(self, engine_rank: EngineRank) -> bool:
-        """Returns whether the rank has experts whose workspaces are counted with the widths of other kernels."""
+        """Whether the rank has experts whose workspace widths are unknown, and assumed to be those of other kernels."""
         return self.assumes_workspace_widths and engine_rank.widest_networks[2] is not None
 
     def has_assumed_sizes(self, engine_rank: EngineRank) -> bool:
-        """Returns whether a part is not counted from vLLM's source: a workspace, compilation or experts' widths."""
+        """Whether a size is assumed, not read from vLLM's source: workspace, compilation, or experts' widths."""
         return bool(self.attention_workspace or self.compilation_bytes) or self.assumes_expert_widths(engine_rank)
 
     @property
@@ -113,7 +113,7 @@ class ProfileRun(NamedTuple):
 
     @property
     def gathered_tokens(self) -> int:
-        """The tokens of a step of all ranks whose tokens the experts gather."""
+        """The number of tokens in a step of all ranks from which a rank's experts gather tokens."""
         return self.tokens * self.gathering_ranks
 
     def expert_bytes(self, engine_rank: EngineRank) -> int:

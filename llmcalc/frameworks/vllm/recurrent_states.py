@@ -38,7 +38,7 @@ CHECKPOINT_ALIGNMENT = 64
 
 
 class StateBlocks(NamedTuple):
-    """The number of recurrent states in vLLM's cache, and the cache blocks that store them.
+    """The number of recurrent states in vLLM's cache, and the number of cache blocks that store the states.
 
     storage_mode: `current` with one state, `align`, or `all` with a state for each block of tokens.
     draft_tokens: drafted tokens of a step, each with a state of its own. checkpoint_count: further states of a request.
@@ -87,7 +87,7 @@ def state_blocks(
 def _format_ratios(
     engine_rank: EngineRank, version_rules: StateRules, flags: Mapping[str, Any], element_bytes: int
 ) -> Mapping[str, Fraction]:
-    """Returns ratios of vLLM's bytes per state element to the bytes of transformers' classes.
+    """Returns the bytes per state element in vLLM, divided by the bytes per element in transformers' classes.
 
     By default the last inputs of a convolution and the states of Mamba and of Gated DeltaNets have the model's number
     format, unless the config states another for the states; those of Kimi Delta Attention are float32
@@ -133,7 +133,7 @@ def _state_blocks(
     draft_tokens: int,
     block_size: int,
 ) -> StateBlocks:
-    """Returns the number and location of the recurrent states, to which `state_blocks` adds the number format."""
+    """Returns the number and location of recurrent states; `state_blocks` adds their number format."""
     modules = [mixer for mixer, _ in decoder_mixers(engine_rank.preset.model)]
     mamba_modules = [mixer for mixer in modules if isinstance(mixer, Mamba | Mamba2)]
     storage_mode = "current"
@@ -175,7 +175,7 @@ def _state_storage_mode(state_rules: StateRules, has_mamba: bool, state_mode: st
 
 
 def stored_states(engine_rank: EngineRank, state_layout: StateBlocks) -> list[StateCache]:
-    """Returns the recurrent states in vLLM: a convolution's last k − 1 inputs and the recurrence, also for drafts.
+    """Returns the recurrent states in vLLM: a convolution's last k − 1 inputs and the layer's state, also for drafts.
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """

@@ -1,4 +1,4 @@
-"""The settings of a vLLM server: its flags with the defaults of its version, and the flags that it refuses.
+"""The settings of a vLLM server: its flags, with the version's defaults, and checks of flags that vLLM refuses.
 
 `presets/engines/vllm.toml` has the rules of each version with their source files.
 """
@@ -110,7 +110,7 @@ class VLLMSettings(EngineServer):
     runs_float32_in_16_bits = True  # vllm/config/model.py, `_get_and_verify_dtype`
 
     def __post_init__(self) -> None:
-        """Drops the head of a pooling server. Raises `InputError` for flags that contradict each other or the model."""
+        """Removes a pooling server's head. Raises `InputError` for flags that contradict each other or the model."""
         if has_score_class(self.flags) or any(
             self.flags.get(flag_name) in POOLING_WORDS for flag_name in ("runner", "task", "convert")
         ):
@@ -172,7 +172,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def falls_back_to_float32(self) -> bool:
-        """Whether the default number format is float32: the accelerator has no bfloat16, the class refuses float16."""
+        """Whether float32 is the default format, as the device lacks bfloat16 and the class refuses float16."""
         is_default_dtype = self.flags.get("dtype", "auto") == "auto"
         return is_default_dtype and not self.hardware.multiplies_bfloat16 and self.refuses_float16
 
@@ -288,7 +288,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def subtracts_graphs(self) -> bool:
-        """Whether the estimated memory of CUDA graphs is subtracted from the KV cache."""
+        """Whether vLLM subtracts the estimated memory of CUDA graphs from the memory for the KV cache."""
         variable_value = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
         runner_estimates_graphs = self.second_runner is None or self.second_runner.estimates_graphs
         if variable_value is None or self.version_numbers < GRAPHS_ARE_ESTIMATED_FROM or not runner_estimates_graphs:
@@ -318,13 +318,13 @@ class VLLMSettings(EngineServer):
 
     @property
     def version_of_rules(self) -> tuple[int, ...]:
-        """The version whose rules apply; with the first engine its last one."""
+        """The vLLM version whose memory rules apply: with engine V0, at most the last version that has this engine."""
         uses_v0_engine = self.flags.get("VLLM_USE_V1") == 0 or bool(self.reason_for_first_engine)
         return min(LAST_V0_VERSION, self.version_numbers) if uses_v0_engine else self.version_numbers
 
     @property
     def reason_for_first_engine(self) -> str:
-        """Why a version with two engines runs the first one whatever the environment says; empty if it need not."""
+        """The reason why vLLM runs engine V0 in a version with two engines, whatever the environment; empty if none."""
         if not (0, 8) <= self.version_numbers < V1_ANY_GPU_FROM:
             return ""
         is_nvidia, compute_capability = self.hardware.vendor == "NVIDIA", float(self.hardware.compute_capability or 9)
@@ -339,7 +339,7 @@ class VLLMSettings(EngineServer):
 
     @cached_property
     def second_runner(self) -> SecondModelRunner | None:
-        """The memory rules of vLLM's second model runner; None if the first one runs the model."""
+        """The memory rules of vLLM's second model runner; None if the first model runner runs the model."""
         return second_runner(self.engine_record, self.version_of_rules, self.rank_of_stage(0), self.flags)
 
     @cached_property
@@ -446,7 +446,7 @@ class VLLMSettings(EngineServer):
 
     @cached_property
     def whole_video_rules(self) -> VideosAsImages | None:
-        """The rules of videos if a whole video must fit in one batch; None if it need not."""
+        """The rules for reading videos as images, if a whole video must fit in one batch; None if it may be split."""
         video_rules = self.engine_record.videos_as_images(self.version_of_rules)
         must_be_whole = (
             video_rules is not None and video_rules.whole_in_batch and tokens_of_whole_images(self.preset.model) > 0
@@ -479,7 +479,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def _has_first_ray_executor(self) -> bool:
-        """Whether Ray's first executor runs the ranks; it schedules a single batch at a time.
+        """Whether the first of Ray's two executors runs the ranks; that executor schedules a single batch at a time.
 
         The second executor is the default (v1/executor/abstract.py, `supports_async_scheduling`).
         """
@@ -497,7 +497,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block, by default the block size of the indexer's kernels if the model has an indexer.
+        """The tokens per block of the KV cache, by default the block size of an indexer's kernels if there is one.
 
         A server's log says "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)"
         (index:60171799662); its backend supports no other size (v1/attention/backends/minimax_m3_sparse.py).

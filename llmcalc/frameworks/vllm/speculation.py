@@ -35,7 +35,7 @@ UNMODELLED_KEYS = ("draft_tensor_parallel_size", "max_model_len", "quantization"
 
 
 class Speculation(NamedTuple):
-    """The settings of speculative decoding.
+    """The settings of speculative decoding in vLLM: the number of drafted tokens, and the draft model.
 
     drafted_tokens: tokens that are drafted for a step. uses_mtp: whether the model's own modules draft.
     draft_model: the draft model; None without one.

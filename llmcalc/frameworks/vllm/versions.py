@@ -109,7 +109,7 @@ class VideosAsImages(VersionRange):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of the longest video."""
+        """The number of tokens of the longest video that the encoders read."""
         return self.frames * (self.frame_tokens + self.marks)
 
 
@@ -175,7 +175,7 @@ class GraphEstimate(Record):
 
     @property
     def source(self) -> str:
-        """The source of the estimate as text: the number of logs."""
+        """The source of the estimate as text, with the number of start-up logs."""
         return f"{self.logs} logs of h100-sxm"
 
 
@@ -258,7 +258,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         return version_ranges[-1].classes if version_ranges else ()
 
     def classes_with_whole_shared_experts(self, version_numbers: VersionNumbers, hardware: Hardware) -> tuple[str, ...]:
-        """Returns the classes of models whose shared experts a version has whole on each rank of an accelerator."""
+        """Returns the classes of models whose shared experts a version stores in full on every tensor-parallel rank."""
         return tuple(
             class_name
             for whole_experts in ranges_at(self.whole_shared_experts, version_numbers)
@@ -277,7 +277,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         return version_ranges[-1] if version_ranges else None
 
     def state_rules(self, version_numbers: VersionNumbers) -> StateRules:
-        """Returns a version's rules for recurrent states; earlier versions have the first rules."""
+        """Returns a version's rules for recurrent states; versions before the first rules also have these."""
         return (ranges_at(self.recurrent_states, version_numbers) or self.recurrent_states)[-1]
 
     def compressed_pages_of(self, version_numbers: VersionNumbers) -> CompressedPages:
@@ -330,7 +330,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         )
 
     def cuda_context(self, hardware: Hardware, device_count: int) -> MeasuredCudaContext:
-        """Returns the device memory in use before the engine measures, from logs."""
+        """Returns the device memory in use before the engine starts to measure, from start-up logs."""
         return measured_context(self.context, hardware, device_count)
 
 

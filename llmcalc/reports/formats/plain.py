@@ -107,7 +107,7 @@ REMAINDER_NAME = "rest"
 
 
 def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
-    """Returns the rows without children and without sums, each with its parents' names as a prefix.
+    """Returns a table's rows at the lowest level, without sums; each name begins with the names of its parents.
 
     What the parts of a row leave of its numbers is a row `parent / rest`. So each column of amounts can be summed.
     """
@@ -138,7 +138,7 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
 
 
 def _remainder_after_parts(cell: Any, child_cells: Sequence[Any]) -> Any:
-    """Returns a cell's number minus the sum of the cell's parts. Other values stay unchanged."""
+    """Returns a cell's number minus the numbers in the cells of its child rows; text cells stay unchanged."""
     child_numbers = [_raw_value(child_cell) for child_cell in child_cells]
     raw_value = _raw_value(cell)
     if not isinstance(raw_value, int | float) or isinstance(raw_value, bool):

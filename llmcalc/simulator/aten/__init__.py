@@ -1,4 +1,4 @@
-"""torch's operations on tensors without values: each result's shape and strides, and the tensors saved for backward.
+"""torch's operations on tensors without values: shape and strides of results, and the tensors saved for backward.
 
 Formulas of gradients: tools/autograd/derivatives.yaml and torch/csrc/autograd/FunctionsManual.cpp of torch 2.13. The
 temporaries of a C++ expression live until its end, so a backward function here names each of them.

@@ -1,4 +1,4 @@
-"""Elementwise operations, and reductions over an axis."""
+"""torch's elementwise operations and reductions over an axis, on tensors without values."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ElementwiseOperations(ViewOperations):
         return record(self.graph, "rsqrt", (x,), output, backward, output)
 
     def _with_gradient_from_output(self, operation_name: str, x: Tensor) -> Tensor:
-        """Runs a function whose gradient is the output gradient times a factor of the saved output."""
+        """Runs a function whose gradient is the output gradient times a factor computed from the saved output."""
         output = self.new_like(x)
 
         def backward(output_gradient: Tensor, _: NeedsInputGrad, output: Tensor) -> Sequence[OptionalGradient]:
@@ -130,7 +130,7 @@ class ElementwiseOperations(ViewOperations):
         return record(self.graph, "clamp", (x,), lambda: self.new_like(x), backward, x)
 
     def absolute(self, x: Tensor) -> Tensor:
-        """Returns |x|, whose gradient is multiplied by the sign of x."""
+        """Computes |x|. The gradient is multiplied by the sign of x."""
 
         def backward(output_gradient: Tensor, _: NeedsInputGrad, x: Tensor) -> Sequence[OptionalGradient]:
             sign = self.new_like(x)
@@ -139,7 +139,7 @@ class ElementwiseOperations(ViewOperations):
         return record(self.graph, "abs", (x,), lambda: self.new_like(x), backward, x)
 
     def sign(self, x: Tensor) -> Tensor:
-        """Returns the sign of x, whose gradient is zeros."""
+        """Computes the sign of x. The gradient is zeros."""
         return record(self.graph, "sign", (x,), lambda: self.new_like(x), self.new_gradient(x.shape))
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Operations with indices: gathering elements and rows, top-k, sorting."""
+"""torch's operations with indices, on tensors without values: gathering elements and rows, top-k, sorting."""
 
 from __future__ import annotations
 

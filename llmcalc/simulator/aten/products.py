@@ -1,4 +1,4 @@
-"""Matrix products, linear layers and convolutions, with the copies that autocast makes of the inputs."""
+"""torch's matrix products, linear layers and convolutions, with the copies that autocast makes of inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creation, views and copies of tensors: operations without arithmetic."""
+"""torch's creation, views and copies of tensors without values: operations without arithmetic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ViewOperations:
         return self.graph.new_tensor(shape, dtype)
 
     def new_like(self, *tensors: Tensor, dtype: Dtype | None = None) -> Tensor:
-        """Allocates the result of an elementwise operation."""
+        """Allocates the result of an elementwise operation, with the broadcast shape and the promoted dtype."""
         first_tensor, *other_tensors = tensors
         shape, result_dtype = first_tensor.shape, first_tensor.dtype
         for x in other_tensors:
@@ -60,7 +60,7 @@ class ViewOperations:
         return copied_view
 
     def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns the tensor with another shape, as a kernel's output shape, without recording an operation."""
+        """Returns the tensor with the output shape of a kernel, without recording an operation of torch."""
         if x.shape == shape:
             return x
         strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
@@ -265,7 +265,7 @@ class ViewOperations:
         )
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
-        """Writes x into a part of `base` in place (`CopySlices`). `base` is unusable afterwards."""
+        """Copies x into a part of `base` in place (`CopySlices`). `base` is unusable afterwards."""
         shape, strides, x_shape = base.shape, base.strides, x.shape
 
         def backward(output_gradient: Tensor, needs_input_grad: NeedsInputGrad) -> Sequence[OptionalGradient]:
@@ -285,7 +285,7 @@ class ViewOperations:
         return self.flatten(self.clone(expanded_x), axis, axis + 1)
 
     def repeat(self, x: Tensor, repeats: Number, axis: int) -> Tensor:
-        """Returns copies of an axis, concatenated."""
+        """Returns an axis repeated several times in sequence, as a copy."""
         axis = axis % len(x.shape)
         repeated_x = self.graph.new_tensor((*x.shape[:axis], repeats * x.shape[axis], *x.shape[axis + 1 :]), x.dtype)
         backward = (lambda g, _: (g,)) if is_size_one(repeats) else self.new_gradient(x.shape)

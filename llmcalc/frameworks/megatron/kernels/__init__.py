@@ -20,7 +20,7 @@ __all__ = ["GATHER_BUFFER_KEY", "Parameter", "PersistentTensors", "RankKernelCho
 
 
 class RankLowering(AdapterKernels):
-    """Runs the model's program on one rank, with all kernels of this folder."""
+    """The kernel class that runs the model's operations on one rank, composed of all kernel classes in this folder."""
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs a whole module; None for a module whose operations run one by one."""

@@ -134,7 +134,7 @@ class AdapterKernels(DiscardedOutputKernels):
         return lora_a, lora_b
 
     def _with_dropout(self, x: Tensor, adapters: ParallelAdapters) -> Tensor:
-        """Returns an adapter's input after dropout, whose mask is saved."""
+        """Returns the input of a low-rank adapter after dropout; the dropout mask is saved."""
         return self.dropout(x) if adapters.dropout else x
 
     def _core_linear(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ UNMODELLED_FEATURES = {
 
 
 def unsupported_attention_reason(operation: Step) -> str:
-    """Returns the reason why Megatron-Core's kernels cannot run an attention step; empty if they can."""
+    """Returns the reason why Megatron-Core's kernels cannot run an attention operation; empty if they can."""
     feature_names = dict.fromkeys(
         feature_name for option_name, feature_name in UNMODELLED_FEATURES.items() if operation.options.get(option_name)
     )
@@ -56,7 +56,7 @@ class AttentionKernels(LinearKernels):
             self.store_without_reshape(output_value, self.tensor_of(input_value))
 
     def tensor_of(self, program_value: Value) -> Tensor:
-        """Returns the tensor of a value; for a view, its base tensor."""
+        """Returns the tensor that was computed for a value of the program; for a view, the base tensor."""
         tensor = self.tensors_by_value.get(id(program_value))
         if tensor is not None:
             return tensor
@@ -65,7 +65,7 @@ class AttentionKernels(LinearKernels):
         return self.tensor_of(program_value.view_source)
 
     def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
-        """Assigns a tensor to a value without changing its shape."""
+        """Assigns a tensor to a value of the program, without reshaping the tensor to the value's axes."""
         self.store_without_reshape(recorded_value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
@@ -77,7 +77,7 @@ class AttentionKernels(LinearKernels):
     def split_product(
         self, fused_operations: list[Step], linear_output: Tensor, output_widths: Sequence[Number]
     ) -> list[Tensor]:
-        """Splits the output of a fused QKV projection into its parts."""
+        """Splits the output of a fused QKV projection into queries, keys and values."""
         if any(operation.output_values[0].axes[0].name not in HEAD_AXES for operation in fused_operations):
             return super().split_product(fused_operations, linear_output, output_widths)
         qkv_parts = self.split_columns(linear_output, output_widths)
@@ -91,7 +91,7 @@ class AttentionKernels(LinearKernels):
         return qkv_parts
 
     def split_columns(self, x: Tensor, part_widths: Sequence[Number]) -> list[Tensor]:
-        """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
+        """Returns views of consecutive columns (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
         row_count = x.shape[0]
         part_views = [Tensor((row_count, width), x.dtype, x.storage, (x.shape[1], 1)) for width in part_widths]
         input_shape, dtype = x.shape, x.dtype
@@ -99,7 +99,7 @@ class AttentionKernels(LinearKernels):
         def join_gradients(
             saved_tensors: SavedTensors, gradients: list[OptionalGradient], needs_input_grad: NeedsInputGrad
         ) -> Gradients:
-            """Returns the joined gradient of the parts: a view if all parts share one tensor, otherwise a copy."""
+            """Returns the joined gradient of the columns: a view if gradients share one tensor, otherwise a copy."""
             present_gradients = [gradient for gradient in gradients if gradient is not None]
             first_gradient = present_gradients[0]
             if len(present_gradients) == len(gradients) and all(
@@ -348,7 +348,7 @@ class AttentionKernels(LinearKernels):
         return bool(self.rank_choices.fuses_softmax and has_fitting_sizes and heads % 4 == 0)
 
     def unfused_softmax(self, scores: Tensor) -> Tensor:
-        """Runs `forward_torch_softmax`, in float32 with `runs_softmax_in_fp32`; it fills the mask in place."""
+        """Runs `forward_torch_softmax`, in float32 with `runs_softmax_in_fp32`; the mask is applied in place."""
         kernel_choices, aten, x = self.rank_choices, self.aten, scores
         if kernel_choices.runs_softmax_in_fp32:
             x = aten.to(x, FLOAT32)

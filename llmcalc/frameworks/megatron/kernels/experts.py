@@ -35,7 +35,7 @@ class ExpertKernels(HeadKernels):
     """Kernels of mixtures of experts. `local_tensors`: the local variables of `MoELayer.forward`."""
 
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
-        """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
+        """Moves the shared experts' operations before the router's; before 2025-10-11, after the dispatch."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
             remaining_items = [module_item for module_item in module_scope.items if module_item not in shared_experts]
@@ -177,7 +177,7 @@ class ExpertKernels(HeadKernels):
     # --- dispatchers -------------------------------------------------------------------------------------------------
 
     def do_dispatch(self, operation: Step) -> None:
-        """Sends tokens to their experts with the run's dispatcher."""
+        """Sends tokens to their experts with the token dispatcher of the training run."""
         local_tensors, x = self.frames[-1].local_tensors, self.tensor_read_by(operation, operation.input_values[0])
         self.top_k: int = operation.options["top_k"]
         self.expert_count: int = operation.options["experts"].size
@@ -191,7 +191,7 @@ class ExpertKernels(HeadKernels):
         self.store_output(operation, expert_rows)
 
     def do_combine(self, operation: Step) -> None:
-        """Returns expert outputs to their tokens with the run's dispatcher."""
+        """Returns expert outputs to their tokens with the token dispatcher of the training run."""
         local_tensors, y = self.frames[-1].local_tensors, self.tensor_read_by(operation, operation.input_values[0])
         expert_outputs = [y]
         del y
@@ -228,7 +228,7 @@ class ExpertKernels(HeadKernels):
         return self.copy_reordered(operation_name, x, (row_count, *x.shape[1:]))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
-        """Keeps tensors referenced until the next forward pass of this layer's dispatcher.
+        """Keeps tensors in the layer's token dispatcher, which references them until the layer's next forward pass.
 
         The graph of its probabilities refers to the layer's detached input.
         """
@@ -537,7 +537,7 @@ class ExpertKernels(HeadKernels):
         return expert_output if bias is None else self.with_bias(expert_output, bias)
 
     def fused_expert_steps(self, operation: Step) -> list[Step]:
-        """Returns the expert layers with the same input, which run as one grouped matrix product."""
+        """Returns the linear layers of the experts with the same input, which run as one grouped matrix product."""
         output_readers = self.readers_by_storage[id(operation.input_values[0].storage)]
         return [
             consumer_step
@@ -548,7 +548,7 @@ class ExpertKernels(HeadKernels):
     def expert_weights(
         self, operation: Step, input_width: Number, output_width: Number, weight_role: str
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns the weights and biases of this rank's experts for one layer."""
+        """Returns this rank's weights and biases of one linear layer of all its experts."""
         was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         previous_role, self.role = self.role, weight_role
         expert_weights = [
@@ -679,5 +679,5 @@ def _shared_experts(module_scope: ModuleScope) -> list[ProgramItem]:
 
 
 def _operation_name(module_item: ProgramItem) -> str:
-    """Returns an operation's name; empty for a scope of the program."""
+    """Returns the name of an operation in the program; empty for a module's scope."""
     return module_item.verb if isinstance(module_item, Step) else ""

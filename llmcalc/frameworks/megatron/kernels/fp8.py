@@ -37,7 +37,7 @@ class QuantizedTensor(NamedTuple):
 def quantized_specs(
     recipe: str, row_count: Number, row_width: Number, is_weight: bool = False
 ) -> tuple[TensorSpecs, TensorSpecs]:
-    """Returns shapes and formats of an 8-bit tensor's rowwise and columnwise parts. is_weight: 2D blocks."""
+    """Returns shapes and formats of an 8-bit tensor's rowwise and columnwise copies. is_weight: 2D blocks."""
     element_spec, transposed_spec = ((row_count, row_width), UINT8), ((row_width, row_count), UINT8)
     if recipe == "mxfp8":
         return (
@@ -56,7 +56,7 @@ def quantized_specs(
 
 
 def weight_sizes(kernel_choices: RankKernelChoices, row_count: Number, row_width: Number) -> list[int]:
-    """Returns the bytes of each part of an 8-bit weight: elements and scales, rowwise, then columnwise."""
+    """Returns the bytes of each tensor of an 8-bit weight: rowwise elements and scales, then columnwise ones."""
     rowwise_specs, columnwise_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width, is_weight=True)
     tensor_specs = [
         *rowwise_specs,

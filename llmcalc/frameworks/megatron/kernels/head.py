@@ -192,7 +192,7 @@ class HeadKernels(ElementwiseKernels):
     # --- tokens further ahead ----------------------------------------------------------------------------------------
 
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
-        """Moves multi-token-prediction modules and losses before the output layer."""
+        """Moves the operations of multi-token-prediction modules and their losses before those of the output layer."""
         mtp_modules = [
             scope_item
             for scope_item in module_scope.items

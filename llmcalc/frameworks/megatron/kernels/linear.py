@@ -63,7 +63,7 @@ class LinearKernels(RankKernels):
         return self.node_with_new_gradients("norm", (x, *weights), norm_output, x, *norm_statistics)
 
     def has_norm_before(self, operation: Step) -> bool:
-        """Whether a column-parallel layer and the norm before it are one fused module.
+        """Whether a column-parallel layer is fused with the norm before it.
 
         Cross-attention is an exception (core/models/T5/t5_spec.py).
         """
@@ -97,7 +97,7 @@ class LinearKernels(RankKernels):
 
     @property
     def is_in_multi_token_prediction(self) -> bool:
-        """Whether the current module belongs to multi-token prediction."""
+        """Whether the module that runs now belongs to a multi-token-prediction module."""
         return any(module_call.scope.node_fields.get("kind") == "mtp" for module_call in self.frames)
 
     def shared_embedding_weight(self, table_role: str, operation: Step) -> Tensor:
@@ -171,7 +171,7 @@ class LinearKernels(RankKernels):
     def split_product(
         self, fused_operations: list[Step], linear_output: Tensor, output_widths: Sequence[Number]
     ) -> list[Tensor]:
-        """Returns the outputs of fused linear layers; by default the undivided output for each layer."""
+        """Returns an output for each of several fused linear layers; by default the whole fused output for each."""
         return [linear_output for _ in output_widths]
 
     def linear_weights(self, operation: Step, output_width: Number, weight_role: str) -> tuple[Tensor, Tensor | None]:
@@ -210,7 +210,7 @@ class LinearKernels(RankKernels):
     def transformer_engine_column_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
     ) -> Tensor:
-        """Runs Transformer Engine's LayerNormLinear or Linear, which saves its input and local rows of the norm.
+        """Runs Transformer Engine's LayerNormLinear or Linear, which saves its input and the norm's rows of this rank.
 
         The rows of a frozen weight's product are not saved. For an adapter the norm's output is returned, too
         (`return_layernorm_output`, `return_layernorm_output_gathered`).

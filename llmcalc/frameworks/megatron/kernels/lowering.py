@@ -55,12 +55,12 @@ LINEAR_ROLES = ("column", "row", "matrix", "expert")
 
 
 def steps_by_name(module_scope: ModuleScope) -> dict[str, Step]:
-    """Returns the named steps that are directly in a scope."""
+    """Returns name → operation, for the named operations of a module outside its submodules."""
     return {step.name: step for step in module_scope.items if isinstance(step, Step) and step.name}
 
 
 class Parameter(NamedTuple):
-    """A parameter on one rank.
+    """A parameter as one rank stores it, after tensor and expert parallelism.
 
     path: the path of its module, and its name.
     tensor: a tensor with the parameter's shape and number format.
@@ -90,7 +90,7 @@ class Parameter(NamedTuple):
 
 
 class UncountedMeter(NoMeter):
-    """A meter without counts that returns blocks of weights, for weights in buffers that are counted elsewhere."""
+    """A meter that gives weights their memory blocks without counting bytes, since the weights' buffers are counted."""
 
     def allocate(self, byte_count: Number) -> Any:
         """Returns a block without counting its bytes."""
@@ -194,14 +194,14 @@ class PersistentTensors:
             self.shared_blocks[workspace_name] = [self.workspaces[workspace_name].block]
 
     def grow_gather_buffer(self, buffer_bytes: Number) -> None:
-        """Enlarges the all-gather buffer, which never shrinks (`GlobalMemoryBuffer`), to at least these bytes."""
+        """Enlarges the all-gather buffer to `buffer_bytes` or more; it never shrinks (`GlobalMemoryBuffer`)."""
         if self.gather_buffer is None or self.gather_buffer.bytes < buffer_bytes:
             with count_storages_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, buffer_bytes)
             self.shared_blocks.setdefault(GATHER_BUFFER_KEY, []).append(self.gather_buffer.block)
 
     def defers_gradient(self, deferral_limit: int | None) -> bool:
-        """Whether another weight gradient of the output layer is deferred.
+        """Whether the weight gradient of one more output layer's pass may be deferred (to the end of the step).
 
         deferral_limit: `RankKernelChoices.wgrad_deferral_limit`.
         """
@@ -298,7 +298,7 @@ class RankKernels(Lowering):
     # --- a program ---------------------------------------------------------------------------------------------------
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
-        """Returns the parameters of the executed layers, created by a trial run that counts no memory."""
+        """Returns the parameters of the layers that the rank runs, created by a run that counts no memory."""
         unmetered_kernels = type(self)(
             AutogradGraph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter())
         )
@@ -324,7 +324,7 @@ class RankKernels(Lowering):
         return self.ordered_parameters
 
     def run_rank(self, program: Flow, stage_input: Tensor | None) -> Tensor:
-        """Runs a program. stage_input: the hidden states received from the previous pipeline stage."""
+        """Runs the program of a pipeline stage. stage_input: the hidden states received from the previous stage."""
         self.pending_outputs = {}
         if not self.readers_by_storage:
             self._index_operations(program.root, program.root)
@@ -350,7 +350,7 @@ class RankKernels(Lowering):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, program_value: Value) -> Number:
-        """Returns a value's number of rows (tokens) per micro-batch, before tensor parallelism divides them."""
+        """Returns a value's number of rows (tokens) per micro-batch, before tensor-parallel ranks divide the rows."""
         return self.run_config.rows(program_value.rows)
 
     def local_rows(self, row_count: Number) -> Number:
@@ -376,7 +376,7 @@ class RankKernels(Lowering):
         return False
 
     def with_role(self, tensor_role: str, make_tensor: Callable[[], Tensor]) -> Tensor:
-        """Creates a parameter by `make_tensor`, marked with a role in the model, such as the output head."""
+        """Creates a parameter with `make_tensor`, and marks the parameter with a role such as the output head."""
         previous_role, self.role = self.role, tensor_role
         try:
             return make_tensor()
@@ -397,7 +397,7 @@ class RankKernels(Lowering):
         outer_frames = self._copy_frames()
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
-            """Runs the module on an argument tensor, without access to the caller's other tensors."""
+            """Runs the module on its argument, so that no other tensors of the caller stay referenced."""
             caller_state = self.tensors_by_value, self.view_ids, self.frames, self.pass_memo
             self.tensors_by_value = {id(module_input): arguments[0]}
             self.view_ids = {}
@@ -461,7 +461,7 @@ class RankKernels(Lowering):
         backward: BackwardFunction,
         *tensors_to_save: Tensor,
     ) -> None:
-        """Records a graph node whose backward function may free saved tensors early."""
+        """Records an autograd node whose backward function may free saved tensors early."""
         graph = self.graph
         if not is_recorded(graph, input_tensors):
             return
@@ -478,7 +478,7 @@ class RankKernels(Lowering):
     def node_with_new_gradients(
         self, operation_name: str, input_tensors: Sequence[Tensor], output_tensor: Tensor, *tensors_to_save: Tensor
     ) -> Tensor:
-        """Records a graph node whose backward function allocates a gradient for each input, and returns the output.
+        """Records an autograd node whose backward function allocates a gradient per input, and returns the output.
 
         Gradients have the format of the output's gradient.
         """
@@ -504,7 +504,7 @@ class RankKernels(Lowering):
         )
 
     def checkpoint(self, compute: RegionFunction, arguments: Sequence[Tensor]) -> Tensor:
-        """Runs a function that saves only its arguments, and is recomputed in the backward pass.
+        """Runs a function under activation checkpointing: saves only its arguments, and reruns it in the backward pass.
 
         Source: core/tensor_parallel/random.py, `CheckpointFunction`.
         """
@@ -535,7 +535,7 @@ class RankKernels(Lowering):
         return function_output
 
     def dense_copy(self, x: Tensor) -> Tensor:
-        """Returns a contiguous copy."""
+        """Returns a contiguous copy of a tensor."""
         contiguous_copy = self.graph.new_tensor(x.shape, x.dtype)
         return record(self.graph, "copy", (x,), contiguous_copy, lambda g, _: (g,))
 
@@ -544,7 +544,7 @@ class RankKernels(Lowering):
         return x if x.is_contiguous else self.dense_copy(x)
 
     def weight_gradient(self, weight: Tensor) -> Tensor | None:
-        """Returns a weight's gradient, or a dummy gradient if the product accumulates into the main gradient.
+        """Returns a weight's gradient, or a dummy if the matrix product accumulates into the main gradient itself.
 
         A frozen weight has none.
         """

@@ -42,7 +42,7 @@ class LatentAttentionKernels(ExpertKernels):
             self.store_output(operation, self.tensor_of(input_value))  # in place, or by what joins the parts
 
     def _gather_shared_key(self, x: Tensor) -> Tensor:
-        """Gathers the tokens of the rotary key part, which all heads share, over the tensor-parallel ranks."""
+        """All-gathers the rotary part of the key, which all heads share, over ranks that divide the tokens."""
         if self.rank_choices.sequence_parallel:
             x = self.copy_reordered("gather", x, (x.shape[0] * self.rank_choices.tp, x.shape[1]))
         return x if self.rank_choices.fuses_latent_rope else self.copy_reordered("rope", x, x.shape)

@@ -19,7 +19,7 @@ Fp8Recipe: TypeAlias = Literal["none", "tensorwise", "delayed", "blockwise", "mx
 
 @frozen
 class RankKernelChoices:
-    """The kernels of a rank, with the parallel sizes and settings that determine them.
+    """The kernels of a rank, with the parallel sizes and the settings by which the kernels are chosen.
 
     tp, cp, ep, etp: ranks of the tensor, context, expert and expert-tensor parallel groups.
     sequence_parallel: whether activations between the products of tensor parallelism are divided by tokens.

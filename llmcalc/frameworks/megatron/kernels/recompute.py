@@ -48,7 +48,7 @@ class DiscardedOutputs:
         self.argument_gradients: dict[int, Tensor] = {}
 
     def recompute(self) -> None:
-        """Recomputes the outputs with autograd, and restores the storages."""
+        """Recomputes the freed outputs with autograd, and puts the results into the outputs' storages."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
         was_enabled, autograd_graph.is_grad_enabled = autograd_graph.is_grad_enabled, True
         outer_position = autograd_graph.meter.place
@@ -104,7 +104,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         return function_outputs, discarded_outputs
 
     def discard_outputs(self, hook_tensor: Tensor, discarded_outputs: DiscardedOutputs) -> Tensor:
-        """Frees the outputs of a function, and recomputes them when tensor `hook_tensor` receives its gradient."""
+        """Frees a function's outputs, and recomputes them when the backward pass has the gradient of `hook_tensor`."""
         for discarded_storage in discarded_outputs.storages:
             discarded_storage.release()
         hook_output = Tensor(hook_tensor.shape, hook_tensor.dtype, hook_tensor.storage, hook_tensor.strides)

@@ -453,7 +453,7 @@ def _indexer_gradients(
 
 
 def _einsum_query_gradient(aten: Aten, output_gradient: Tensor, k: Tensor) -> Tensor:
-    """Computes the einsum sbht,tbd->sbhd."""
+    """Computes the einsum sbht,tbd->sbhd for the gradient of the queries."""
     tokens, batch, heads, key_count = output_gradient.shape
     gradient_matrix = aten.reshape(aten.permute(output_gradient, (1, 0, 2, 3)), (batch, tokens * heads, key_count))
     query_gradient = aten.bmm(gradient_matrix, aten.permute(k, (1, 0, 2)))
@@ -461,7 +461,7 @@ def _einsum_query_gradient(aten: Aten, output_gradient: Tensor, k: Tensor) -> Te
 
 
 def _einsum_key_gradient(aten: Aten, output_gradient: Tensor, q: Tensor) -> Tensor:
-    """Computes the einsum sbht,sbhd->tbd."""
+    """Computes the einsum sbht,sbhd->tbd for the gradient of the keys."""
     tokens, batch, heads, key_count = output_gradient.shape
     gradient_matrix = aten.reshape(aten.permute(output_gradient, (1, 3, 0, 2)), (batch, key_count, tokens * heads))
     query_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, q.shape[-1]))
