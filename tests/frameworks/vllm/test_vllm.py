@@ -514,6 +514,9 @@ def batched_pairs(words: list[str]) -> list[tuple[str, str]]:
         ("qwen3-30b-a3b", "a100", {"kernel_config": {"moe_backend": "flashinfer-cutlass"}}, "estimate"),
         ("qwen3-30b-a3b", "b200", {"kernel_config": {"moe_backend": "triton"}}, "source"),
         ("gpt-oss-20b", "a100", {}, "estimate"),  # Marlin's kernels
+        ("qwen3-30b-a3b", "a100", {"quantize": "fp8-dynamic"}, "estimate"),  # Marlin's, below compute capability 8.9
+        ("qwen3-30b-a3b", "h100", {"quantize": "fp8-dynamic", "moe_backend": "cutlass"}, "estimate"),
+        ("qwen3-30b-a3b", "h100", {"quantize": "fp8-dynamic"}, "source"),
         ("qwen3-8b", "a100", {"quantize": "nvfp4"}, "source"),  # a dense network
     ],
 )
