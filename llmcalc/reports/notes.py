@@ -143,7 +143,7 @@ def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
     if larger_file := larger_file_gigabytes(preset.target):
         size_notes = [
             f"Ollama's file of this tag has {larger_file:g} GB, with tensors in more bits than {scheme_name} has; the "
-            "buffers of llama.cpp and Ollama are counted with its size, tables of weights and times without it"
+            "buffers of llama.cpp and Ollama are counted with its size, other figures without it"
         ]
     return [remark, *size_notes, *preset.run_notes]
 

@@ -376,7 +376,7 @@ def test_tags_whose_files_have_more_bits_are_counted_by_their_size() -> None:
     assert larger_file_gigabytes("phi4-reasoning:14b-q8_0") is larger_file_gigabytes("qwen3:8b") is None
     size_note = (
         "Ollama's file of this tag has 11 GB, with tensors in more bits than q4_k_m has; the buffers of llama.cpp and "
-        "Ollama are counted with its size, tables of weights and times without it"
+        "Ollama are counted with its size, other figures without it"
     )
     assert size_note in tag_notes(load("phi4-reasoning:14b"), "q4_k_m")
     assert size_note not in tag_notes(load("phi4-reasoning:14b"), "q8_0")

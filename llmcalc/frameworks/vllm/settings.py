@@ -345,11 +345,7 @@ class VLLMSettings(EngineServer):
         pipelines_from = V1_PIPELINES_FROM.get(self.flags.get("distributed_executor_backend"), FIRST_VERSION_WITHOUT_V0)
         has_fp8_cache = str(self.flags.get("kv_cache_dtype", "")).startswith("fp8")
         reasons = (
-            (
-                V1_ANY_GPU_FROM,
-                is_old_gpu,
-                f"{title} has compute capability {self.hardware.compute_capability}, not 8.0",
-            ),
+            (V1_ANY_GPU_FROM, is_old_gpu, f"{title} has compute capability {compute_capability}, not 8.0"),
             (V1_FLOAT32_FROM, self.dtype == "float32", "it computes in float32"),
             (V1_EMBEDDINGS_FROM, self.has_embedding_output, "the model gives embeddings or scores"),
             (pipelines_from, self.pp > 1, "it is a pipeline"),
