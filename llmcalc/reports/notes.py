@@ -142,8 +142,8 @@ def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
     size_notes = []
     if larger_file := larger_file_gigabytes(preset.target):
         size_notes = [
-            f"Ollama's file of this tag has {larger_file:g} GB, with tensors in more bits than {scheme_name} has: more "
-            "than is counted here"
+            f"Ollama's file of this tag has {larger_file:g} GB, with tensors in more bits than {scheme_name} has; the "
+            "buffers of llama.cpp and Ollama are counted with its size, other figures without it"
         ]
     return [remark, *size_notes, *preset.run_notes]
 

@@ -66,7 +66,8 @@ LARGER_FILES = {
 }
 """Tag without a format → decimal GB of its files, of those with more bits than llama-quantize chooses.
 
-Which tensors have more is not published, so that their bytes are counted too low. The source is the registry above.
+Which tensors have more is not published; `frameworks/ggml/gguf_model.py` divides the rest over the layers. The source
+is the registry above.
 """
 
 LIBRARY_NAMES = {

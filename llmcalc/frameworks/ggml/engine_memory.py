@@ -41,9 +41,9 @@ def engine_memory(
     version_rules, engine_record, model = server.rules, server.engine_record, server.model
     memory_terms = []
     device_names = (*server.devices, HOST_DEVICE)
-    tensors_text = (
-        "tensors of the file" if model.gguf_file is not None else "tensors, as llama-quantize chooses their types"
-    )
+    tensors_text = "tensors, as llama-quantize chooses their types"
+    if model.gguf_file is not None or model.listed_bytes:
+        tensors_text = "tensors of the file" if model.gguf_file is not None else "size of the file in Ollama's library"
     for device in device_names:
         memory_terms.append(
             MemoryTerm(

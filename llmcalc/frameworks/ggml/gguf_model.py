@@ -32,9 +32,12 @@ from ...ops import (
 )
 from ...optional import MTP
 from ...sources.checkpoints.read import read_checkpoint
+from ...sources.library_tags import USUAL_SCHEME
 from ...sources.preset import Preset
+from ...sources.presets import larger_file_gigabytes
 from ...units import DTYPE_BITS
 from ..engines.rank import INDEXER_KIND, architectures
+from .encoder import encoder_bytes, has_encoder
 from .windows import without_ignored_windows
 
 MXFP4_SCHEME = "mxfp4-moe"
@@ -368,10 +371,27 @@ class GgufModel:
         has_wide_embeddings = not {*architectures(self.preset)}.isdisjoint(QAT_CLASSES_WITH_WIDE_EMBEDDINGS)
         return ("embed_tokens",) if has_wide_embeddings and self.preset.target.lower().endswith("-qat") else ()
 
+    @property
+    def listed_bytes(self) -> int:
+        """The listed bytes of the tensors of a library's file that has more bits than its scheme; 0 for other files."""
+        is_whole_tag = self.is_library_file and self.quantize == USUAL_SCHEME and "?" not in self.preset.target
+        gigabytes = larger_file_gigabytes(self.preset.target) if is_whole_tag else None
+        if gigabytes is None:
+            return 0
+        encoder_flags = {"mmproj": "F16"} if has_encoder(self.preset) else {}
+        return round(gigabytes * 10**9) - encoder_bytes(encoder_flags, self.preset)
+
     def _loaded_tensors(self) -> Iterator[GgufTensor]:
-        """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
-        for weight_tensor, tensor_bytes in self._weight_sizes(list(weight_tensors_of(self.preset.model.tree()))):
-            yield GgufTensor(_gguf_name(weight_tensor), tensor_bytes, weight_tensor.layer_index)
+        """Yields the tensors in the formats that llama-quantize chooses, or in the published format.
+
+        What a library's file has more is divided over the tensors of the layers, as their formats are not published.
+        """
+        weight_sizes = self._weight_sizes(list(weight_tensors_of(self.preset.model.tree())))
+        layer_bytes = sum(tensor_bytes for weight, tensor_bytes in weight_sizes if weight.layer_index is not None)
+        added_bytes = max(0, self.listed_bytes - sum(tensor_bytes for _, tensor_bytes in weight_sizes))
+        for weight, tensor_bytes in weight_sizes:
+            added_share = 0 if weight.layer_index is None else tensor_bytes * added_bytes // layer_bytes
+            yield GgufTensor(_gguf_name(weight), tensor_bytes + added_share, weight.layer_index)
 
     def _weight_sizes(self, weight_tensors: list[WeightTensor]) -> list[tuple[WeightTensor, int]]:
         """Returns each weight with its bytes."""

@@ -90,6 +90,9 @@ MARLIN_CHUNKS_FP8_FROM = (0, 14)
 FUSED_EXCHANGES = ("deep_gemm_mega_moe",)
 """Values of --moe-backend whose kernels send tokens to experts themselves, so that no rank gathers tokens."""
 
+TRITON_BACKEND = "triton"
+"""Value of --moe-backend for Triton's kernels, whose workspaces are modelled."""
+
 CUTLASS_BACKEND = "cutlass"
 """Value of --moe-backend for vLLM's own CUTLASS kernels (fused_moe/oracle/nvfp4.py, `map_nvfp4_backend`)."""
 
@@ -264,9 +267,10 @@ def assumes_workspace_widths(
 
     compute_capability: that of the GPU; None for other accelerators.
     """
-    return not weight_kernels <= CHUNKING_KERNELS or runs_freeing_kernels(
-        flags, version_numbers, weight_kernels, compute_capability
-    )
+    runs_marlin = bool(weight_kernels) and compute_capability is not None and compute_capability < FP8_KERNELS_FROM
+    if runs_marlin or not weight_kernels <= CHUNKING_KERNELS or moe_backend(flags) not in ("auto", TRITON_BACKEND):
+        return True
+    return runs_freeing_kernels(flags, version_numbers, weight_kernels, compute_capability)
 
 
 def backend_flags(

@@ -63,13 +63,20 @@ LAST_V0_VERSION = (0, 7)
 FIRST_VERSION_WITHOUT_V0 = (0, 11)
 """First version without the V0 engine."""
 
-V1_ANY_GPU_FROM = (0, 10, 2)
-"""First version whose second engine runs on NVIDIA's GPUs below compute capability 8.0, and in float32 (pull request
-23614); from 0.8 on versions before it take the first one there (engine/arg_utils.py, `_is_v1_supported_oracle`)."""
+FIRST_VERSION_WITH_V1 = (0, 8)
+"""First version that runs the V1 engine by default."""
 
-FP8_CACHE_ON_V0 = ((0, 9), (0, 10))
-"""Versions, read in 0.9, that take the first engine for a cache in fp8 unless FlashAttention 3 reads it, which it does
-on compute capability 9.0 (`flash_attn_supports_fp8`)."""
+V1_ANY_GPU_FROM = (0, 10, 2)
+"""First version whose V1 engine runs on NVIDIA's GPUs below compute capability 8.0 (pull request 23614)."""
+
+V1_FLOAT32_FROM = V1_EMBEDDINGS_FROM = V1_AMD_FROM = (0, 9, 2)
+"""First version whose V1 engine computes in float32 and gives embeddings, and is the default on AMD's GPUs."""
+
+V1_PIPELINES_FROM = {None: (0, 9, 1), "ray": (0, 8, 3), "mp": (0, 9)}
+"""Value of `--distributed-executor-backend` → first version whose V1 engine runs pipelines with it."""
+
+V1_ADAPTERS_FROM = (0, 8, 3)
+"""First version that runs LoRA adapters in the V1 engine by default."""
 
 CONTEXT_RANKS_FROM = ((0, 11), (0, 11, 1))
 """First versions in which ranks divide the tokens of a latent cache, and of a cache with several heads."""
@@ -322,20 +329,47 @@ class VLLMSettings(EngineServer):
         uses_v0_engine = self.flags.get("VLLM_USE_V1") == 0 or bool(self.reason_for_first_engine)
         return min(LAST_V0_VERSION, self.version_numbers) if uses_v0_engine else self.version_numbers
 
-    @property
+    @cached_property
     def reason_for_first_engine(self) -> str:
-        """The reason why vLLM runs engine V0 in a version with two engines, whatever the environment; empty if none."""
-        if not (0, 8) <= self.version_numbers < V1_ANY_GPU_FROM:
+        """The reason why a version with two engines runs engine V0 without VLLM_USE_V1=0; empty if it runs V1.
+
+        Source: engine/arg_utils.py, `_is_v1_supported_oracle`, read in 0.8.0 to 0.8.3, 0.8.5 and 0.9.0 to 0.10.2. On
+        AMD's GPUs, and for LoRA adapters, VLLM_USE_V1=1 runs the second engine all the same.
+        """
+        version, title = self.version_numbers, self.hardware.title
+        if not FIRST_VERSION_WITH_V1 <= version < FIRST_VERSION_WITHOUT_V0:
             return ""
-        is_nvidia, compute_capability = self.hardware.vendor == "NVIDIA", float(self.hardware.compute_capability or 9)
-        if is_nvidia and compute_capability < 8:
-            return f"{self.hardware.title} has compute capability {compute_capability} and not 8.0"
-        first_version, version_after = FP8_CACHE_ON_V0
+        is_nvidia, is_default = self.hardware.vendor == "NVIDIA", self.flags.get("VLLM_USE_V1") != 1
+        compute_capability = self.hardware.compute_capability
+        is_old_gpu = is_nvidia and float(compute_capability or 9) < 8
+        pipelines_from = V1_PIPELINES_FROM.get(self.flags.get("distributed_executor_backend"), FIRST_VERSION_WITHOUT_V0)
         has_fp8_cache = str(self.flags.get("kv_cache_dtype", "")).startswith("fp8")
-        reads_fp8 = not is_nvidia or 9 <= compute_capability < 10
-        if has_fp8_cache and not reads_fp8 and first_version <= self.version_numbers < version_after:
-            return f"a cache in fp8 needs compute capability 9.0 and {self.hardware.title} has {compute_capability}"
-        return "it computes in float32" if self.dtype == "float32" else ""
+        reasons = (
+            (V1_ANY_GPU_FROM, is_old_gpu, f"{title} has compute capability {compute_capability}, not 8.0"),
+            (V1_FLOAT32_FROM, self.dtype == "float32", "it computes in float32"),
+            (V1_EMBEDDINGS_FROM, self.has_embedding_output, "the model gives embeddings or scores"),
+            (pipelines_from, self.pp > 1, "it is a pipeline"),
+            (V1_AMD_FROM, is_default and not is_nvidia, f"{title} is not from NVIDIA"),
+            (V1_ADAPTERS_FROM, is_default and bool(self.flags.get("enable_lora")), "it has LoRA adapters"),
+            (self._v1_fp8_cache_from, has_fp8_cache, f"V1 has no cache in fp8 on {title}"),
+        )
+        return next((reason for v1_from, applies, reason in reasons if applies and version < v1_from), "")
+
+    @property
+    def _v1_fp8_cache_from(self) -> tuple[int, ...]:
+        """The first version whose V1 engine has a cache in fp8, of which the other versions have the V0 engine.
+
+        Source: `_is_v1_supported_oracle`, and from 0.10 on platforms/cuda.py, `is_kv_cache_dtype_supported`.
+        """
+        compute_capability = float(self.hardware.compute_capability or 0)
+        if self.hardware.vendor != "NVIDIA":
+            return (0, 9)
+        if 9 <= compute_capability < 10:
+            return (0, 8, 2)  # FlashAttention 3 reads it (`flash_attn_supports_fp8`)
+        if compute_capability == 10:
+            return (0, 10)
+        has_latents = any(isinstance(mixer, MLA) for mixer, _ in decoder_mixers(self.preset.model))
+        return V1_ANY_GPU_FROM if has_latents else FIRST_VERSION_WITHOUT_V0
 
     @cached_property
     def second_runner(self) -> SecondModelRunner | None:

@@ -342,8 +342,10 @@ def compared() -> list[Compared]:
         result = computed(number)
         terms = {"weights": "weights", "profile_run": "peak", "cuda_graphs": "graphs", "kv_cache": "kv"}
         for term, key in terms.items():
+            if term == "cuda_graphs" and row.get("driver"):
+                term = "cuda_graphs, old driver"
             if row[f"{key}_gib"] and (term == "weights" or (row["accelerator_stated"] and not is_budget_assumed(row))):
-                rows.append(Compared(row, term, result.bytes_of(term) / GIB, row[f"{key}_gib"]))
+                rows.append(Compared(row, term, result.bytes_of(term.split(",")[0]) / GIB, row[f"{key}_gib"]))
         if row["weights_gib"] and row["complete"]:
             rows.append(Compared(row, "weights, complete flags", result.bytes_of("weights") / GIB, row["weights_gib"]))
         if row["kv_tokens"] and row["accelerator_stated"] and not is_budget_assumed(row):
@@ -365,7 +367,7 @@ def share(rows: list[Compared], within: float) -> float:
         ("weights", 0.001, 0.01, 0.9),
         ("weights, complete flags", 0.001, 0.01, 0.97),
         ("profile_run", 0.007, 0.05, 0.86),
-        ("cuda_graphs", 0.11, 0.3, 0.78),
+        ("cuda_graphs", 0.1, 0.3, 0.78),
         ("kv_cache", 0.007, 0.05, 0.88),
         ("kv_tokens", 0.006, 0.05, 0.89),
         ("kv_tokens, complete flags", 0.001, 0.01, 0.91),
@@ -383,6 +385,13 @@ def test_a_term_is_that_of_the_logs(term: str, most: float, within: float, least
         print(f"  {row.error:+8.2%} {row.computed:14,.2f} {row.log:14,.2f} {source}")
     assert median(errors) <= most
     assert share(rows, within) >= least
+
+
+def test_graphs_take_three_times_as_much_on_a_driver_of_cuda_12_2() -> None:
+    """docs/engines.md says so; the driver (535) allocates them, and no flag of vLLM states it."""
+    ratios = [row.log / row.computed for row in compared() if row.term == "cuda_graphs, old driver"]
+    assert len(ratios) == 4
+    assert all(3 < ratio < 3.6 for ratio in ratios)
 
 
 def test_the_table_of_the_page_is_that_of_the_logs() -> None:

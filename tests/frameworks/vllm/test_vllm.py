@@ -514,6 +514,9 @@ def batched_pairs(words: list[str]) -> list[tuple[str, str]]:
         ("qwen3-30b-a3b", "a100", {"kernel_config": {"moe_backend": "flashinfer-cutlass"}}, "estimate"),
         ("qwen3-30b-a3b", "b200", {"kernel_config": {"moe_backend": "triton"}}, "source"),
         ("gpt-oss-20b", "a100", {}, "estimate"),  # Marlin's kernels
+        ("qwen3-30b-a3b", "a100", {"quantize": "fp8-dynamic"}, "estimate"),  # Marlin's, below compute capability 8.9
+        ("qwen3-30b-a3b", "h100", {"quantize": "fp8-dynamic", "moe_backend": "cutlass"}, "estimate"),
+        ("qwen3-30b-a3b", "h100", {"quantize": "fp8-dynamic"}, "source"),
         ("qwen3-8b", "a100", {"quantize": "nvfp4"}, "source"),  # a dense network
     ],
 )
@@ -533,22 +536,35 @@ def test_assumed_workspaces_of_experts_are_an_estimate(
         ("0.9.2", "t4", {}, True),
         ("0.10.2", "t4", {}, False),
         ("0.8.5", "a10", {}, False),
-        ("0.8.5", "mi300x", {}, False),
-        ("0.8.5", "a10", {"dtype": "float32"}, True),
-        ("0.9.2", "a10", {"kv_cache_dtype": "fp8"}, True),
-        ("0.9.2", "h100", {"kv_cache_dtype": "fp8"}, False),
-        ("0.10.0", "a10", {"kv_cache_dtype": "fp8"}, False),
+        ("0.9.1", "mi300x", {}, True),
+        ("0.9.2", "mi300x", {}, False),
+        ("0.9.1", "a10", {"dtype": "float32"}, True),
+        ("0.9.2", "a10", {"dtype": "float32"}, False),
+        ("0.8.1", "h100", {"kv_cache_dtype": "fp8"}, True),
+        ("0.8.2", "h100", {"kv_cache_dtype": "fp8"}, False),
+        ("0.10.2", "a10", {"kv_cache_dtype": "fp8"}, True),
+        ("0.9.2", "b200", {"kv_cache_dtype": "fp8"}, True),
+        ("0.10.0", "b200", {"kv_cache_dtype": "fp8"}, False),
+        ("0.10.0", "rtx-5090", {"kv_cache_dtype": "fp8"}, True),
+        ("0.9.0", "a10", {"pipeline_parallel_size": 2}, True),
+        ("0.8.5", "a10", {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}, False),
+        ("0.8.2", "a10", {"enable_lora": True}, True),
+        ("0.8.3", "a10", {"enable_lora": True}, False),
     ],
 )
-def test_older_accelerators_run_the_first_engine(
+def test_a_version_with_two_engines_runs_the_first_one_where_the_second_lacks_something(
     version: str, hardware: str, flags: dict[str, Any], is_first: bool
 ) -> None:
-    """engine/arg_utils.py, `_is_v1_supported_oracle`, until vLLM's pull request 23614."""
+    """engine/arg_utils.py, `_is_v1_supported_oracle`, of each version."""
     flags = flags | {"max_model_len": 4096}
     default = server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", **flags)
     first = server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", VLLM_USE_V1="0", **flags)
     assert (default.bytes_of("profile_run") == first.bytes_of("profile_run")) is is_first
-    if is_first:
+    assert any("runs its first engine (V0), as " in note for note in default.notes) is is_first
+    if hardware == "mi300x" or "enable_lora" in flags:  # the second engine, which is not the default there
+        second = server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", VLLM_USE_V1="1", **flags)
+        assert second.bytes_of("profile_run") != first.bytes_of("profile_run")
+    elif is_first:
         with pytest.raises(InputError, match=r"VLLM_USE_V1=1: vLLM .* does not start with it"):
             server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", VLLM_USE_V1="1", **flags)
 
