@@ -124,13 +124,13 @@ class CallOptions(NamedTuple):
         return preset_of(draft, allow_unknown=self.reading_options.get("allow_unknown", False))
 
     def setting_test(self, phase: Any) -> Callable[[str], bool]:
-        """Returns a function that tells whether the call sets a setting. phase: the phase in the call, if any."""
+        """Returns a function that tells whether the call sets a named setting. phase: the call's phase, if any."""
         return lambda setting_name: (
             (phase if setting_name == "phase" else self.setting_values.get(setting_name)) is not None
         )
 
     def rank_request(self) -> RankRequest | None:
-        """Returns the call's request for the counts of one rank; None for the whole model."""
+        """Returns the request to count one rank of a layout; None if the call asks for the whole model."""
         if not self.rank_options:
             return None
         from .parallel.counted_rank import RankRequest, rank_settings
@@ -143,7 +143,7 @@ READING_OPTIONS = ("set", "head", "allow_unknown")
 
 
 def take_reading_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Removes the options of reading a model from a call's options, and returns them."""
+    """Removes the options that control how a model is read from a call's options, and returns these options."""
     return {name: options.pop(name) for name in READING_OPTIONS if name in options}
 
 
@@ -155,7 +155,7 @@ def sort_options(
     run: bool = False,
     layout: bool = False,
 ) -> CallOptions:
-    """Sorts the options of an API call into options of reading a model, of a rank, of a run and of a layout.
+    """Sorts an API call's options by what they set: how the model is read, the rank, the run, or the layout.
 
     function: the called function, whose arguments an error may suggest.
     rank, run, layout: whether the function takes such options.
@@ -196,7 +196,7 @@ def sort_options(
 
 
 def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[str, Any]) -> OptionsOfCommand:
-    """Returns an options object of a class, with checked values from a function's arguments.
+    """Returns an instance of `options_class` with values from a function's arguments, after the declared checks.
 
     arguments: all arguments by name; those that the class does not declare are left out.
     """
@@ -245,7 +245,7 @@ def image_and_audio_of(image: Any, images: Any, audio: Any) -> Inputs:
 
 
 def cache_format_of(format_name: Any) -> str:
-    """Returns a number format or storage format of the cache. Raises `InputError` for an unknown format."""
+    """Returns the name of a number format or storage format of the cache. Raises `InputError` for an unknown format."""
     from .costs.cache_formats import cache_format
 
     validate_text("--kv-dtype", format_name, "bf16")
@@ -285,7 +285,7 @@ def engine_questions_of(
     launch: str | Path | None = None,
     receipt: str | Path | None = None,
 ) -> list[EngineQuestion]:
-    """Returns a question for each server of a launch file, or for each named engine that serves a model.
+    """Returns one question per server in a launch file, or one per named engine about serving the model.
 
     options: those of reading a model, the scheme of the weights, and the engines' own flags.
     """

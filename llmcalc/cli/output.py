@@ -1,4 +1,4 @@
-"""Output of answers to stdout or to a file, which is written completely or not at all. Remarks go to stderr."""
+"""Writes answers to stdout or to a file, which is written completely or not at all; remarks go to stderr."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def is_device_file(output_path: Path) -> bool:
 
 @contextmanager
 def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapper]:
-    """Opens a temporary file, which is renamed to the final path after all its text is written.
+    """Opens a temporary file, which is renamed to the output path once all text is written.
 
     Raises `InputError`, which names the option, if it cannot be written.
     """
@@ -153,7 +153,7 @@ ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if has
 
 
 class _SignalReceived(BaseException):
-    """Raised when a signal of `ENDING_SIGNALS` arrives. number: the signal's number."""
+    """The exception raised when a signal of `ENDING_SIGNALS` arrives. number: the signal's number."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)

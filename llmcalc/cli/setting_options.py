@@ -22,7 +22,7 @@ CommandFunction: TypeAlias = Callable[..., None]
 
 
 class OptionOfCommand(NamedTuple):
-    """A parameter of a command. annotation: type and typer option. default: the default value."""
+    """A typer option for a command's parameter. annotation: the type and typer's option. default: the default value."""
 
     annotation: Any
     default: Any

@@ -92,7 +92,7 @@ class OutputOptions(NamedTuple):
 
     @property
     def is_for_screen(self) -> bool:
-        """Whether an answer is shortened to the rows and notes that fit a screen."""
+        """Whether the answer is a table in short form, with only the rows and notes that fit a screen."""
         return self.fmt == "table" and not self.notes
 
     def show_answer(

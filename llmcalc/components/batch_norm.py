@@ -1,4 +1,4 @@
-"""A batch norm in inference: stored statistics of each channel, and a weight and a bias."""
+"""Batch norm in inference, with each channel's stored statistics, weight and bias."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channel_axes: Sh
 
 @cache
 def batch_norm_class() -> type[nn.Module]:
-    """Returns the PyTorch module class that a batch norm is checked against. x: [items, channels, …] → same shape."""
+    """Returns the PyTorch module class with which counts are compared. x: [items, channels, …] → same shape."""
     import torch
     from torch import nn
     from torch.nn import functional

@@ -1,4 +1,4 @@
-"""The byte latent transformer: a stack's layers run over patches of bytes, between small layers that run over bytes.
+"""The byte latent transformer: large layers run over patches of bytes, between small layers that run over bytes.
 
 Pagnoni et al. 2024 (arXiv:2412.09871). A frozen language model of bytes ends a patch where the next byte is hard to
 predict, so the number of patches depends on the text. transformers: models/blt.
@@ -204,7 +204,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LocalReference(nn.Module):
-        """The base class of the byte layers before and after the patches; projects a patch to several vectors."""
+        """The base class of the reference's byte-level encoder and decoder; projects each patch to several vectors."""
 
         def __init__(self, layers: ByteLayers, local_size: int, patch_size: int, vector_count: int) -> None:
             super().__init__()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ConformerConvolution(Part):
-    """The convolution module: a gated linear unit, a depthwise convolution, a norm and a linear projection.
+    """A conformer's convolution module: a gated linear unit, a depthwise convolution, a norm and a linear projection.
 
     kernel_size: the kernel size of the depthwise convolution.
     hidden_act: the activation before the last projection, silu by default.

@@ -77,7 +77,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class InputFeaturesReference(nn.Module):
-        """Joins the first row of each table to every token's embedding, and projects them."""
+        """Appends the first row of each feature table to every token's embedding, and projects the concatenation."""
 
         def __init__(self, spec: InputFeatures, hidden_size: int) -> None:
             super().__init__()

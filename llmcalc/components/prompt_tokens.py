@@ -1,4 +1,4 @@
-"""Learned prompt tokens before a decoder's text, which have no output: soft prompts (CPM-Ant).
+"""Learned prompt tokens before a decoder's text, for which no logits are computed: soft prompts (CPM-Ant).
 
 Lester et al. 2021 (arXiv:2104.08691, §2). transformers: models/cpmant.
 """

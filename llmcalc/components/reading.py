@@ -1,4 +1,4 @@
-"""Cross-attention between two normalized sequences of one stack, followed by an optional network."""
+"""Cross-attention from one normalized sequence of a stack to another, optionally followed by a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reading(Part):
-    """Cross-attention of the rows of one sequence to the rows of another sequence.
+    """Cross-attention from the rows of one sequence to the rows of another sequence.
 
     attention: the attention of the reading rows.
     norm: the norm of the reading rows, that of the rows that are read, and that before the network.

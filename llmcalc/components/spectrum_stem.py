@@ -1,4 +1,4 @@
-"""The stem of a conformer: convolutions over the time and the frequencies of a spectrum (Rekesh 2023, §2.1)."""
+"""Input layers of a conformer: convolutions over the time and frequency axes of a spectrum (Rekesh 2023, §2.1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SpectrumStem(Stem):
-    """Strided convolutions over time and frequency, then a projection per position.
+    """An encoder's input layers: strided convolutions over time and frequency, then a linear projection per position.
 
     subsampling: the convolutions and the projection. One position is as many frames as the product of the strides.
     """

@@ -54,7 +54,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ValueEmbeddingsReference(nn.Module):
-        """Looks up every token's value vectors, and stores them for the attention layers; x is unchanged."""
+        """Stores every token's value vectors for the attention layers; returns x unchanged."""
 
         def __init__(self, spec: ValueEmbeddings) -> None:
             super().__init__()

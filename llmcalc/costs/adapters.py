@@ -68,7 +68,7 @@ class LowRankAdapters:
     missing_targets: tuple[str, ...] = ()
 
     def notes(self) -> tuple[str, ...]:
-        """Returns a note on default targets that the model does not have."""
+        """Returns a note on default adapter targets that do not exist in the model."""
         if not self.missing_targets:
             return ()
         return (
@@ -125,7 +125,7 @@ class LowRankAdapters:
         return tensors
 
     def trained_copies(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the tensors of fully trained modules besides the adapters, including tied weights."""
+        """Returns the tensors that are trained in full besides the adapters, tied weights included."""
         tensors = []
         for node_position in node_tree.walk():
             op, counted_op = node_position.node.op, node_position.counted_op
@@ -142,7 +142,7 @@ class LowRankAdapters:
         return tensors
 
     def quantized_base(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
-        """Returns (number of quantized weights, bytes with scales).
+        """Returns (number of quantized base weights, their bytes including scales).
 
         These are the matrices of linear layers in the layers and in included encoders, an output head with
         `quantized_head`, and routed experts with `quantized_experts`. A shared matrix is counted at its owner. Routers
@@ -198,7 +198,7 @@ class LowRankAdapters:
     def _layer_products(
         self, node_tree: Node, included_parts: frozenset[str]
     ) -> Iterator[list[tuple[NodePosition, Linear]]]:
-        """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
+        """Yields groups of linear layers inside transformer layers; each group is computed as one matrix product."""
         yield from _joint_layers(
             linear_layers(node_tree, included_parts),
             _library_layer_name if self.is_parallel else self._joined_layer_name,
@@ -236,7 +236,7 @@ def _library_layer_name(node_position: NodePosition) -> str:
 def _joint_layers(
     layers: Iterable[tuple[NodePosition, LinearType]], layer_name_of: Callable[[NodePosition], str]
 ) -> Iterator[list[tuple[NodePosition, LinearType]]]:
-    """Yields groups of linear layers that run as one product: neighbours in a module with the same joined layer."""
+    """Yields groups of adjacent linear layers of a module that one fused layer computes as one product."""
     all_layers = list(layers)  # their parents exist until the end: identity tells them apart
     for (_, layer_name), group in groupby(all_layers, lambda layer: (id(layer[0].parent), layer_name_of(layer[0]))):
         if layer_name:
@@ -279,7 +279,7 @@ def adapters_of_targets(
     module_names_of: ModuleNames | None = None,
     joins_as_class: bool = False,
 ) -> LowRankAdapters:
-    """Returns the low-rank adapters of the layers that `target_projections` names.
+    """Returns the low-rank adapters on the layers that `target_projections` names.
 
     target_projections: names of linear layers, here or in the model's class, or `all-linear`; default those of queries
         and values, of which the model may lack one: PEFT adapts the modules that match.
@@ -327,7 +327,7 @@ def adapters_of_targets(
 
 
 def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ...]:
-    """Returns PEFT's usual layers: queries and values, or the layer in which the model's class computes both."""
+    """Returns PEFT's default targets: query and value projections, or the fused layer that contains both."""
     layer_names = [layer.layer for layer in joined_projections if layer.projection in DEFAULT_TARGETS]
     return tuple(dict.fromkeys(layer_names)) or DEFAULT_TARGETS
 
@@ -370,7 +370,7 @@ def _check_scan_gradients(node_tree: Node, target_names: Collection[str], includ
 def _check_joined_targets(
     node_tree: Node, adapters: LowRankAdapters, target_names: Sequence[str], included_parts: frozenset[str]
 ) -> None:
-    """Raises `InputError` if targets name only some projections of a layer that the library adapts as a whole."""
+    """Raises `InputError` if the targets name only some of the projections that one fused layer computes."""
     layers = (
         _joint_layers(linear_layers(node_tree, included_parts), _library_layer_name) if adapters.is_parallel else ()
     )

@@ -32,7 +32,7 @@ class CoveringTiles(ImageRule):
     merge: InnerWidth
 
     def _covered_share(self, height: int, width: int, tile_columns: int, tile_rows: int) -> float:
-        """Returns the share of an image's area that remains after each piece is shrunk to the side of a tile."""
+        """Returns the share of an image's pixels that remain after each piece is shrunk to fit into a tile."""
         row_heights = [height // tile_columns] * (tile_columns - 1) + [
             height - height // tile_columns * (tile_columns - 1)
         ]

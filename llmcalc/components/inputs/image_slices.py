@@ -57,7 +57,7 @@ class ImageSlices(ImageRule):
         return InputSizes(len(image_sides), patches, 1, tokens)
 
     def _slice_grid(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the numbers of slices down and across, in the grid nearest to the image's aspect ratio."""
+        """Returns the numbers of slice rows and columns of the grid whose aspect ratio is nearest to the image's."""
         slice_count = min(ceil(width * height / self.size**2), self.max_slices)
         if slice_count <= 1:
             return 1, 1

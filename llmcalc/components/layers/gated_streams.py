@@ -129,7 +129,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch.nn import functional as F
 
     class GatedConnection(nn.Module):
-        """Computes the gated mean of streams [batch, tokens, streams, hidden], and each stream's factor or None."""
+        """Computes the gated mean of streams [batch, tokens, streams, hidden], and the optional write factors."""
 
         def __init__(self, norm: Norm, stream_count: int, rank: int, hidden_size: int, has_write_weights: bool) -> None:
             super().__init__()

@@ -96,7 +96,7 @@ def _reference_class() -> type[nn.Module]:
     indexer_reference: Any = indexer_reference_class()
 
     class TokenIndexerReference(indexer_reference):  # type: ignore[misc]
-        """Selects tokens for attention with keys and values for each head."""
+        """Selects tokens by an indexer, for attention with separate keys and values per head."""
 
         def selected_keys_and_values(
             self, x: Tensor, k: Tensor, v: Tensor, pass_state: PassState

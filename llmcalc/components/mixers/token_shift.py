@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def previous_tokens(recorder: Flow, x: Value) -> Value:
-    """Records a shift of all rows by one token, and stores the last token as the state."""
+    """Records a shift of the sequence by one token, and the cached state that holds the last token."""
     previous_token = recorder.shift(x, state_name="shift_state")
     recorder.state("shift_state", *x.axes, state_kind="shift_state")
     return previous_token

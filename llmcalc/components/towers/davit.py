@@ -98,7 +98,7 @@ class DaVit(TowerPart):
             check_divisor("window_size", self.window_size, f"the side of the grid of stages.{stage_index}", grid_side)
 
     def _stride_after(self, stage_index: int) -> int:
-        """Returns the product of the strides of the stages after this one."""
+        """Returns the product of the strides of all stages after the one with this index."""
         return prod(stage.stride for stage in self.stages[stage_index + 1 :])
 
     @property
@@ -107,7 +107,7 @@ class DaVit(TowerPart):
 
     @property
     def patches(self) -> Patches:
-        """The squares of pixels that correspond to the positions of the last stage."""
+        """The row axis of image patches: squares of pixels that become the positions of the last stage."""
         patch_side = prod(stage.stride for stage in self.stages)
         return Patches(patch_size=1).model_copy(update={"patch_size": patch_side, "num_channels": self.num_channels})
 
@@ -123,7 +123,7 @@ class DaVit(TowerPart):
         return x.view(Axis("hidden", self.output_width), new_rows=PATCHES)
 
     def _record_stage(self, recorder: Flow, x: Value, stage_index: int) -> Value:
-        """Records a stage: its convolution with a norm, and its layers."""
+        """Records the operations of one stage: its strided convolution and norm, and its layers."""
         stage, later_stride = self.stages[stage_index], self._stride_after(stage_index)
         grid_rows = MultipliedRows("positions", source_rows=PATCHES, rows_per_source=later_stride**2)
         hidden_axis, layer_count = Axis("hidden", stage.hidden_size), stage.num_hidden_layers
@@ -153,7 +153,7 @@ class DaVit(TowerPart):
         return x
 
     def _record_depthwise(self, recorder: Flow, conv_name: str, x: Value) -> Value:
-        """Records a depthwise convolution of 3 × 3 and its sum with its input."""
+        """Records a 3 × 3 depthwise convolution of x, plus x."""
         conv_output = recorder.conv(conv_name, x, *x.axes, kernel=DEPTHWISE_KERNEL, groups=x.width, bias=True)
         return recorder.add(x, conv_output)
 
@@ -191,7 +191,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class DaVitAttention(nn.Module):
-        """Attention in windows, or between channels. x: [images, rows, columns, hidden] → same shape.
+        """Attention in windows of positions, or between channels. x: [images, rows, columns, hidden] → same shape.
 
         window: the side of a window; None for attention between the channels of a group.
         """

@@ -1,4 +1,4 @@
-"""Layers over the output of an image encoder and learned vectors, in DeepSeek-OCR's encoders behind SAM's.
+"""DeepSeek-OCR's second encoder: layers over the vectors of SAM's encoder and learned vectors.
 
 DeepSeek-OCR (Wei 2025, arXiv:2510.18234, §3.2) has CLIP's layers, with a class vector; DeepSeek-OCR 2 those of a
 language model, with queries. transformers: models/unlimited_ocr (`UnlimitedOcrVisionModel`), models/deepseek_ocr2
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class PatchReader(Part):
-    """Layers of attention over the vectors of an image and learned vectors.
+    """Attention layers that run over an image's vectors and learned vectors together.
 
     hidden_size: the width of the vectors and of the layers.
     stack: the layers.
@@ -54,7 +54,7 @@ class PatchReader(Part):
 
     @property
     def output_width(self) -> int:
-        """The width of the result's vectors."""
+        """The width of the output vectors: `hidden_size`, doubled if the spec has no queries."""
         return self.hidden_size * (2 if self.queries is None else 1)
 
     def flow(self, recorder: Flow, x: Value) -> Value:

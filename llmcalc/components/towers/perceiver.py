@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Perceiver(LearnedQueries):
-    """Layers of learned latents: attention of the latents to patches and latents, then a feed-forward network.
+    """A Perceiver resampler: layers in which learned latents attend to patches and latents, then pass a network.
 
     num_hidden_layers: the number of layers.
     attention, feed_forward: the parts of a layer.
@@ -103,7 +103,7 @@ def _reference_class() -> type[nn.Module]:
             return latents + self.mlp(self.get_submodule("mlp_pre_norm")(latents), PassState())
 
     class PerceiverReference(nn.Module):
-        """Reads patches by learned latents. x: [images, patches, hidden] → [images, latents, hidden]."""
+        """Reduces patches to learned latents by attention. x: [images, patches, hidden] → [images, latents, hidden]."""
 
         def __init__(self, spec: Perceiver) -> None:
             super().__init__()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ProjectorLayer(Part):
-    """One linear layer of a projector.
+    """One linear layer of a projector, with its optional activation.
 
     size: its output width.
     bias: whether it has a bias, false by default.
@@ -74,7 +74,7 @@ class ProjectorLayer(Part):
 
 
 class Resampler(LearnedQueries):
-    """Learned queries that read the patches of an image by one cross-attention.
+    """Learned queries that attend to an image's patches in one cross-attention layer.
 
     projected: whether a linear layer without a bias brings the patches to that width, true by default.
     attention: the attention of the queries.
@@ -322,7 +322,7 @@ class Projector(TowerPart):
     def _append_marker_vectors(
         self, recorder: Flow, marker_name: str, x: Value, marker_count: int, *axes: Axis | JoinedShapes
     ) -> Value:
-        """Appends learned marker vectors to x."""
+        """Appends learned marker vectors, such as separators of images, to x."""
         mark_vectors = recorder.vector(marker_name, Axis("marks", marker_count), *axes, row_count=marker_count)
         return recorder.cat(
             x, mark_vectors, axes=x.axes, rows=ExtendedRows(source_rows=x.rows, extra_rows=marker_count)
@@ -509,7 +509,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def tokens(self, token_ids: Tensor) -> Tensor:
-            """Returns the projected vectors of special tokens that are not text."""
+            """Returns projected embeddings of the projector's special tokens, such as image separators."""
             return self._apply_maps(self.token_norm(self.token_embedding(token_ids)), 1)
 
         def _apply_maps(self, x: Tensor, patch_columns: int) -> Tensor:

@@ -171,7 +171,7 @@ class SamEncoder(TowerPart):
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, new_rows=patch_rows)
 
     def _record_neck(self, recorder: Flow, x: Value) -> Value:
-        """Records two convolutions with norms."""
+        """Records the neck after the layers: two convolutions, each with a norm."""
         channel_axis = Axis("channels", self.output_channels)
         x = recorder.part("norm_1", NECK_NORM, recorder.conv("conv_1", x, channel_axis, kernel=1))
         return recorder.part("norm_2", NECK_NORM, recorder.conv("conv_2", x, channel_axis, kernel=9))
@@ -266,7 +266,7 @@ def _reference_class() -> type[nn.Module]:
             return x[:, :patch_rows, :patch_columns]
 
         def _attend(self, x: Tensor) -> Tensor:
-            """Computes attention to a whole square. x: [squares, rows, columns, hidden] → same shape."""
+            """Computes attention within each square of positions. x: [squares, rows, columns, hidden] → same shape."""
             q, k, v = (
                 self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
                 for letter in "qkv"
@@ -297,7 +297,7 @@ def _reference_class() -> type[nn.Module]:
             return x + self.mlp(self.mlp_pre_norm(x), PassState())
 
     class SamNeck(nn.Module):
-        """Applies two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, …]."""
+        """Applies the neck: two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, …]."""
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__()
@@ -313,7 +313,7 @@ def _reference_class() -> type[nn.Module]:
             return x
 
     class SamSecondNeck(SamNeck):
-        """A neck for the output of a global layer, with a learned factor for the neck's output."""
+        """A second neck, for the output of a layer with global attention, scaled by a learned factor."""
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__(spec)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SanMEncoder(EncoderTower):
-    """A SAN-M encoder of stacked frames: the first layer reads input_size values, and some layers end in a norm.
+    """A SAN-M encoder of stacked frames, whose first layer reads input_size values; some layers are followed by a norm.
 
     input_size: the number of values per stacked frame. Sinusoidal positions are added to it.
     hidden_size: the width of the layers.
@@ -83,7 +83,7 @@ class SanMEncoder(EncoderTower):
         return recorder.part("norm", self.norm, x) if has_norm else x
 
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
-        """Records attention and the convolution of the values, whose sum is the output."""
+        """Records the sum of attention's output and of a convolution of the values over neighbouring frames."""
         heads = self.num_attention_heads
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
         q, k, v = record_queries_keys_values(recorder, x, *head_axes, bias=True)
@@ -124,7 +124,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional
 
     class SanMAttention(nn.Module):
-        """Attention and a convolution of the values. x: [clips, frames, width] → [clips, frames, hidden]."""
+        """Adds attention and a convolution of the values. x: [clips, frames, width] → [clips, frames, hidden]."""
 
         def __init__(self, spec: SanMEncoder, input_width: int) -> None:
             super().__init__()

@@ -78,17 +78,17 @@ class Subsampling(Component):
             raise ValueError("convolutions: the first one reads a single channel; expected separable = false")
 
     def input_value(self) -> Value:
-        """The audio frames, with one value per mel bin."""
+        """The input as a symbolic tensor of the compute graph: audio frames with one value per mel bin."""
         return Value(self._convolved_rows(PATCHES, 0), (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     @property
     def positions(self) -> Rows:
-        """The axis of encoder positions after frames are convolved in chunks, without padding positions."""
+        """The row axis of encoder positions that come from audio, without the padding of the last chunk."""
         strides = tuple(convolution.stride[0] for convolution in self.convolutions)
         return RowsInChunks(chunk_rows=self.chunk, strides=strides, pads_last_chunk=False)
 
     def _convolved_rows(self, frame_rows: Rows, conv_count: int) -> Rows:
-        """Returns the rows after `conv_count` convolutions. frame_rows: the rows before the last convolution."""
+        """Returns the row axis after `conv_count` convolutions. frame_rows: the rows before the last convolution."""
         if self.chunk is not None:
             strides = tuple(convolution.stride[0] for convolution in self.convolutions[:conv_count])
             return RowsInChunks(chunk_rows=self.chunk, strides=strides, pads_single_chunk=self.whole_chunks)

@@ -1,4 +1,4 @@
-"""A merger inside a vision encoder: attention within squares of patches, and one patch of each square.
+"""A patch merger inside a vision encoder: attention within squares of patches, then one vector per square.
 
 transformers: models/minicpmv4_6 (`MiniCPMV4_6ViTWindowAttentionMerger`).
 """
@@ -42,7 +42,7 @@ class WindowMerger(Part):
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the merger and returns one patch of each square."""
+        """Records the merger and returns one vector for each square of patches."""
         hidden_axes, merged_rows = x.axes, MergedPatchRows(source_rows=x.rows, square_side=self.side)
         with recorder.separate_stack(causal=False):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
