@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ValueEmbeddings(ResidualStreams):
-    """A table with a value vector per token and key/value head, which the residual stream does not read.
+    """A table with a value vector per token and key-value head, which attention layers add to their values.
 
     vocab_size: the number of its rows, the model's vocabulary.
     num_key_value_heads, head_dim: the heads of the attention that reads it.

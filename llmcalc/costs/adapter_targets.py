@@ -65,7 +65,7 @@ def linear_layers(
 
 
 def is_read_by_scan(node_position: NodePosition) -> bool:
-    """Whether a linear layer is Mamba-2's output projection, whose weight the scan's fused kernel reads directly.
+    """Whether the layer is Mamba-2's output projection, whose weight the fused scan kernel reads directly.
 
     Unsloth leaves it out of its quantized weights (models/llama.py for Falcon-H1, models/vision.py for Nemotron-H);
     elsewhere `llm_int8_skip_modules` has to name it.

@@ -186,7 +186,7 @@ class LowRankAdapters:
         return weight_count, total_bytes
 
     def uncounted_adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the adapters of routed experts that PEFT may also add if all linear layers are targets."""
+        """Returns adapters on routed experts that PEFT may add, uncounted, if all linear layers are targets."""
         if (
             self.adapts_experts
             or self.library != "peft"
@@ -205,7 +205,7 @@ class LowRankAdapters:
         )
 
     def _joined_layer_name(self, node_position: NodePosition) -> str:
-        """Returns the name of the layer that computes a projection with its neighbours; empty without neighbours."""
+        """Returns the fused layer's name for a projection that is computed with others; empty for a separate one."""
         projection_name, parent_position = node_position.node.name, node_position.parent
         if self.has_fused_qkv or self.library == "litgpt":
             return "qkv_proj" if projection_name in PROJECTIONS else ""
@@ -229,7 +229,7 @@ LinearType = TypeVar("LinearType", Linear, ExpertLinear)
 
 
 def _library_layer_name(node_position: NodePosition) -> str:
-    """Returns a shared name for projections that Megatron-Core joins in one layer; empty for other projections."""
+    """Returns the name of Megatron-Core's fused layer that contains a projection; empty for a separate projection."""
     return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
 
 
@@ -345,7 +345,7 @@ def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, included_
 
 
 def _check_magnitudes(adapters: LowRankAdapters) -> None:
-    """Raises `InputError` for magnitudes (DoRA) with adapters or base weights for which DoRA is not modelled."""
+    """Raises `InputError` for DoRA's magnitude vectors on adapters or base weights for which DoRA is not modelled."""
     if not adapters.has_magnitudes:
         return
     if adapters.library not in ("peft", "torchtune"):
@@ -357,7 +357,7 @@ def _check_magnitudes(adapters: LowRankAdapters) -> None:
 
 
 def _check_scan_gradients(node_tree: Node, target_names: Collection[str], included_parts: frozenset[str]) -> None:
-    """Raises `InputError` if a scan's kernel reads all adapted weights directly, so that no adapter has gradients."""
+    """Raises `InputError` if a fused scan kernel reads all adapted weights directly, so that none has gradients."""
     linear_positions = (node_position for node_position, _ in linear_layers(node_tree, included_parts))
     adapted_layers = [node_position for node_position in linear_positions if node_position.node.name in target_names]
     if adapted_layers and all(map(is_read_by_scan, adapted_layers)):

@@ -27,7 +27,7 @@ def longest_sequence(spec: ModelSpec) -> int | None:
 
 
 def default_sequence_tokens(spec: ModelSpec, added_tokens: int = 0) -> int:
-    """Returns the default tokens of text per sequence of a pass: `DEFAULT_TOKENS`, or the learned positions if fewer.
+    """Returns the default number of text tokens per sequence: `DEFAULT_TOKENS`, or fewer if positions are learned.
 
     added_tokens: tokens of images and audio beside them, for which learned positions leave room; default none.
     """

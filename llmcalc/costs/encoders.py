@@ -103,7 +103,7 @@ def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
 
 
 def _encoder_and_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tuple[str, Any]:
-    """Returns the name of the image or audio encoder, and the processor's rule for patches or frames.
+    """Returns the name of the image or audio encoder, and the rule that cuts its inputs into patches or frames.
 
     rule_field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
     Raises `InputError` where there is none.

@@ -134,7 +134,7 @@ class FlopCount:
 
     @property
     def by_component(self) -> dict[str, Number]:
-        """FLOPs by component. The entries are disjoint and add up to `total`; recomputation is a separate entry."""
+        """FLOPs by component; the components are disjoint and add up to `total`; recomputation is one of them."""
         flops_by_component = cost_by_kind(self.tree, step_flops_of, self.run_config, self.include)
         flops_by_component |= {TOWERS.name: self.encoders} if self.encoders else {}
         return {**flops_by_component, "recomputation": self.recomputed} if self.recomputed else flops_by_component

@@ -45,7 +45,7 @@ class ParameterCount:
 
     @property
     def active_at_least(self) -> Number:
-        """Active parameters of a token with the most identity experts; equals `active` without identity experts."""
+        """Active parameters of a token routed to as many identity experts as possible; else equal to `active`."""
         return self.active - self.tree.total(CountedOp.max_skipped_params, include=self.include)
 
     @property

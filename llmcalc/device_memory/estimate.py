@@ -180,7 +180,7 @@ class Memory:
         return self._device_memory_by_runtime[cuda_runtime]
 
     def _counted_run_for_runtime(self, cuda_runtime: CudaRuntime) -> CountedMemory:
-        """Returns the run on an accelerator with this CUDA runtime, with counted tensors but without the allocator."""
+        """Returns the run with these CUDA properties: tensors are counted, the allocator is not replayed."""
         if cuda_runtime not in self._counted_memory_by_runtime:
             usual_attention = default_attention(self.settings, self.spec)
             try:

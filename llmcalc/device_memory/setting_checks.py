@@ -1,4 +1,4 @@
-"""Checks of single settings: each function returns the valid value, or raises `InputError`."""
+"""Checks of single settings: each function returns the checked value, or raises `InputError`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_cache_format(option_name: str, format_name: str) -> str:
 
 
 def check_optimizer(option_name: str, optimizer_name: str) -> str:
-    """Returns an optimizer's usual name. Raises `InputError` for a name that is neither a name nor an alias."""
+    """Returns an optimizer's main name. Raises `InputError` for a text that is neither a name nor an alias."""
     return optimizer_name if optimizer_name in OPTIMIZER_NAMES else optimizer(optimizer_name, option_name).name
 
 

@@ -761,7 +761,7 @@ def _reference_class() -> type[nn.Module]:
             return keys_and_values
 
         def _join_target_keys(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
-            """Returns the target model's cached keys and values (zeros here), followed by this pass's keys and values."""
+            """Returns the target's cached keys and values (zeros here), followed by those of this pass."""
             cache_limit = self.spec.sliding_window or self.spec.attention_chunk_size
             past_tokens = (
                 pass_state.past_tokens if cache_limit is None else min(pass_state.past_tokens, cache_limit - 1)

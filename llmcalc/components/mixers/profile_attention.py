@@ -158,7 +158,7 @@ def profile_attention_class() -> type[nn.Module]:
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def bias_of(self, profile_weights: Tensor, pass_state: PassState, end_position: int, key_count: int) -> Tensor:
-            """Returns the score bias of the `key_count` tokens before `end_position`, [batch, heads, tokens, keys].
+            """Returns the score bias for the last `key_count` tokens up to `end_position` [batch, heads, tokens, keys].
 
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CtcConformer(EncoderTower):
-    """A conformer: stacked frames of a spectrum → hidden_size → layers, with labels predicted after half of them.
+    """A conformer for CTC: stacked spectrum frames → hidden_size → layers; labels are predicted after half of them.
 
     input_size: the number of values per frame.
     hidden_size: the width of the layers.

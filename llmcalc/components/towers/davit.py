@@ -219,7 +219,7 @@ def _reference_class() -> type[nn.Module]:
             return join_windows(attn_output, self.window, *x.shape[1:3])
 
     class DaVitBlock(nn.Module):
-        """Runs a window block or a channel block. x: [images, rows, columns, hidden] → same shape."""
+        """Runs an attention block over windows or channels. x: [images, rows, columns, hidden] → same shape."""
 
         def __init__(self, spec: DaVit, stage: DaVitStage, heads: int, window: int | None) -> None:
             super().__init__()
@@ -249,7 +249,7 @@ def _reference_class() -> type[nn.Module]:
             return layer_output
 
     class DaVitEmbedding(nn.Module):
-        """Convolves a grid. x: [images, rows, columns, channels] → [images, smaller grid, hidden]."""
+        """Reduces a grid by a strided convolution. x: [images, rows, columns, channels] → [images, …, hidden]."""
 
         def __init__(self, spec: DaVit, stage: DaVitStage, in_channels: int) -> None:
             super().__init__()

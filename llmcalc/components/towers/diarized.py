@@ -197,7 +197,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from ..runtime import vector_module
 
     class EncoderLayers(nn.Module):
-        """Runs the layers of a stack, which are direct submodules here. x: [clips, positions, width] → same shape."""
+        """Runs a stack's layers, which are direct submodules here. x: [clips, positions, width] → same shape."""
 
         def __init__(self, stack: Stack, hidden_size: int) -> None:
             super().__init__()

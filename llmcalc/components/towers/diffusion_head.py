@@ -73,7 +73,7 @@ class DiffusionHead(Part):
         return recorder.add(x, recorder.mul(modulation_gate, recorder.part("mlp", self.feed_forward, modulated_x)))
 
     def _modulation(self, recorder: Flow, condition: Value, part_count: int) -> tuple[Value, ...]:
-        """Records a linear layer of the activated condition and returns its output in `part_count` equal parts."""
+        """Records a linear layer on the activated condition; returns its output in `part_count` equal parts."""
         shape = (Axis("hidden", self.hidden_size),)
         activated_condition = recorder.act(condition, self.hidden_act)
         return recorder.split(

@@ -56,7 +56,7 @@ class ImageGeneration(Part):
 
 
 class ImageTokenizer(TowerPart):
-    """An image tokenizer: pixels → levels of residual blocks → the nearest rows of a codebook, and a decoder to pixels.
+    """An image tokenizer: pixels → levels of residual blocks → nearest codebook rows; and a decoder to pixels.
 
     Its encoder reads an image as 2 ** temporal_levels equal frames, which its last convolutions merge. The decoder runs
     for generated images alone: its parameters are counted, no FLOPs.

@@ -116,7 +116,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class PatchReaderReference(nn.Module):
-        """Reads vectors: [images, positions, hidden] → [images, queries, hidden], or [images, positions, 2 · hidden].
+        """Runs the layers. [images, positions, hidden] → [images, queries, hidden] or [images, positions, 2 · hidden].
 
         Learned vectors come last; CLIP has its class vector first. Only their places differ, no parameter.
         """

@@ -292,7 +292,7 @@ class Projector(TowerPart):
             return self.stack.flow(recorder, x)
 
     def _add_positions(self, recorder: Flow, x: Value) -> Value:
-        """Adds positions to the patches and the mean of the patches as one vector more, each if there is one."""
+        """Adds the optional positions to the patches, and appends the optional mean of all patches as a vector."""
         if self.grid_positions is not None:
             column_width = floor_div(self.input_size, 2)
             widths = {"column_positions": self.input_size - column_width, "row_positions": column_width}
@@ -418,7 +418,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
 
     class FramePositions(nn.Module):
-        """Adds the position of an image's only frame. x: [images, patches, hidden] → same shape."""
+        """Adds the position vector of the image's single frame. x: [images, patches, hidden] → same shape."""
 
         def __init__(self, frame_count: int, hidden_size: int) -> None:
             super().__init__()
@@ -513,7 +513,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self._apply_maps(self.token_norm(self.token_embedding(token_ids)), 1)
 
         def _apply_maps(self, x: Tensor, patch_columns: int) -> Tensor:
-            """Applies the linear layers. patch_columns: the patches per row, which only convolutions read."""
+            """Applies the linear layers in order. patch_columns: the patches per row, for convolutional layers."""
             for linear_index, linear_map in enumerate(self.spec.maps, 1):
                 map_module = self.get_submodule(f"map_{linear_index}")
                 if linear_map.halves:

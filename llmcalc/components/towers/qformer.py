@@ -92,7 +92,7 @@ class QFormer(LearnedQueries):
         return queries
 
     def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, window_rows: Rows) -> Value:
-        """Records a layer. patches: the input of cross-attention, if any. window_rows: the queries of all windows."""
+        """Records a layer. patches: the input of cross-attention, if any. window_rows: rows of all windows' queries."""
         for attention_name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, window_rows)):
             if memory is not None:
                 with recorder.scope(attention_name, kind="attention"):

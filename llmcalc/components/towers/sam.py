@@ -129,7 +129,7 @@ class SamEncoder(TowerPart):
             return self.reader.flow(recorder, x)
 
     def _layer_kinds(self) -> Iterator[tuple[str, int | None, Number, list[int] | None]]:
-        """Yields the label, the window, the number and the indices of each kind of layer."""
+        """Yields label, window, layer count and layer indices of layers with windowed and with global attention."""
         layer_count: Number = self.num_hidden_layers
         global_indices = sorted({*self.global_layers})
         windowed_layers = (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SpectrumConv(Part):
-    """A convolution over time and frequency, then an activation. Frequencies are padded with one zero on each side.
+    """A convolution over time and frequency, then an activation; one zero pads each side of the frequencies.
 
     channels: the number of output channels.
     kernel, stride: the kernel size and the stride over (time, frequency), (3, 3) and (2, 2) by default.

@@ -203,7 +203,7 @@ def _reference_class() -> type[nn.Module]:
             return join_windows(self.o_proj(heads.transpose(1, 2).flatten(2)), self.window, *x.shape[1:3])
 
     class DistanceIndex(nn.Module):
-        """Returns the index of the distance of each pair of positions in a window: [positions, positions]."""
+        """Returns the index of the row and column offset of each pair of window positions: [positions, positions]."""
 
         def __init__(self, window: int) -> None:
             super().__init__()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WindowMerger(Part):
-    """Attention within squares, then the sum of each square's mean and of two linear layers over its patches.
+    """Attention within squares of patches, then each square's mean plus a two-layer network over the square's patches.
 
     side: the side of a square, in patches.
     attention: the attention, limited to the squares.
@@ -65,7 +65,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional
 
     class WindowMergerReference(nn.Module):
-        """Merges each square of patches into one. x: [images, patches, hidden] → [images, patches / side², hidden]."""
+        """Merges squares of patches. x: [images, patches, hidden] → [images, patches / side², hidden]."""
 
         def __init__(self, spec: WindowMerger, hidden_size: int) -> None:
             super().__init__()

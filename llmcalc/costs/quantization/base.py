@@ -217,7 +217,7 @@ class QuantizationScheme:
 
     @property
     def has_square_blocks(self) -> bool:
-        """Whether weights share a scale by blocks of several rows and columns, which ranks may cut."""
+        """Whether a block of several rows and columns shares one scale, so that ranks' parts may cut through blocks."""
         return False
 
     def shard_refusal_reason(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:

@@ -102,7 +102,7 @@ def _read_group(config: ConfigFields, model_format: Any) -> tuple[list[str], Lin
 
 
 def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
-    """Returns the stored scales of activations: none if dynamic, and one if only group scales are dynamic."""
+    """Returns the stored activation scales: none for dynamic scales, one if only group scales are dynamic."""
     if input_fields is None:
         return ActivationScales()
     input_fields.ignore("num_bits", "type", "group_size", "block_structure", *IGNORED_ARGUMENTS)

@@ -384,7 +384,7 @@ def _parent_path(param: WeightTensor) -> str:
 
 
 def _layer_gets_more_bits(layer_index: int, layer_count: int) -> bool:
-    """Whether layer i of n is in the first or last eighth, or is every third layer in between (`use_more_bits`)."""
+    """Whether llama.cpp gives a layer more bits: first and last eighth, every third between (`use_more_bits`)."""
     return (
         layer_index < layer_count // 8
         or layer_index >= 7 * layer_count // 8

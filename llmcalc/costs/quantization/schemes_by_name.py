@@ -232,7 +232,7 @@ UD-Q4_K_XL 17,923,394,624 and Q4_K_M 17,106,775,008; UD-Q5_K_XL 20,218,178,624 a
 
 
 def nearest_gguf_mix(scheme_name: str) -> str | None:
-    """Returns the llama-quantize mix closest to an Unsloth dynamic file, such as `ud-q4_k_xl`; None for other names."""
+    """Returns the llama.cpp mix nearest to an Unsloth dynamic quantization (`ud-q4_k_xl`); None for other names."""
     file_match = _DYNAMIC_FILE.fullmatch(scheme_name.strip().lower().replace("-", "_"))
     if file_match is None or scheme_name.strip().upper().replace("-", "_") in MIXES_WITH_LARGER_EMBEDDINGS:
         return None

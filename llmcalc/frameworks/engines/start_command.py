@@ -1,4 +1,4 @@
-"""The command that starts a server, with the engine's program, the model's hub id, and the flags."""
+"""The command that starts a server: the engine's program, the model's hub id, and flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .engine import Engine
 
 
 def hub_id(preset: Preset) -> str | None:
-    """Returns the hub id under which engines find a model's weights; None for a changed model or a local file."""
+    """Returns the hub id that an engine needs to load a model; None for a changed model or a local file."""
     possible_names = (preset.target, preset.name, *preset.aliases)
     return None if preset.changes else next((hub_name for hub_name in possible_names if is_hub_id(hub_name)), None)
 
