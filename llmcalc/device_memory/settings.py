@@ -110,7 +110,7 @@ def _scheme_names() -> Iterable[str]:
 
 @frozen
 class Settings:
-    """The settings of a run on one device. None means the default. A setting of another phase is an error."""
+    """The settings of a run on one device; None means the default. A setting of other phases is an error."""
 
     phase: Annotated[
         MemoryPhase,

@@ -93,7 +93,7 @@ class Node:
         return any(child_node.kind == "layer" for child_node in self.children)
 
     def with_effect(self, effect: str) -> Node:
-        """Returns the tree without the nodes that cannot have an effect, such as parameters; the totals stay equal."""
+        """Returns the tree with only nodes that can have an effect, such as parameters; the effect's totals stay."""
         reduced_children = (child_node.with_effect(effect) for child_node in self.children)
         child_nodes = tuple(child for child in reduced_children if child.children or child._can_have_effect(effect))
         return replace(self, children=child_nodes)

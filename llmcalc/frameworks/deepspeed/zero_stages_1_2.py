@@ -402,7 +402,7 @@ class PartitionedRun(ZeroRun):
         self.epilogue()
 
     def epilogue(self) -> None:
-        """Reduces the last bucket and collects the rank's gradients (`independent_gradient_partition_epilogue`)."""
+        """Reduces the last bucket, collects the partition's gradients (`independent_gradient_partition_epilogue`)."""
         self.reduce_ipg_grads()
         self._clear_previous_reduced_grads()
         if self.has_offloaded_states:
