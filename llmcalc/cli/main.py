@@ -271,7 +271,7 @@ def _commands_with(option_name: str, running_command: str) -> list[str]:
 
 
 def _is_model_name(typed_word: str) -> bool:
-    """Whether a word in the position of a command is a preset's name, or a model's file."""
+    """Whether a word that was typed in place of a command is a preset's name or a model's file."""
     from ..sources.presets import model_names, names_by_alias
 
     return (

@@ -53,7 +53,7 @@ class SubsamplingStem(Stem):
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem's convolutions, whose output is the encoder's input.
+        """Records the operations of the stem's convolutions, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
@@ -103,7 +103,7 @@ class WaveformStem(Stem):
         )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem's convolutions, whose output is the encoder's input.
+        """Records the operations of the stem's convolutions, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """

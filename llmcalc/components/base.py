@@ -143,7 +143,7 @@ def check_groups(heads: int, kv_heads: int) -> None:
 
 
 def check_divisor(field_name: str, divisor: int, dividend_name: str, dividend: int) -> None:
-    """Raises `ValueError` unless the value of one field divides the value of another field without a remainder."""
+    """Raises `ValueError` unless one field's value divides another field's value without a remainder."""
     if dividend % divisor:
         raise ValueError(
             f"{field_name}: {divisor} does not divide {dividend_name} {dividend}; expected a divisor of {dividend}"
@@ -343,7 +343,7 @@ class TokenMixer(Component):
         return None
 
     def report_label(self) -> str:
-        """The name of the mixer's kind in reports, such as `sliding`, `full` or `mamba2`."""
+        """The name of the type of mixer in reports, such as `sliding`, `full` or `mamba2`."""
         return str(getattr(self, "type", ""))
 
     def cost_thresholds(self) -> tuple[int, ...]:
@@ -382,7 +382,7 @@ class TokenMixer(Component):
         return None
 
     def record_shared_bias(self, recorder: Flow, x: Value) -> None:
-        """Records, before the first layer, the bias that all layers of a stack add to their attention scores.
+        """Records the bias that a stack's layers add to their attention scores, before the first layer runs.
 
         x: the input of the first layer.
         """

@@ -18,7 +18,7 @@ AFFINE_NORM = Norm.model_construct(type="affine")
 
 
 def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channel_axes: Shape) -> Value:
-    """Records a batch norm with its stored statistics and number of batches. channel_axes: the normalized axes."""
+    """Records the operations of a batch norm with stored statistics. channel_axes: the normalized axes."""
     with recorder.scope(norm_name, kind="norm"):
         statistics = recorder.buffer("statistics", Axis("statistics", 2), *channel_axes)
         recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)

@@ -76,7 +76,7 @@ class Proposal(OutputPart):
         vocab: Axis = SINGLE_TOKEN_VOCABULARY,
         draft_vocab: Axis = SINGLE_TOKEN_VOCABULARY,
     ) -> Value:
-        """Records the proposal head's logit bias. x: the hidden states.
+        """Records the computation of the proposal head's logit bias. x: the hidden states.
 
         vocab, draft_vocab: the axes of the vocabulary read and of the proposed tokens.
         """
@@ -125,7 +125,7 @@ class Proposal(OutputPart):
         )
 
     def _record_token_bias(self, recorder: Flow, x: Value, rank_axis: Axis, vocab: Axis, draft_vocab: Axis) -> Value:
-        """Records the logit bias from the previous token's embedding, and returns the embedding."""
+        """Records the computation of the logit bias from the previous token's embedding, and returns the embedding."""
         token_embedding, _ = recorder.table("markov_w1", vocab, rank_axis, of=LOGITS)
         bias_input = token_embedding
         if self.markov == "gated":

@@ -94,7 +94,7 @@ class ConformerConvolution(Part):
     def _record_projection(
         self, recorder: Flow, projection_name: str, x: Value, *output_axes: Axis | JoinedShapes
     ) -> Value:
-        """Records a named projection, as a linear layer or as a convolution of width 1."""
+        """Records the operations of a named projection, as a linear layer or as a convolution of width 1."""
         if self.convolved:
             return recorder.conv(projection_name, x, *output_axes, kernel=1, bias=self.bias)
         return recorder.linear(projection_name, x, *output_axes, bias=self.bias)

@@ -201,7 +201,7 @@ class SideConvolution(StackPart):
             raise ValueError(f"{stack_position.error_path}: it sees tokens on both sides; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
-        """Records the convolution of x, the first layer's input. first_layer_output: default x."""
+        """Records the operations of the convolution of x, the first layer's input. first_layer_output: default x."""
         kernel_size, conv_groups = self.conv_kernel_size, self.conv_groups
         convolution_output = recorder.act(
             recorder.conv("conv", x, *x.axes, kernel=kernel_size, groups=conv_groups, bias=True), self.conv_act

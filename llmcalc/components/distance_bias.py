@@ -188,7 +188,7 @@ class RelativeBias(DistanceBuckets, StackPart):
                 )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the bias table, which each layer's attention indexes by the bucket of a distance."""
+        """Records the table of bias scalars, which each layer's attention indexes by the bucket of a distance."""
         from ..workload.derived_rows import EmbeddingRows
 
         bucket_axis = Axis("buckets", self.relative_attention_num_buckets)

@@ -35,7 +35,7 @@ class DraftHeads(Part):
     num_heads: int = Field(ge=1, le=64, strict=True)
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis, rows: Rows) -> Value:
-        """Records all heads. x: the hidden states. vocab, draft_vocab: axes of the tokens read and proposed."""
+        """Records the operations of all heads. x: hidden states. vocab, draft_vocab: axes of tokens read, proposed."""
         logits = self._record_logits(recorder, x.view(*x.axes, new_rows=rows), vocab, draft_vocab)
         if len(logits) == 1:
             return logits[0]
@@ -77,7 +77,7 @@ class MedusaHeads(DraftHeads):
         return f"{self.num_heads} Medusa heads of {self.num_layers} layer{'s' * (self.num_layers > 1)}"
 
     def _record_residual_layers(self, recorder: Flow, x: Value, head_index: int) -> Value:
-        """Records the residual layers of a head and returns their output."""
+        """Records the operations of the residual layers of a head and returns their output."""
         for layer_index in range(self.num_layers):
             projected_x = recorder.linear(f"blocks_{head_index}_{layer_index}", x, *x.axes, bias=self.bias)
             x = recorder.add(x, recorder.act(projected_x, "silu"))
@@ -135,7 +135,7 @@ class SpeculatorHeads(DraftHeads):
     def _next_state(
         self, recorder: Flow, i: int, head_state: Value, token_vector: Value, shared_weights: dict[str, Value]
     ) -> Value:
-        """Records one stage and returns its new state. shared_weights: the first uses of weights that stages share."""
+        """Records the operations of a stage; returns its state. shared_weights: first uses of shared weights."""
         if i > 1 and self.tied:
             projected_state = recorder.apply_again(head_state, shared_weights["proj"])
         else:

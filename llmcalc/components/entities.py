@@ -42,7 +42,7 @@ class Entities(StackPart):
     prediction: Literal["tied", "own"] | None = None
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the entity tables and the entity head. x: the input of the layers."""
+        """Records the operations of the entity tables and of the optional entity head. x: the input of the layers."""
         vocab = Axis("entities", self.entity_vocab_size)
         entity_axes = x.axes if self.entity_emb_size is None else (Axis("entity", self.entity_emb_size),)
         entity_embeddings, entity_table = recorder.table(
@@ -61,7 +61,7 @@ class Entities(StackPart):
         return self._record_head(recorder, entity_embeddings, entity_axes, vocab, entity_table)
 
     def _record_head(self, recorder: Flow, x: Value, entity_axes: Shape, vocab: Axis, entity_table: Weight) -> Value:
-        """Records the entity-prediction head. entity_table: the weight of the entity embedding table."""
+        """Records the operations of the entity-prediction head. entity_table: weight of the entity embedding table."""
         with recorder.scope("prediction", kind="lm_head"):
             transformed_x = recorder.part(
                 "norm", self.norm, recorder.act(recorder.linear("dense", x, *entity_axes, bias=True), "gelu")

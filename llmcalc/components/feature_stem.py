@@ -40,7 +40,7 @@ class FeatureStem(Stem):
         )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the feature vectors as the encoder's input.
+        """Records the given feature vectors as the encoder's input, without a projection.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """

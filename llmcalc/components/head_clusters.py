@@ -51,7 +51,7 @@ class Clusters(Part):
             )
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis, output_weight: Weight | None, rows: Rows) -> Value:
-        """Records the scores of the clusters' centroids and of the best clusters' tokens.
+        """Records the computation of the scores of the clusters' centroids and of the best clusters' tokens.
 
         x: the hidden states. output_weight: the embedding's weight, if tied.
         """

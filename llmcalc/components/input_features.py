@@ -37,7 +37,7 @@ class InputFeatures(StackPart):
             raise ValueError(f"embedding_sizes: expected {len(self.vocab_sizes)}, one for each table")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the projection of the concatenated embeddings. x: the token embeddings."""
+        """Records the operations of the projection of the concatenated embeddings. x: the token embeddings."""
         embeddings = [x]
         for table_index, (vocab_size, table_width) in enumerate(
             zip(self.vocab_sizes, self.embedding_sizes, strict=True)

@@ -101,7 +101,7 @@ class MultiTokenPrediction(OutputPart):
     def flow(
         self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, embedding_weight: Weight, output_weight: Weight
     ) -> Value:
-        """Records all prediction modules in sequence. x: the last hidden states.
+        """Records the operations of all prediction modules in sequence. x: the last hidden states.
 
         embedding_weight: the embedding's weight. output_weight: the weight of the model's head.
         """
@@ -150,7 +150,7 @@ class MultiTokenPrediction(OutputPart):
         output_weight: Weight,
         streams: ResidualStreams | None,
     ) -> Value:
-        """Records one prediction module. x: the hidden states or streams of the model or of the previous module."""
+        """Records the operations of one prediction module. x: hidden states or streams of the model or last module."""
         hidden_axis = x.axes[-1]
         if self.own_embedding:
             embedding, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")

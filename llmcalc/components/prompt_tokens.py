@@ -52,7 +52,7 @@ class PromptTokens(ResidualStreams):
         return recorder.resized(x, x.rows.source_rows)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the prompt and the text. x: the token embeddings."""
+        """Records the concatenation of the learned prompt and the text. x: the token embeddings."""
         prompt_table = recorder.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
         return recorder.prefixed(x, prompt_table, PromptedRows(source_rows=x.rows, prompt_rows=self.prompt_length))
 

@@ -41,7 +41,7 @@ class Reading(Part):
         self.attention.check_cross_attention()
 
     def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:
-        """Records the cross-attention. x: the input of the queries. memory: the input of the keys and values."""
+        """Records the cross-attention's operations. x: the queries' input. memory: the keys' and values' input."""
         queries, keys = recorder.part("query_norm", self.norm, x), recorder.part("kv_norm", self.norm, memory)
         with recorder.separate_stack(causal=False):
             attn_output = recorder.part("attention", self.attention, queries, memory=keys)

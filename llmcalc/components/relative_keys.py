@@ -56,7 +56,7 @@ class RelativeKeys(StackPart):
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the look-up of a key for each pair of positions."""
+        """Records the operations of the look-up of a key for each pair of positions."""
         pair_rows = value_of_pairs(x.rows).rows
         head_dim, distance_axis = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
         keys, _ = recorder.table("", distance_axis, head_dim, of=pair_rows, by="positions")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def record_causal_convolution(
     recorder: Flow, conv_name: str, x: Value, *channels: Axis | JoinedShapes, kernel_size: Number, **node_fields: Any
 ) -> Value:
-    """Records a depthwise convolution over the last `kernel_size` tokens, and its cached state of earlier inputs."""
+    """Records a depthwise convolution over the last `kernel_size` tokens, and its state, the last inputs."""
     conv_output = recorder.conv(
         conv_name, x, *channels, kernel=kernel_size, groups=x.width, padding=kernel_size - 1, **node_fields
     )

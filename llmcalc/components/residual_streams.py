@@ -59,11 +59,11 @@ class ResidualStreams(StackPart):
             )
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
-        """Records the split of one residual stream into several streams. x: the input of the first layer."""
+        """Records the operations that split one residual stream into several. x: the input of the first layer."""
         raise TypeError(f"{type(self).__name__} has no streams to split into")
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
-        """Records the merge of all streams into one residual stream. x: the output of the last layer."""
+        """Records the operations that merge all residual streams into one. x: the output of the last layer."""
         return x
 
 

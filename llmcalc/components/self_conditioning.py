@@ -41,7 +41,7 @@ class SelfConditioning(ResidualStreams):
         return recorder.part("self_conditioning", self, x)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the self-conditioning and returns the first layer's input. x: the token embeddings."""
+        """Records the self-conditioning's operations and returns the first layer's input. x: the token embeddings."""
         condition = recorder.part("pre_norm", self.norm, recorder.received(x, *x.axes))
         recorder.hold(signal=condition)
         conditioned_x = recorder.add(x, recorder.part("mlp", self.feed_forward, condition))

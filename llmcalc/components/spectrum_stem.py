@@ -52,7 +52,7 @@ class SpectrumStem(Stem):
         return Value(frame_rows, (Axis("mel", self.subsampling.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the convolutions and the projection, whose output is the encoder's input.
+        """Records the operations of the convolutions and the projection, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """

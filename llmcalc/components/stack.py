@@ -272,7 +272,7 @@ class Stack(Component):
         return [*self.first_layers, *repeated_pattern][: self.num_hidden_layers]
 
     def layer(self, layer_name: str) -> Layer:
-        """Returns the layer of the named kind."""
+        """Returns the layer that has this name in the layer pattern."""
         return self.block if layer_name == BASE_LAYER_NAME else self.variants[layer_name]
 
     def layer_groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
@@ -306,7 +306,7 @@ class Stack(Component):
         positions: Weight | None = None,
         keeps_first_input: bool = True,
     ) -> Value:
-        """Records the whole stack. x: token embeddings, or the input of the stack's own stem or embedding.
+        """Records the operations of the whole stack. x: token embeddings, or the input of the stem or embedding.
 
         width: the width of the layers where it differs from x's. positions: the table of learned positions of another
         stack, in the place of its own. keeps_first_input: whether the forward pass keeps the first layer's input until
@@ -322,7 +322,7 @@ class Stack(Component):
             )
 
     def _run_layers(self, recorder: Flow, x: Value) -> Value:
-        """Records the layers and what follows, and returns the stack's output. x: the input of the first layer."""
+        """Records the operations of the layers and final norm, and returns the output. x: the first layer's input."""
         slots: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
             ("relative_bias", self.relative_bias, {}),
             ("relative_keys", self.relative_keys, {}),
@@ -405,7 +405,7 @@ class Stack(Component):
     def _record_layers(
         self, recorder: Flow, x: Value, kind_name: str, layer: Layer, layer_count: Number, layer_indices: Any
     ) -> Value:
-        """Records the layers with one pattern name. If the layers share parameters, the first layer stores them."""
+        """Records the operations of layers with one pattern name; if they share parameters, the first stores them."""
         shown_label = "" if kind_name == BASE_LAYER_NAME else kind_name
         node_fields = {"kind": "layer", "source": layer.formula_source}
         if kind_name not in self.shared_layers:
@@ -666,7 +666,7 @@ def _reference_class() -> type[nn.Module]:
             return (component_module,)
 
         def _share_parameters(self, first_layer: nn.Module, layer: nn.Module) -> None:
-            """Ties a layer's parameters and buffers to the first layer of the same kind."""
+            """Ties a layer's parameters and buffers to those of the first layer with the same pattern name."""
             share_parameters: Any = getattr(layer, "share_parameters", None)
             if share_parameters is not None:  # a layer that shares only a part of itself
                 share_parameters(first_layer)

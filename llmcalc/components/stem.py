@@ -94,7 +94,7 @@ class ConvStem(Stem):
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records both convolutions, whose output is the encoder's input.
+        """Records the operations of both convolutions, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """

@@ -108,7 +108,7 @@ class TargetStates(ResidualStreams):
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the projection of the target's hidden states. x: the token embeddings."""
+        """Records the operations of the projection of the target's hidden states. x: the token embeddings."""
         hidden_axis = x.axes[-1]
         state_axis = Axis("states", self.states)
         width_axis = hidden_axis if self.size is None else Axis("target", self.size)

@@ -40,7 +40,7 @@ class Boxes(Part):
     shape_size: InnerWidth
 
     def flow(self, recorder: Flow, x: Value, kind: str) -> Value:
-        """Records the six table look-ups and returns the box vectors. x: the token embeddings."""
+        """Records the operations of the six table look-ups and returns the box vectors. x: the token embeddings."""
         rows = Axis("positions", self.num_positions)
         coordinate, shape = Axis("coordinate", self.coordinate_size), Axis("shape", self.shape_size)
         (left, x_table), (top, y_table), (height, _), (width, _) = (
@@ -85,7 +85,7 @@ class TokenTypes(StackPart):
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records token embeddings plus a row of each token-type table. x: the token embeddings."""
+        """Records the computation of token embeddings plus a row of each token-type table. x: the token embeddings."""
         other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
         for table_name, type_count in (
             ("embed_types", self.type_vocab_size),

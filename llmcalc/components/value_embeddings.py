@@ -40,7 +40,7 @@ class ValueEmbeddings(ResidualStreams):
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the table look-up. x: the first layer's input."""
+        """Records the operations of the table look-up. x: the first layer's input."""
         axes = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         value_vectors, _ = recorder.table("", Axis("vocab", self.vocab_size), *axes, of=x.rows)
         return value_vectors

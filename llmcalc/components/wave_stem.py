@@ -92,7 +92,7 @@ class WaveStem(Stem):
         return self.input_frames(TOKENS)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the convolutions and the projection, whose output is the encoder's input.
+        """Records the operations of the convolutions and the projection, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
@@ -126,7 +126,7 @@ class WaveStem(Stem):
         return recorder.add(frames, positions)
 
     def _convolve_positions(self, recorder: Flow, conv_name: str, x: Value, axes: Shape, position_rows: Rows) -> Value:
-        """Records the position convolution; for an even kernel, the one surplus output is dropped."""
+        """Records the operations of the position convolution; for an even kernel, the one surplus output is dropped."""
         kernel_size = self.position_kernel
         row_padding = 2 * floor_div(kernel_size, 2) + 1 - kernel_size
         padded_rows = MultipliedRows(

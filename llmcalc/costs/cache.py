@@ -123,7 +123,7 @@ class CacheSize:
 
     @property
     def by_layer_kind(self) -> dict[str, int]:
-        """The bytes by the kind of cache, such as `full_attention` and `sliding_attention`."""
+        """The bytes by name of the cache, such as `full_attention` and `sliding_attention`."""
         bytes_by_kind: dict[str, int] = {}
         for cache_group in self.groups:
             bytes_by_kind[cache_group.kind] = bytes_by_kind.get(cache_group.kind, 0) + cache_group.bytes

@@ -35,13 +35,13 @@ def check_optimizer(option_name: str, optimizer_name: str) -> str:
 
 
 def check_recompute(option_name: str, recompute_value: str) -> str:
-    """Returns the value of `recompute` unchanged. Raises `InputError` for an invalid value."""
+    """Checks a value of the setting `recompute` and returns it unchanged. Raises `InputError` for an invalid value."""
     recompute_of(recompute_value)
     return recompute_value
 
 
 def check_capacity(option_name: str, capacity_text: str) -> str:
-    """Returns the value of `moe` unchanged. Raises `InputError` for an invalid value."""
+    """Checks a value of the setting `moe` and returns it unchanged. Raises `InputError` for an invalid value."""
     from ..workload.expert_capacity import capacity_of
 
     capacity_of(capacity_text)
@@ -49,7 +49,7 @@ def check_capacity(option_name: str, capacity_text: str) -> str:
 
 
 def check_fake_quantization(option_name: str, quantization_name: str) -> str:
-    """Returns the value of `fake_quantize` unchanged. Raises `InputError` for an invalid value."""
+    """Checks a value of `fake_quantize` and returns it unchanged. Raises `InputError` for an invalid value."""
     from ..workload.fake_quantization import fake_quantization_of
 
     fake_quantization_of(quantization_name)

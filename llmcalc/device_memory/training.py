@@ -252,7 +252,7 @@ class TrainingRun:
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.tensor.role == "table")
 
     def _is_matrix(self, parameter_key: ModulePath) -> bool:
-        """Whether a parameter is a linear layer's weight matrix inside the layers, or an adapter's."""
+        """Whether a parameter is the matrix of a linear layer inside the transformer layers, or of an adapter."""
         parameter_path = _path_without_indices(parameter_key)
         if self.training_config.adapters is None:
             return parameter_path in self._layer_matrices

@@ -11,7 +11,7 @@ from ..frozen import frozen
 
 @frozen(slots=True)
 class Axis:
-    """A named dimension of a value, with its length.
+    """A named dimension of a tensor, with its length.
 
     name: what the axis counts (`heads`, `ffn`, `experts`).
     size: its length.

@@ -270,7 +270,7 @@ class ModuleNames:
             )
 
     def _table_entry(self, table_keys: tuple[str, ...]) -> str | None:
-        """Returns the first table entry for these keys, from the model family's table first; None without an entry."""
+        """Returns the published-name entry for the first known key, from the family's table first; None without one."""
         return next(
             (
                 name_table[table_key]

@@ -175,7 +175,7 @@ def all_steps(program_items: Iterable[ProgramItem]) -> Iterator[Step]:
 
 
 def _nodes_of_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the own operation of a module, its operations in other forms by name of the form, and child nodes."""
+    """Returns the module's own operation, the forms of it by name, and the child nodes, from items of a graph."""
     op: Op | None = None
     ops_by_form: dict[str, Op] = {}
     child_nodes: list[Node] = []

@@ -120,7 +120,7 @@ class EncoderBytes:
 
     @property
     def name(self) -> str:
-        """The name of these bytes in reports."""
+        """The name of the encoders' bytes in reports."""
         return f"{self.model_name} encoders: {self.kind}".lstrip()
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:

@@ -88,7 +88,7 @@ class LayerSharing:
 
 
 class Layer(Component):
-    """The base class of all kinds of layers, with the fields that reports and counts need.
+    """The base class of all types of layers, with the fields that reports and counts need.
 
     attention: the token mixer: attention, state-space or linear attention; `{ type = "none" }` without one.
     feed_forward: the part that works on each token separately; `{ type = "none" }` without one.

@@ -59,7 +59,7 @@ class LoopedAttention(GroupedQueryMixer):
         return (self.loop_window_size,)
 
     def flow(self, recorder: Flow, x: Value, is_second_loop: bool = False) -> Value:
-        """Records attention. is_second_loop: whether this is the second loop, which has the gate."""
+        """Records the operations of attention. is_second_loop: whether this is the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim = Axis("head_dim", self.head_dim)
         projection_role: Role = "shared" if is_second_loop else "own"

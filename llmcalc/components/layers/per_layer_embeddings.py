@@ -98,7 +98,7 @@ class PerLayerGate(Part):
         return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:
-        """Records the gate and returns the term that the layer adds to x. norm: the norm applied to this term."""
+        """Records the gate's operations and returns the term to add to x. norm: the norm applied to this term."""
         vector_axis = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = recorder.act(recorder.linear("gate", x, vector_axis), self.hidden_act)
         # for a gate that is recorded without its stack

@@ -34,7 +34,7 @@ class WholeLayer(Layer):
             )
 
     def _record_sublayer(self, recorder: Flow, sublayer_name: str, component: Any, x: Value) -> Value:
-        """Records a norm and then the named sublayer on the norm's output, and returns the sublayer's output."""
+        """Records the operations of a norm and of the named sublayer after it, and returns the sublayer's output."""
         return recorder.part(sublayer_name, component, recorder.part(f"{sublayer_name}_pre_norm", self.norm, x))
 
 

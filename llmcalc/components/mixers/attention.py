@@ -339,7 +339,7 @@ class Attention(TokenMixer):
         adapter: AdapterFunction | None = None,
         value_input: Value | None = None,
     ) -> Value:
-        """Records attention. memory: the input of keys and values, by default x. output_axes: by default x's axes.
+        """Records the attention's operations. memory: input of keys and values. output_axes: default x's axes.
 
         adapter: computes a term that is added to the output of each query, key and value projection.
         value_input: the input of the values where it is not that of the keys.

@@ -139,7 +139,7 @@ class CompressedAttention(EntryAttention):
             )
 
     def _entry_projection(self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape) -> Value:
-        """Records a projection for the computation of compressed entries."""
+        """Records the operations of a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
         op = ops.CompressedEntryLinear(
             x.width, recorder.element_count(output_axes), rows=x.rows, tokens_per_entry=self.compress_rate

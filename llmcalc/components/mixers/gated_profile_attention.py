@@ -41,7 +41,7 @@ class GatedProfileAttention(ProfileAttention):
     dynamic_convolutions: Flag = False
 
     def flow(self, recorder: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:
-        """Records attention. key_input, value_input: the inputs of keys and of values, by default x."""
+        """Records the attention's operations. key_input, value_input: inputs of keys and of values, by default x."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim = Axis("head_dim", self.head_dim)
         window = self.sliding_window

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def record_queries_keys_values(
     recorder: Flow, x: Value, *axes: Axis | JoinedShapes, bias: bool = False
 ) -> Iterator[Value]:
-    """Records the query, key and value projections of x, whose outputs all have x's axes."""
+    """Records the operations of the query, key and value projections of x, whose outputs all have x's axes."""
     return (recorder.linear(f"{projection_letter}_proj", x, *axes, bias=bias) for projection_letter in "qkv")
 
 

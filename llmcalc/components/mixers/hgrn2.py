@@ -88,7 +88,7 @@ class HGRN2(RecurrentMixer):
         return recorder.linear("o_proj", scan_output, *x.axes)
 
     def _record_forget_gate(self, recorder: Flow, forget_logits: Value) -> Value:
-        """Records the forget gate, which is the share of the state that each channel retains."""
+        """Records the computation of the forget gate, which is the share of the state that each channel retains."""
         if not self.lower_bound:
             return recorder.act(forget_logits, "sigmoid")
         lower_bound = recorder.vector("lower_bound", *forget_logits.axes)

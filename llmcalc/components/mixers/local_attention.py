@@ -58,7 +58,7 @@ class LocalAttention(MultiHeadMixer):
         return ScoreBias(self.num_attention_heads, has_block_bias=self.global_block_size is not None)
 
     def record_shared_bias(self, recorder: Flow, x: Value) -> None:
-        """Records the shared score bias, and the mask on which the bias for block sums depends."""
+        """Records the computation of the shared score bias, and the mask on which the bias for block sums depends."""
         bias_tables = [
             recorder.layer_memo[name]
             for name in ("relative_bias", "relative_bias_of_blocks")

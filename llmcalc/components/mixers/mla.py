@@ -208,7 +208,7 @@ class MLA(OptionalWindowMixer):
         )
 
         def record_expanded() -> Value:
-            """Records attention on keys and values expanded per head from all tokens' latents."""
+            """Records the operations of attention on keys and values expanded per head from all tokens' latents."""
             keys_and_values = recorder.linear(
                 "kv_b_proj",
                 latents,

@@ -33,7 +33,7 @@ class OutputGate(Part):
     gate_func: Literal["sigmoid", "silu", "softplus"] = "sigmoid"
 
     def flow(self, recorder: Flow, x: Value, attn_output: Value) -> Value:
-        """Records the gate and returns the gated output. x: the layer's input. attn_output: axes (heads, size)."""
+        """Records the gate's operations; returns the gated output. x: the layer's input. attn_output: (heads, size)."""
         gate_axes = attn_output.axes if self.per == "element" else attn_output.axes[:1]
         if self.bias != "head":
             gate = recorder.linear("gate_proj", x, *gate_axes, bias=self.bias)

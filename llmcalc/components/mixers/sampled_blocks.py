@@ -136,7 +136,7 @@ def _reference_class() -> type[nn.Module]:
             return block_indices[..., None, None].expand(*block_indices.shape, *x.shape[3:])
 
         def _select_blocks(self, x: Tensor, block_indices: Tensor) -> Tensor:
-            """Returns the blocks of x with these indices. x: [batch, heads, blocks, block, d]."""
+            """Returns the blocks of x at the given indices. x: [batch, heads, blocks, block, d]."""
             return x.gather(2, self._expand_indices(block_indices, x))
 
     class SampledBlockReference(nn.Module):

@@ -20,7 +20,7 @@ def previous_tokens(recorder: Flow, x: Value) -> Value:
 
 
 def token_shift(recorder: Flow, x: Value, previous_token: Value, input_name: str) -> Value:
-    """Records the mix of each token with the previous token, with a learned weight per channel.
+    """Records the computation of the mix of each token with the previous token, with a learned weight per channel.
 
     input_name: the end of the weight's name, `time_mix_…`.
     """

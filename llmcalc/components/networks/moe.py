@@ -54,7 +54,7 @@ class IdentityExperts(Part):
     zero_expert_num: ZeroExperts
 
     def flow(self, recorder: Flow, x: Value, expert_sum: Value) -> Value:
-        """Records the identity experts. x: the experts' input. expert_sum: weighted sum of other experts' outputs."""
+        """Records the identity experts' operations. x: all experts' input. expert_sum: the other experts' output."""
         expert_ops = tuple(
             recorded_step.op
             for recorded_step in recorder.current_scope.steps()
@@ -95,7 +95,7 @@ class Latent(Part):
     output_norm: Norm | None = None
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the projection to the latent width, with its norm."""
+        """Records the operations of the projection to the latent width, with its norm."""
         latent_input = recorder.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
         return latent_input if self.norm is None else recorder.part("latent_norm", self.norm, latent_input)
 
@@ -282,7 +282,7 @@ class MoE(Network):
         return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
 
     def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
-        """Records the mixture of experts. router_input: the router's input, if different from the experts'."""
+        """Records the operations of router and experts. router_input: the router's input, if not the experts'."""
         top_k, expert_axis = self.num_experts_per_tok, Axis("experts", self.num_experts)
         identity_count = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
         class_count = add(self.num_experts, identity_count)
@@ -437,7 +437,7 @@ def expert_networks(
     has_identities: bool = False,
     is_sliced: bool = False,
 ) -> Value:
-    """Records the feed-forward networks of all experts at once. has_identities, is_sliced: as in `Flow.experts`."""
+    """Records the operations of all experts' networks at once. has_identities, is_sliced: as in `Flow.experts`."""
     ffn_axis = Axis("expert_ffn", expert.intermediate_size)
 
     def record_linear(projection_name: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:

@@ -68,7 +68,7 @@ class Router(Part):
     def flow(
         self, recorder: Flow, x: Value, expert_axis: Axis, top_k: Number, class_count: Number
     ) -> tuple[Value, Value]:
-        """Records the routing, and returns the weights and indices of each token's experts.
+        """Records the operations of the routing, and returns the weights and indices of each token's experts.
 
         class_count: the number of experts to select from, identity experts included.
         """
@@ -83,7 +83,7 @@ class Router(Part):
 
 
 def _record_correction(recorder: Flow, correction_storage: CorrectionStorage | None, expert_axis: Axis) -> Value | None:
-    """Records the correction bias of the expert scores and returns it; None without a correction."""
+    """Records the computation of the correction bias of the expert scores and returns it; None without a correction."""
     if correction_storage is None:
         return None
     if correction_storage == "buffer":

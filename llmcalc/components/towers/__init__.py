@@ -114,7 +114,7 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 
 
 def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
-    """Records every encoder and projector, and returns their outputs keyed by name."""
+    """Records the operations of every encoder and projector, and returns their outputs keyed by name."""
     outputs_by_tower: dict[str, Value] = {}
     frames_of_model = recorder.audio_frames
     for tower_name, tower, readable_towers in towers_before(towers):

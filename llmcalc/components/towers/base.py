@@ -58,7 +58,7 @@ class LearnedQueries(Part):
             raise ValueError(f"resampler.hidden_size: {self.hidden_size} differs from input_size {input_size}")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the queries' attention to the patches x, and returns one vector per query."""
+        """Records the operations of the queries' attention to the patches x, and returns one vector per query."""
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

@@ -64,7 +64,7 @@ class ConformerAttention(Part):
             raise ValueError("context_left: missing; relative_keys and context_right require a window")
 
     def flow(self, recorder: Flow, x: Value, bias: Value | None, segment: Number = None) -> Value:
-        """Records the attention's projections, scores and weighted sums.
+        """Records the projections, scores and weighted sums of attention.
 
         bias: a value per head and distance that is added to the scores. segment: the positions that are read at once.
         """
@@ -187,7 +187,7 @@ class Conformer(TowerPart):
         return recorder.part("norm", self.norm, x)
 
     def _add_half_network_output(self, recorder: Flow, network_name: str, x: Value) -> Value:
-        """Records x plus half of the output of the named feed-forward network."""
+        """Records the computation of x plus half of the output of the named feed-forward network."""
         network_output = recorder.part(
             network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)
         )

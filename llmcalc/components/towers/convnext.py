@@ -111,7 +111,7 @@ class ConvNextEncoder(TowerPart):
         return x
 
     def _record_decoder(self, recorder: Flow, x: Value) -> None:
-        """Records the convolutional decoder, which turns latents into samples. x: the encoder's output."""
+        """Records the operations of the decoder from latents to audio samples. x: the encoder's output."""
         for stage_number, stage_index in enumerate(reversed(range(len(self.depths)))):
             stride = self.downsampling_ratios[stage_index] if stage_number else 1
             kernel_size = 2 * stride if stage_number else self.kernel_size
@@ -125,7 +125,7 @@ class ConvNextEncoder(TowerPart):
         recorder.conv("conv_out", x, Axis("samples", self.channels), kernel=self.kernel_size, bias=True)
 
     def _record_blocks(self, recorder: Flow, x: Value, stage_index: int) -> Value:
-        """Records the blocks of a stage."""
+        """Records the operations of the blocks of a stage."""
         block_count = self.depths[stage_index]
         if not block_count:
             return x

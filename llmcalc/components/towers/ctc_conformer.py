@@ -70,7 +70,7 @@ class CtcConformer(EncoderTower):
         return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns its output for the projector."""
+        """Records the operations of the encoder and returns its output for the projector."""
         hidden_axis = Axis("hidden", self.hidden_size)
         x = recorder.linear("input_proj", x, hidden_axis, bias=True)
         for layers_label, layer_indices in self._halves_of_layers():
@@ -117,7 +117,7 @@ class CtcConformer(EncoderTower):
         return recorder.part("norm", self.norm, x)
 
     def _add_half_network_output(self, recorder: Flow, network_name: str, x: Value) -> Value:
-        """Records x plus half of the output of the named half-step network."""
+        """Records the computation of x plus half of the output of the named half-step network."""
         network_output = recorder.part(
             network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)
         )

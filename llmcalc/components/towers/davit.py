@@ -115,7 +115,7 @@ class DaVit(TowerPart):
         return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns the last stage's positions for the projector."""
+        """Records the operations of the encoder and returns the last stage's positions for the projector."""
         pixel_rows = MultipliedRows("pixels", source_rows=PATCHES, rows_per_source=self.patches.patch_size**2)
         x = x.view(Axis("channels", self.num_channels), new_rows=pixel_rows)
         for stage_index in range(len(self.stages)):
@@ -136,7 +136,7 @@ class DaVit(TowerPart):
         return recorder.layers(x, record_layer, layer_count, layer_indices, f"layers_{stage_index}", kind="layer")
 
     def _record_layer(self, recorder: Flow, x: Value, stage: DaVitStage) -> Value:
-        """Records a window block and a channel block."""
+        """Records the operations of a window block and a channel block."""
         window_core = {"core": ops.ConformerAttentionCore, "chunk": self.window_size**2}
         for block_name, head_count, core_fields in (
             ("window_block", stage.num_attention_heads, window_core),
@@ -153,7 +153,7 @@ class DaVit(TowerPart):
         return x
 
     def _record_depthwise(self, recorder: Flow, conv_name: str, x: Value) -> Value:
-        """Records a 3 × 3 depthwise convolution of x, plus x."""
+        """Records the computation of a 3 × 3 depthwise convolution of x, plus x."""
         conv_output = recorder.conv(conv_name, x, *x.axes, kernel=DEPTHWISE_KERNEL, groups=x.width, bias=True)
         return recorder.add(x, conv_output)
 

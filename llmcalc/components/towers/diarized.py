@@ -48,7 +48,7 @@ class SpeakerEncoder(Part):
     num_speakers: InnerWidth
 
     def flow(self, recorder: Flow, frames: Value, frame_count: int) -> Value:
-        """Records the encoder and returns the mean activity of each speaker. frame_count: the frames per position."""
+        """Records the encoder's operations; returns each speaker's mean activity. frame_count: frames per position."""
         x = _record_stack(recorder, self.stack, frames, self.hidden_size)
         recorder.vector("silence", Axis("hidden", self.hidden_size), role="idle")
         head_axis, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
@@ -140,7 +140,7 @@ class DiarizedEncoder(EncoderTower):
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records both encoders and returns the sum of their outputs for the projector."""
+        """Records the operations of both encoders and returns the sum of their outputs for the projector."""
         frames = recorder.merge(x, MergedPatchRows(source_rows=x.rows, frames=self.frames), Axis("frames", self.frames))
         frames.is_constant = True
         stack_output = _record_stack(recorder, self.stack, frames, self.hidden_size)
@@ -182,7 +182,7 @@ class DiarizedEncoder(EncoderTower):
 
 
 def _record_stack(recorder: Flow, stack: Stack, frames: Value, hidden_size: int) -> Value:
-    """Records a linear layer over the frames of each position, and then the layers of the stack."""
+    """Records the operations of a linear layer over the frames of each position, and then the layers of the stack."""
     x = recorder.linear("patch_embedding", frames, Axis("hidden", hidden_size), kind="embedding")
     with recorder.separate_stack(causal=False):
         return stack.flow(recorder, x)

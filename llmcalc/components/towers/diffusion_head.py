@@ -67,7 +67,7 @@ class DiffusionHead(Part):
             recorder.linear("proj", x, *latents.axes)
 
     def _record_layer(self, recorder: Flow, x: Value, condition: Value) -> Value:
-        """Records a layer in which the condition vector scales and shifts the normalized input and gates the output."""
+        """Records the operations of a layer whose norm the condition scales and shifts, and whose output it gates."""
         modulation_shift, modulation_scale, modulation_gate = self._modulation(recorder, condition, 3)
         modulated_x = _modulate(recorder, recorder.part("norm", self.norm, x), modulation_scale, modulation_shift)
         return recorder.add(x, recorder.mul(modulation_gate, recorder.part("mlp", self.feed_forward, modulated_x)))
@@ -87,7 +87,7 @@ class DiffusionHead(Part):
 
 
 def _modulate(recorder: Flow, x: Value, modulation_scale: Value, modulation_shift: Value) -> Value:
-    """Records x · (1 + scale) + shift."""
+    """Records the computation of x · (1 + scale) + shift."""
     return recorder.add(recorder.mul(x, recorder.plus(modulation_scale, 1)), modulation_shift)
 
 

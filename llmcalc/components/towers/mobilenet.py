@@ -189,7 +189,7 @@ class MobileNet(EncoderTower):
         return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns output_side × output_side positions of an image."""
+        """Records the operations of the encoder and returns output_side × output_side positions of an image."""
         pixel_rows = MultipliedRows("positions", source_rows=x.rows, rows_per_source=self.patches.patch_size**2)
         x = x.view(Axis("channels", self.num_channels), new_rows=pixel_rows)
         x = self._record_conv(
@@ -205,7 +205,7 @@ class MobileNet(EncoderTower):
             return self._fuse_stages(recorder, stage_outputs[-self.fused_stages :])
 
     def _record_group(self, recorder: Flow, group_name: str, x: Value, block_group: BlockGroup) -> Value:
-        """Records the blocks of a group, as often as the group repeats them."""
+        """Records the operations of the blocks of a group, as often as the group repeats them."""
 
         def record_blocks(block_input: Value) -> Value:
             for k, block in enumerate(block_group.blocks, 1):
@@ -220,7 +220,7 @@ class MobileNet(EncoderTower):
         return recorder.layers(x, record_blocks, block_group.repeat, repeat_indices, group_name, kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
-        """Records a block, plus its input if input and output have the same shape."""
+        """Records the operations of a block, and adds the block's input if both have the same shape."""
         if block.type == "edge":
             block_output = self._record_conv(
                 recorder, "conv_exp", x, block.intermediate_size, block.kernel, block.stride, is_activated=True
@@ -237,7 +237,7 @@ class MobileNet(EncoderTower):
         return block_output
 
     def _record_inverted_block(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
-        """Records the convolutions of a universal inverted residual block."""
+        """Records the operations of the convolutions of a universal inverted residual block."""
         if block.start_kernel is not None:
             stride = 1 if block.mid_kernel is not None else block.stride
             x = self._record_conv(recorder, "dw_start", x, None, block.start_kernel, stride)
@@ -259,7 +259,7 @@ class MobileNet(EncoderTower):
         return recorder.conv("o_proj", attn_output, *x.axes, kernel=1)
 
     def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
-        """Records the module that merges the outputs of the last stages into one grid."""
+        """Records the operations of the module that merges the outputs of the last stages into one grid."""
         largest_grid_rows = stage_outputs[0].rows
         resized_outputs = [
             output if output.rows == largest_grid_rows else recorder.resampled(output, largest_grid_rows)
@@ -286,7 +286,7 @@ class MobileNet(EncoderTower):
         bias: bool = False,
         is_activated: bool = False,
     ) -> Value:
-        """Records a convolution with a square kernel, a norm and, if `is_activated`, an activation.
+        """Records the operations of a convolution with a square kernel, a norm and, if `is_activated`, an activation.
 
         channels: the number of output channels; None for a depthwise convolution.
         """

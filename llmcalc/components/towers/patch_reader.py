@@ -58,7 +58,7 @@ class PatchReader(Part):
         return self.hidden_size * (2 if self.queries is None else 1)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the layers. x: the vectors of an image."""
+        """Records the operations of the layers. x: the vectors of an image."""
         hidden_axis, vector_count = Axis("hidden", self.hidden_size), 1 if self.queries is None else self.queries
         x = x.view(hidden_axis, new_rows=x.rows)
         vector_axes = (hidden_axis,) if self.queries is None else (Axis("queries", vector_count), hidden_axis)

@@ -108,7 +108,7 @@ class Resampler(LearnedQueries):
         return _reference_classes()["resampler"](self, model_properties.hidden_size)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the resampler and returns its output vectors for each image. x: the patches."""
+        """Records the operations of the resampler and returns its output vectors for each image. x: the patches."""
         query_axis, hidden_axis = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
         keys = recorder.linear("kv_proj", x, hidden_axis) if self.projected else x
         keys = keys if self.norm is None else recorder.part("kv_norm", self.norm, keys)
@@ -263,7 +263,7 @@ class Projector(TowerPart):
         return Value(rows, (Axis("hidden", self.input_size),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the projector and returns the projected patches.
+        """Records the operations of the projector and returns the projected patches.
 
         Non-text tokens pass the same layers separately; only their embedding and norm are recorded.
         """

@@ -105,7 +105,7 @@ class SamEncoder(TowerPart):
         return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns its output for the projector."""
+        """Records the operations of the encoder and returns its output for the projector."""
         x = recorder.linear("patch_embedding", x, Axis("hidden", self.hidden_size), bias=self.patches.bias)
         if self.positions is not None:
             for position in self.positions.flow(recorder, x):
@@ -141,7 +141,7 @@ class SamEncoder(TowerPart):
             yield "global", None, len(global_indices), global_indices
 
     def _record_layer(self, recorder: Flow, x: Value, window: int | None) -> Value:
-        """Records a layer. window: the side of its attention windows; None for attention to the whole image."""
+        """Records a layer's operations. window: the side of its attention windows; None for the whole image."""
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self._record_attention(recorder, residual_branch, window)
@@ -171,7 +171,7 @@ class SamEncoder(TowerPart):
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, new_rows=patch_rows)
 
     def _record_neck(self, recorder: Flow, x: Value) -> Value:
-        """Records the neck after the layers: two convolutions, each with a norm."""
+        """Records the operations of the neck after the layers: two convolutions, each with a norm."""
         channel_axis = Axis("channels", self.output_channels)
         x = recorder.part("norm_1", NECK_NORM, recorder.conv("conv_1", x, channel_axis, kernel=1))
         return recorder.part("norm_2", NECK_NORM, recorder.conv("conv_2", x, channel_axis, kernel=9))

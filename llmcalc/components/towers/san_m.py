@@ -63,7 +63,7 @@ class SanMEncoder(EncoderTower):
         return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns its output for the projector."""
+        """Records the operations of the encoder and returns its output for the projector."""
         x = recorder.add(x, Value(x.rows, x.axes, is_constant=True))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             x = self._record_layer(recorder, x, 0 in self.normed_layers)
@@ -74,7 +74,7 @@ class SanMEncoder(EncoderTower):
         return x
 
     def _record_layer(self, recorder: Flow, x: Value, has_norm: bool) -> Value:
-        """Records a layer, with a residual connection around attention unless the widths differ."""
+        """Records the operations of a layer, with a residual connection around attention unless the widths differ."""
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self._record_attention(recorder, residual_branch)

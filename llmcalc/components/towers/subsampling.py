@@ -100,7 +100,7 @@ class Subsampling(Component):
         )
 
     def flow(self, recorder: Flow, x: Value, output_shape: Shape = ()) -> Value:
-        """Records the subsampling. output_shape: the axes of the output; default x's axes.
+        """Records the operations of the subsampling. output_shape: the axes of the output; default x's axes.
 
         A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """

@@ -103,7 +103,7 @@ class Swin(TowerPart):
         return MultipliedRows("positions", source_rows=PATCHES, rows_per_source=positions_per_output)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns the last stage's positions for the projector."""
+        """Records the operations of the encoder and returns the last stage's positions for the projector."""
         x = x.view(*self.first_patches.pixel_values().axes, new_rows=self._grid_rows(0))
         x = recorder.linear("patch_embedding", x, Axis("hidden", self.hidden_size), bias=self.first_patches.bias)
         x = recorder.part("embedding_norm", self.norm, x)
@@ -124,7 +124,7 @@ class Swin(TowerPart):
         return x.view(*x.axes, new_rows=PATCHES)
 
     def _record_layer(self, recorder: Flow, x: Value, stage: SwinStage) -> Value:
-        """Records a layer: attention in windows and a network, each after a norm."""
+        """Records the operations of a layer: attention in windows and a network, each after a norm."""
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self._record_attention(recorder, residual_branch, stage.num_attention_heads)

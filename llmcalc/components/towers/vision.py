@@ -107,7 +107,7 @@ class AttentionPooling(Part):
     norm: Norm
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the pooling head and returns one vector per image. x: the patches."""
+        """Records the operations of the pooling head and returns one vector per image. x: the patches."""
         pooling_query = recorder.vector("probe", *x.axes).view(*x.axes, new_rows=IMAGES)
         pooled_vector = recorder.part("attention", self.attention, pooling_query, memory=x)
         return recorder.add(
@@ -190,7 +190,7 @@ class VisionTower(EncoderTower):
         return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns the patches for the projector."""
+        """Records the operations of the encoder and returns the patches for the projector."""
         hidden_axis, patch_rows = Axis("hidden", self.hidden_size), x.rows
         if self.video_frames is not None:
             input_frames = x.view(*x.axes, Axis("video_frames", self.video_frames))

@@ -42,7 +42,7 @@ class WindowMerger(Part):
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the merger and returns one vector for each square of patches."""
+        """Records the operations of the merger and returns one vector for each square of patches."""
         hidden_axes, merged_rows = x.axes, MergedPatchRows(source_rows=x.rows, square_side=self.side)
         with recorder.separate_stack(causal=False):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))

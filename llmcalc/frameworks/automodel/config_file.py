@@ -269,7 +269,7 @@ def _is_classifier(config: Table, model_table: Table) -> bool:
 
 
 def _check_tables(reader: LaunchReader, config: Table) -> None:
-    """Adds the recipe's ignored, unknown and refused keys to the reader's lists, for the answer's notes and errors."""
+    """Reports ignored, unknown and unmodelled tables and keys of the recipe to the reader."""
     recipe_name = _recipe_name(config)
     if config.get("recipe") is not None and recipe_name not in RECIPES:
         raise reader.argument_error(
@@ -289,7 +289,7 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
 
 
 def _model_name(reader: LaunchReader, model_table: Table) -> str:
-    """Returns the model's name on the Hugging Face hub; changes of the model's config become unknown arguments."""
+    """Returns the model's name on the Hugging Face hub; reports changes of its config as unknown arguments."""
     builder_path = str(model_table.get(TARGET_KEY) or "")[:120]
     if builder_path and not any(f"{builder}." in builder_path for builder in MODEL_CLASSES):
         raise reader.argument_error(

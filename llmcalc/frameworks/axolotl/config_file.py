@@ -264,7 +264,7 @@ def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int |
 
 
 def _check_published_format(reader: LaunchReader, config: Table) -> None:
-    """Adds an unknown argument for a model whose weights stay in a published 8- or 4-bit format (loaders/model.py)."""
+    """Reports a model whose weights stay in 8 or 4 bits as published as an unknown argument (loaders/model.py)."""
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
     ):
@@ -276,7 +276,7 @@ def _check_published_format(reader: LaunchReader, config: Table) -> None:
 
 
 def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
-    """Adds unknown arguments for patterns that select the trained parameters (utils/freeze.py)."""
+    """Reports patterns that select the trained parameters as unknown arguments (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
         raise reader.value_error("unfrozen_parameters", module_patterns, "a list of patterns")
@@ -463,7 +463,7 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 
 
 def _check_overrides(reader: LaunchReader, config: Table) -> None:
-    """Adds overrides of the model's config that llmcalc does not model as unknown arguments."""
+    """Reports overrides of the model's config that llmcalc does not model as unknown arguments."""
     for table_key in ("model_config", "overrides_of_model_config"):
         override_table = config.get(table_key) or {}
         if not isinstance(override_table, Mapping):

@@ -193,7 +193,7 @@ def _values_of_section(reader: LaunchReader, zero_table: Table, field_types: Map
 
 
 def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, zero_stage: int | None) -> None:
-    """Adds a partly offloaded optimizer to the unknown arguments (runtime/zero/offload_config.py)."""
+    """Reports a partly offloaded optimizer as an unknown argument (runtime/zero/offload_config.py)."""
     offload_table = zero_table.get("offload_optimizer")
     if not isinstance(offload_table, Mapping):
         return
@@ -339,7 +339,7 @@ STAGE_0_OPTIMIZERS = (ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB, LAMB)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the optimizer's name and implementation; optimizers that are not modelled become unknown arguments."""
+    """Returns the optimizer's name and implementation; reports unmodelled optimizers as unknown arguments."""
     optimizer_table = reader.table(config, "optimizer")
     optimizer_type = optimizer_table.get("type")
     if optimizer_type is None:

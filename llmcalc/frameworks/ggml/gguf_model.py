@@ -325,7 +325,7 @@ class GgufModel:
 
     @cached_property
     def mtp_modules(self) -> tuple[LayerShape, ...]:
-        """The sizes of the multi-token-prediction modules, stored as layers after the decoder; empty without any."""
+        """The sizes of multi-token-prediction modules, which files store as layers after the decoder's; or empty."""
         module_shapes: list[LayerShape] = []
         for tree_node in self.preset.model.tree().root_position().children():
             if tree_node.node.optional == MTP.name and tree_node.node.indices:
