@@ -47,7 +47,7 @@ def times(left: Number, right: Number) -> Number:
 
 
 def are_equal(left: Number, right: Number) -> bool:
-    """Whether two values are certainly equal, elementwise for arrays. A symbol equals only itself."""
+    """Whether two values are known to be equal, elementwise for arrays; a symbol equals only itself."""
     if left is right:
         return True
     if _is_array(left, right):

@@ -854,7 +854,7 @@ def verify(
     num_microbatches: int | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Compares every closed form with a running model: `.result.verdicts` has one per model. `.ok`: all are equal.
+    """Compares every closed form with a running model; `.result.verdicts` has a verdict per model, `.ok` covers all.
 
     all: whether every preset is verified. options: `set`, `head`, `allow_unknown`, and with distributed the sizes of a
     layout. The others: as on the command line.
@@ -896,7 +896,7 @@ def check(checkpoint: str | Path, model: Model | None = None, **options: Any) ->
 
 
 def convert(model: Model, to: ModelFileFormat = "toml", **options: Any) -> str:
-    """Returns a model as the text of a native description (toml), or of a config.json of transformers (hf)."""
+    """Returns a model as text: llmcalc's own description (`toml`), or a config.json of transformers (`hf`)."""
     from .questions.listings import ModelFileFormat, convert_model
 
     return convert_model(sort_options(options, convert).read_model(model), validate_choice("--to", to, ModelFileFormat))
@@ -931,7 +931,7 @@ def hardware(*names: str) -> ReportedAnswer:
 
 
 def schema() -> dict[str, Any]:
-    """Returns the JSON Schema of native descriptions."""
+    """Returns the JSON Schema of llmcalc's TOML model descriptions."""
     from .sources.json_schema import description_schema
 
     return description_schema()

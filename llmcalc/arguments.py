@@ -1,4 +1,4 @@
-"""Arguments of the Python API: models in every form, and options with the names and checks of the command line."""
+"""Arguments of the Python API: models given in any way, and options with the command line's names and checks."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def preset_of(
 
 
 def spec_of(model: Model) -> ModelSpec:
-    """Returns the `ModelSpec` of a model in any accepted form."""
+    """Returns the `ModelSpec` of a model that is given in any accepted way, such as by name or as a config."""
     return preset_of(model).model
 
 
@@ -285,7 +285,7 @@ def engine_questions_of(
     launch: str | Path | None = None,
     receipt: str | Path | None = None,
 ) -> list[EngineQuestion]:
-    """Returns one question per server in a launch file, or one per named engine about serving the model.
+    """Returns one `EngineQuestion` per server in a launch file, or one per named engine that is to serve the model.
 
     options: those of reading a model, the scheme of the weights, and the engines' own flags.
     """
@@ -316,7 +316,7 @@ def engine_questions_of(
 def run_options_of(
     options: CallOptions, hardware: Any, phase: Any, included_parts: frozenset[str], workspace: str | None
 ) -> RunOptions:
-    """Returns the run that the options describe. hardware: names of accelerators. phase: None for the default."""
+    """Returns a description of the run to compute. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest
     from .questions.runs import RunOptions
@@ -340,7 +340,7 @@ def run_question_of(
     with_mtp: bool,
     with_towers: bool = False,
 ) -> RunQuestion:
-    """Returns the question about a model's run or a launch file. hardware, phase, workspace: as in `run_options_of`."""
+    """Returns what to compute for a model's run or a launch file. Last parameters: as in `run_options_of`."""
     from .questions.runs import memory_question
 
     optional_path("--launch", launch)

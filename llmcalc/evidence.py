@@ -1,4 +1,4 @@
-"""Evidence for computed bytes: the checks of each part, where a sum has the weakest status of its terms.
+"""The evidence for computed bytes: how each component was checked; a sum has the weakest status of its terms.
 
 A witness is stated where the thing is declared: in the class of a part, in the record of an optimizer or of a published
 kernel, above the method of a kernel, in the record of a framework. Whatever states none is `untested`. A witness names
@@ -48,7 +48,7 @@ UNTESTED = Witness("untested", "", "")
 
 @frozen
 class Evidence:
-    """The evidence for the bytes of a part, optimizer, kernel or framework: an independent check, if there is one.
+    """The evidence for the bytes of a component, optimizer, kernel or framework: an independent check, or none.
 
     kind: `optimizer`, `mixer`, `network`, `kernel`, `framework`, …
     name: the name in a spec or in an option.
@@ -63,7 +63,7 @@ class Evidence:
 
     @property
     def status(self) -> Status:
-        """The verification status of the part, optimizer, kernel or framework."""
+        """The verification status of the component, optimizer, kernel or framework."""
         return self.witness.status
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class FrameworkEvidence:
     has_own_kernels: bool = False
 
     def run(self, parts_evidence: Iterable[Evidence], optimizer: str | None) -> list[Evidence]:
-        """Returns the evidence for one run: for the framework, its parts and its optimizer."""
+        """Returns the evidence for one run: for the framework, the model's components and the optimizer."""
         run_evidence = [Evidence("framework", self.name, self.witness)]
         for part_evidence in parts_evidence:
             witness = self.parts.get((part_evidence.kind, part_evidence.name), self.other_witness)

@@ -217,7 +217,7 @@ def _program_name() -> str:
 
 
 def _print_error(error_message: str) -> int:
-    """Prints the error, discards collected remarks, and returns exit code 2."""
+    """Prints the error, discards notes that were stored for stderr, and returns exit code 2."""
     drop_remarks()
     print_line(f"error: {error_message}")
     return 2

@@ -1,4 +1,4 @@
-"""Writes answers to stdout or to a file, which is written completely or not at all; remarks go to stderr."""
+"""Writes answers to stdout or to a file, completely or not at all; notes on the command go to stderr."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _remarks: list[str] = []
 
 
 def store_remark(remark: str) -> None:
-    """Stores a note or warning for stderr, printed after a successful answer."""
+    """Stores a note or warning, which is printed to stderr after a successful answer."""
     _remarks.append(remark)
 
 
 def drop_remarks() -> None:
-    """Discards stored remarks, at the start of a command and after an error."""
+    """Discards the stored notes for stderr, at the start of a command and after an error."""
     _remarks.clear()
 
 
 def print_remarks() -> None:
-    """Prints the remarks on stderr, one line per remark, and removes the printed remarks from the list."""
+    """Prints the stored notes on stderr, one per line, and removes them from the list."""
     for remark in _remarks:
         print_line(remark)
     drop_remarks()

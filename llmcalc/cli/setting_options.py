@@ -1,4 +1,4 @@
-"""Command-line options, built from the declarations of settings (`workload/setting.py`).
+"""Builds command-line options from the settings that fields of option classes declare (`workload/setting.py`).
 
 A decorator replaces one parameter of a command by many options. The parameter gets their values as one object.
 """

@@ -175,7 +175,7 @@ def _check_merged_patches(spec: ModelSpec, part_names: list[str], encoded_input:
 
 
 def _patches_per_position(spec: ModelSpec, part_names: list[str]) -> int:
-    """Returns the number of audio frames that form one encoder position; 1 for an image encoder."""
+    """Returns the number of audio frames that make up one encoder position; 1 for an image encoder."""
     return 2 if spec.towers[part_names[0]].type == "audio" else 1
 
 

@@ -271,10 +271,10 @@ class Memory:
         ]
 
     def _counted_inference(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:
-        """Returns the run of these passes with counted tensors, cached for equal ranks and equal kernels."""
+        """Returns the counted tensors of these passes, from a cache for equal ranks and equal kernels."""
 
         def count_passes() -> CountedRun:
-            """Records every pass configuration separately, and counts the passes' tensors."""
+            """Records the passes of each configuration separately, and counts their tensors."""
             return CountedRun(
                 self.spec,
                 lambda repeats_by_stack, workspace_bytes: [

@@ -275,7 +275,7 @@ class InferenceRun:
     def _run_lowering(
         self, lowering: EagerKernels, phase: Literal["prefill", "decode"], inference_pass: ReplayedPass
     ) -> None:
-        """Runs one pass over new tokens with the given lowering, the object that runs operations as kernels."""
+        """Replays one pass over new tokens. lowering: the object that runs the graph's operations as kernels."""
         config, inputs, memory_meter = self.inference_config, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
         if self.spec.main.stem is None:

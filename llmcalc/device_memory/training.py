@@ -529,7 +529,7 @@ def repeat_steps(
     batch: Sequence[Event],
     pass_events: Sequence[Event],
 ) -> RecordedEvents | None:
-    """Returns the events of two steps, whose micro-batches repeat the recorded passes; None if the steps differ."""
+    """Returns the allocations and frees of two steps, which repeat the recorded passes; None if the steps differ."""
     training_run.update()
     first_events = memory_meter.take_events()
     training_run.update()

@@ -1,4 +1,4 @@
-"""The compute graph (program) of a model: operations in nested scopes of modules; equal layers are one scope.
+"""The compute graph (program) of a model: operations in nested modules; equal layers are one module with a repeat.
 
 A program does not depend on a workload, dtype, device or framework. The tree of nodes is derived from it: every scope
 is a node, and so is every named step with parameters or costs.
@@ -104,7 +104,7 @@ class ModuleScope:
 
     @property
     def layer_values(self) -> tuple[Value, Value]:
-        """The input and the output of a single layer, for a scope that represents several equal layers."""
+        """The input and the output of a single layer, in a module that represents several equal layers."""
         assert self.first_input is not None
         assert self.output is not None
         return self.first_input, self.output
@@ -148,7 +148,7 @@ class ModuleScope:
 
 
 class AlternativeBranches:
-    """Alternative computations of the same value, keyed by the name of the form; the first one is the default.
+    """Alternative computations of the same value by name, such as expanded or absorbed MLA; the first is the default.
 
     All branches have the same nodes with the same parameters.
     """
@@ -175,7 +175,7 @@ def all_steps(program_items: Iterable[ProgramItem]) -> Iterator[Step]:
 
 
 def _nodes_of_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the module's own operation, the forms of it by name, and the child nodes, from items of a graph."""
+    """Returns a module's own operation, its operations in other forms by name of the form, and its child nodes."""
     op: Op | None = None
     ops_by_form: dict[str, Op] = {}
     child_nodes: list[Node] = []
@@ -198,7 +198,7 @@ def _nodes_of_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, di
 
 
 def _merge_forms(alternatives: AlternativeBranches) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the first form's operation, its operations in other forms, and child nodes that have both."""
+    """Returns the first alternative's operation, the other alternatives' by name, and child nodes with both."""
     (_, first_branch), *other_branches = alternatives.branches.items()
     other_nodes = [(form_name, _nodes_of_items(branch.items)) for form_name, branch in other_branches]
     op, ops_by_form, child_nodes = _nodes_of_items(first_branch.items)

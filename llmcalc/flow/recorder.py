@@ -151,7 +151,7 @@ class Recorder:
         return self.step("stack", "", (first_value, output), Value(output.rows, (stacked_axis, *output.axes)))
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
-        """Records equivalent computations of a value, keyed by name of the form; the first one is the default.
+        """Records equivalent computations of a value by name (expanded and absorbed MLA); the first is the default.
 
         Returns the value of the first form; each branch's scope has its own.
         """
@@ -181,7 +181,7 @@ class Recorder:
         return node_fields
 
     def part_on_rank(self, argument: Any) -> Any:
-        """Returns an axis, shape or weight unchanged; `RankFlow` overrides this to return one rank's part."""
+        """Returns an axis, shape or weight unchanged; `RankFlow` overrides this to return one rank's shard."""
         return argument
 
     def element_count(self, shape: Shape) -> Number:

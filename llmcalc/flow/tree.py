@@ -49,7 +49,7 @@ def _excluded_effects(node_roles: frozenset[Role]) -> frozenset[str]:
 
 @frozen(slots=True, repr=False)
 class Node:
-    """A named part of a model: a single primitive operation (`op`), or a group of parts (`children`).
+    """A named node of a model's tree: one operation (`op`), or a group of child nodes (`children`).
 
     name: its attribute name in the reference model; for repeated parts, the container's (`layers`).
     op: its primitive; None for a group.
@@ -102,7 +102,7 @@ class Node:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.ops_by_form.values()))
 
     def has_form(self, form_name: str) -> bool:
-        """Whether this node, or a node below it, has an alternative form with this name."""
+        """Whether this node, or a node below it, has an alternative computation of this name."""
         return form_name in self.ops_by_form or any(child_node.has_form(form_name) for child_node in self.children)
 
     def root_position(self, run_config: RunConfig | None = None) -> NodePosition:

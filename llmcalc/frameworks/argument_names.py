@@ -1,4 +1,4 @@
-"""The known arguments of each launch-file reader, from the file `argument_names.toml` in the reader's folder."""
+"""The argument names known in each kind of launch file, from the file `argument_names.toml` in its folder."""
 
 from __future__ import annotations
 

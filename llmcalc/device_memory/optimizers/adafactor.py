@@ -83,7 +83,7 @@ def _new_mean_product(optimizer_step: OptimizerStep, row_var: Tensor, col_var: T
 
 
 def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Allocates what updates of single parameters allocate; temporary tensors live until the next update."""
+    """Replays updates parameter by parameter; an update's temporary tensors live until the next update."""
     for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         grad = parameter.grad
         _new_norm(optimizer_step, parameter.tensor)
@@ -106,7 +106,7 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
 
 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Allocates what updates of parameter groups allocate; a group's updates live until the next group's estimates."""
+    """Replays updates group by group; a group's updates live until the next group's estimates exist."""
     parameters_in_turn, tensor_like = optimizer_step.parameters_in_turn, optimizer_step.aten.new_like
     for group in _group_by_dtype_and_factors(optimizer_step, trained_parameters):
         for parameter in parameters_in_turn(group):

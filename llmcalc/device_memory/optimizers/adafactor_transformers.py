@@ -70,7 +70,7 @@ def _new_states(optimizer_step: OptimizerStep, grad: Tensor) -> list[Tensor]:
 
 
 def _root_mean_square(optimizer_step: OptimizerStep) -> Tensor:
-    """Allocates what a root mean square needs: a norm, and the norm divided by a number (`_rms`)."""
+    """Allocates a norm, and the norm divided by a number, as a root mean square is computed (`_rms`)."""
     from ...simulator.tensor import FLOAT32
 
     norm = optimizer_step.aten.new_tensor((), FLOAT32)

@@ -81,7 +81,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
 
 
 def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
-    """Allocates what APOLLO's projection needs: the fp32 gradient, a random matrix and the scaled random matrix."""
+    """Allocates the fp32 gradient, a random matrix and the scaled random matrix, from which gradients are projected."""
     from ...simulator.tensor import FLOAT32
 
     aten, (row_count, column_count) = optimizer_step.aten, gradient.shape

@@ -83,7 +83,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
 
 
 def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
-    """Allocates what GaLore's `get_orthogonal_matrix` allocates; returns the projector or the base of its view."""
+    """Allocates the tensors of `get_orthogonal_matrix`; returns the projector, or the tensor that it is a view of."""
     from ...simulator.tensor import FLOAT32
 
     aten, (row_count, column_count) = optimizer_step.aten, gradient.shape

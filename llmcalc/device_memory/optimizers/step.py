@@ -76,7 +76,7 @@ class OptimizerStep:
         return [parameter for parameter in self.parameters if parameter.gradient is not None]
 
     def parameters_in_turn(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
-        """Yields the parameters in order, while the meter attributes allocations to the yielded parameter's path."""
+        """Yields the parameters in order; allocations until the next one are counted under the parameter's path."""
         memory_meter = self.aten.graph.meter
         for parameter in parameters:
             memory_meter.parameter_path = parameter.path
@@ -84,7 +84,7 @@ class OptimizerStep:
         memory_meter.parameter_path = None
 
     def allocating_states(self) -> AbstractContextManager[None]:
-        """Returns a context manager in which the meter counts new storages as optimizer states."""
+        """Returns a context manager in which new storages are counted as optimizer states."""
         return count_storages_as(self.aten.graph.meter, "optimizer")
 
     def new_states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:

@@ -269,7 +269,7 @@ def _is_classifier(config: Table, model_table: Table) -> bool:
 
 
 def _check_tables(reader: LaunchReader, config: Table) -> None:
-    """Reports ignored, unknown and unmodelled tables and keys of the recipe to the reader."""
+    """Reports ignored, unknown and unmodelled tables and keys of a recipe."""
     recipe_name = _recipe_name(config)
     if config.get("recipe") is not None and recipe_name not in RECIPES:
         raise reader.argument_error(

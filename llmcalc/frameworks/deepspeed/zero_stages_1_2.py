@@ -370,7 +370,7 @@ class PartitionedRun(ZeroRun):
         self._store_gradient(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
 
     def _copy_to_host(self, weight: Tensor) -> None:
-        """Allocates what copying a gradient and its norm to the host needs on the device.
+        """Allocates the temporary tensors with which a gradient and its norm are copied to the host.
 
         Source: `set_norm_for_param_grad_in_gpu`, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`.
         """

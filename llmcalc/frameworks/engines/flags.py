@@ -129,7 +129,7 @@ class Flag(NamedTuple):
         return (is_amount and value_text in ("0", "0.0")) or (is_rank_count and value_text == "1")
 
     def _read_keys(self, flag_table: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns a table in which the values of keys in `value_kinds` are parsed. Errors name flag and key."""
+        """Returns a table with parsed values for the keys in `value_kinds`. Raises `InputError` with flag and key."""
         unset_keys = {key for key, _ in self.value_kinds if flag_table.get(key) is None}
         read_values = {
             key: Flag((f"{self.names[0]}: {key}",), value_kind, minimum=0).read_value(flag_table[key])

@@ -176,7 +176,7 @@ class ShardedChunk(ModelChunk):
         ) = not keeps_unsharded
 
     def groups(self, phase: str) -> Iterator[ParamGroup]:
-        """Yields the FSDP groups in order, while the meter attributes allocations to the yielded group."""
+        """Yields the FSDP groups in order; allocations until the next one are counted under the group's layer."""
         for layer, parameter_group in self.lowering.groups.items():
             if layer.layer_index < 0:
                 self.meter.place = AllocationPlace(phase)

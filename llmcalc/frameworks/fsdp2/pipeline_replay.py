@@ -251,7 +251,7 @@ def _replay_recorded(
     recorded_rank: RecordedRank,
     pass_traces: Mapping[PassCase, PassTrace],
 ) -> None:
-    """Makes a rank replay recorded passes instead of running them. pass_traces: events by key of the pass."""
+    """Makes a rank replay recorded passes instead of running them. pass_traces: recorded events per pass."""
     parameters_by_chunk = [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
     replayed_passes = ReplayedPasses(
         memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters_by_chunk
@@ -280,7 +280,7 @@ def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[Shar
 def _record_traces(
     sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk], stacks_by_chunk: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
-    """Returns the recorded events by key of the pass. stacks_by_chunk: the stacks that run with few layers."""
+    """Returns recorded allocations and frees by key of the pass. stacks_by_chunk: stacks that run with few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     # of one chunk some are always in flight
     for group_size in (RECORDED_MICROBATCHES, 2) if len(model_chunks) > 1 else (RECORDED_MICROBATCHES,):

@@ -292,7 +292,7 @@ def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
 
 
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
-    """Returns the memory of one rank under torchtitan at the run's date.
+    """Returns the memory of one rank, for torchtitan's version at the run's date.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """

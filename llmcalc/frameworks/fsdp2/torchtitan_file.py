@@ -207,7 +207,7 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
 
 
 def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
-    """Reports ignored, unknown and unmodelled keys of a section to the reader."""
+    """Reports ignored, unknown and unmodelled keys in a section of a torchtitan job."""
     if not isinstance(section_table, Mapping):
         raise reader.value_error(section_name[:60], section_table, "a table")
     for section_key, section_value in section_table.items():
