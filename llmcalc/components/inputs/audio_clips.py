@@ -24,7 +24,7 @@ LEAST_FRAMES = 2
 
 
 class AudioClips(AudioRule):
-    """The rule for clips of a fixed number of frames, 100 per second; two frames become one position of the encoder.
+    """The rule for audio clips of a fixed number of frames, 100 per second; two frames become one encoder position.
 
     frames: the frames of a clip.
     merge: the encoder's positions that become one token of the text model.

@@ -19,7 +19,7 @@ LEAST_SIDE = 10
 
 
 class DynamicHd(ImageRule):
-    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile.
+    """The rule for images cut into tiles of `size` × `size` pixels, with the whole image as an additional tile.
 
     size: the side of a tile in pixels.
     max_tiles: the most tiles, without the whole image; more become the grid of nearest aspect ratio.

@@ -16,7 +16,7 @@ from .base import ImageRule, InputSizes
 
 
 class ImageSlices(ImageRule):
-    """The rule for slices of about `size`² pixels, in addition to the whole image resized to about as many pixels.
+    """The rule for images cut into slices of about `size`² pixels, besides the whole image at about as many pixels.
 
     size: the side in pixels of a square with as many pixels as a slice.
     max_slices: the most slices, without the whole image.

@@ -18,7 +18,7 @@ from .base import ImageRule, InputSizes
 
 
 class ImageTiles(ImageRule):
-    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
+    """The rule for images cut into tiles of `size` × `size` pixels; an image of several tiles gets one of the whole.
 
     size: the side of a tile in pixels.
     min_tiles, max_tiles: limits of the number of tiles, without the whole image.

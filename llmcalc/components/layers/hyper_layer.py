@@ -189,7 +189,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return mix_matrix.transpose(-1, -2) @ streams
 
     class HyperConnection(nn.Module):
-        """Computes the stream weights of a sublayer. streams → (sublayer input, output weights, mixed streams)."""
+        """Computes weights for reading and writing streams. streams → (sublayer input, output weights, streams)."""
 
         def __init__(self, spec: HyperLayer, hidden_size: int) -> None:
             super().__init__()

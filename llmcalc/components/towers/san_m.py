@@ -74,7 +74,7 @@ class SanMEncoder(EncoderTower):
         return x
 
     def _record_layer(self, recorder: Flow, x: Value, has_norm: bool) -> Value:
-        """Records the operations of a layer, with a residual connection around attention unless the widths differ."""
+        """Records the operations of a layer; attention has a residual connection only if the widths match."""
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self._record_attention(recorder, residual_branch)
