@@ -431,7 +431,7 @@ class StackPart(Component):
     kind: ClassVar[str] = "embedding"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        """Raises `ValueError` if the component does not fit these layers.
+        """Raises `ValueError` if the component cannot be used with these layers.
 
         layers: the layers by their name in `pattern`.
         """

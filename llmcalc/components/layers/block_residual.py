@@ -170,7 +170,7 @@ class BlockResiduals(ResidualStreams):
 
 
 def block_residual_example(**layer_fields: Any) -> BlockResidualLayer:
-    """Returns a small layer for examples, by default a first layer. layer_fields: fields with other values."""
+    """Returns a small layer for the contract tests, by default a stack's first. layer_fields: fields to change."""
     default_fields = {**small_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
     return BlockResidualLayer(**{**default_fields, **layer_fields})
 

@@ -116,7 +116,7 @@ class GatedStreams(CopiedStreams):
 
 
 def gated_streams_example(**layer_fields: Any) -> GatedStreamsLayer:
-    """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
+    """Returns a small layer for the contract tests' examples. layer_fields: fields with other values."""
     indexer = MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2)
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer)
     default_fields = {**small_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}

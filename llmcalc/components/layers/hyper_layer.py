@@ -152,7 +152,7 @@ def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> 
 
 
 def hyper_example(**layer_fields: Any) -> HyperLayer:
-    """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
+    """Returns a small layer for the contract tests' examples. layer_fields: fields with other values."""
     return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
 
 

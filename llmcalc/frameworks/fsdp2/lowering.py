@@ -261,7 +261,7 @@ class FsdpProfile(RingAttentionKernels):
     def norm(
         self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: ModulePath | None = None
     ) -> Tensor:
-        """Runs a norm; inside layers, it is a compiled kernel if torchtitan compiles layers (`apply_compile`)."""
+        """Runs a norm; if torchtitan compiles layers, norms inside layers run as compiled kernels (`apply_compile`)."""
         kernel_choices = self.choices
         if kernel_choices.compiled and self.current_layer == MODEL_GROUP:
             self.choices = replace(kernel_choices, compiled=False)

@@ -222,7 +222,7 @@ class CommunicationState:
             self.on_hook(parameter_group, hook_moment, True)
 
     def finish(self, groups: Sequence[ParamGroup]) -> None:
-        """Ends a backward pass (`_root_post_backward_final_callback`).
+        """Ends a backward pass: reduces remaining gradients, frees buffers (`_root_post_backward_final_callback`).
 
         groups: all groups, the group of the whole model first. Groups whose inputs need no gradient are reduced here.
         """
