@@ -1,4 +1,4 @@
-"""The arithmetic of language models: exact parameters, FLOPs and bytes of any architecture.
+"""Computes the exact parameters, FLOPs and bytes of language models of any architecture.
 
 The counts are closed forms, which are checked against a PyTorch model that runs.
 
@@ -83,7 +83,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the module of a name when the name is first used, so that `import llmcalc` alone is fast."""
+    """Imports the module that defines a public name on the name's first use, so that `import llmcalc` alone is fast."""
     from importlib import import_module
 
     modules_by_name = {"InputError": ".errors", "ModelSpec": ".model", "load": ".arguments"}

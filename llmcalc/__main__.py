@@ -1,4 +1,4 @@
-"""The command line as a module: `python -m llmcalc`."""
+"""Runs the command line for `python -m llmcalc`."""
 
 from llmcalc.cli import run
 

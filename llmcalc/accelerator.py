@@ -71,7 +71,7 @@ class ComputeUnits(Record):
 
 
 class MemoryConfiguration(Record):
-    """A memory size of an accelerator, with the figures of `Hardware` that depend on the size.
+    """One of the memory sizes in which an accelerator is sold, with the `Hardware` fields that depend on the size.
 
     None of these is inherited from the accelerator: a figure that is absent here is not known for this size. The peaks
     of the accelerator hold for a size, in proportion to its compute units where both numbers are known.
@@ -194,7 +194,7 @@ class Hardware(Record):
 
     @property
     def lacks_bfloat16(self) -> bool:
-        """Whether 16-bit products run at the peak of float16, because no bfloat16 peak is known."""
+        """Whether bfloat16's peak is unknown but float16's is known, so that 16-bit products run at the latter."""
         return "float16" in self.peak_flops and "bfloat16" not in self.peak_flops
 
     @property
@@ -265,7 +265,7 @@ class Hardware(Record):
 
 
 class ListedHardware(Hardware):
-    """An accelerator in llmcalc's presets, with a required vendor and sources."""
+    """A `Hardware` record from llmcalc's presets, for which a vendor and sources are required."""
 
     vendor: str = Field(min_length=1)
     sources: tuple[FigureSource, ...] = Field(min_length=1)

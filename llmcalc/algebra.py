@@ -26,12 +26,12 @@ def _is_array(*numbers: Number) -> bool:
 
 
 def is_zero(number: Number) -> bool:
-    """Whether a value is the integer 0, which sums omit."""
+    """Whether a number is the Python integer 0, which `add` leaves out of a sum."""
     return type(number) is int and number == 0
 
 
 def add(left: Number, right: Number) -> Number:
-    """Returns `left + right`, without a term 0 (a pass over a million-element array costs time)."""
+    """Returns `left + right`; skips the addition if one side is the integer 0, to save a pass over a large array."""
     if type(left) is int and type(right) is int:  # nearly always
         return left + right
     if is_zero(left):
@@ -40,14 +40,14 @@ def add(left: Number, right: Number) -> Number:
 
 
 def times(left: Number, right: Number) -> Number:
-    """Returns `left * right`, without a factor 1."""
+    """Returns `left * right`; skips the multiplication if one side is the integer 1."""
     if type(left) is int and left == 1:
         return right
     return left if type(right) is int and right == 1 else left * right
 
 
 def are_equal(left: Number, right: Number) -> bool:
-    """Whether two values are certainly equal, elementwise for arrays. A symbol equals only itself."""
+    """Whether two values are known to be equal, elementwise for arrays; a symbol equals only itself."""
     if left is right:
         return True
     if _is_array(left, right):
@@ -84,7 +84,7 @@ def maximum(left: Number, right: Number) -> Number:
 
 
 def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
-    """Returns one of two numbers by a condition on a size, elementwise for arrays.
+    """Returns `if_true` where a condition on a size holds and `if_false` elsewhere, elementwise for arrays.
 
     It does not support symbols.
     """

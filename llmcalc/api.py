@@ -222,7 +222,7 @@ def kv(
     audio: float | None = None,
     **options: Any,
 ) -> Cache | ReportedAnswer:
-    """Computes the KV cache of `batch` sequences of `seq` tokens each, in bytes.
+    """Computes the bytes of the KV cache for `batch` sequences of `seq` tokens each.
 
     `.bytes` is the whole cache, `.bytes_per_token` its growth per token, `.by_layer_kind` the bytes by type of layer,
     `.what_if` the cache of changed models and `.growth` the cache by length.
@@ -395,7 +395,7 @@ def memory(
 
 
 def _check_engine_options(**options: Any) -> None:
-    """Raises `InputError` for an option that engines do not have."""
+    """Raises `InputError` if any of these options has a value, because the options do not apply to engines."""
     for option_name, option_value in options.items():
         if option_value:
             raise InputError(f"{option_name}: is not of engines; remove it, or engine")
@@ -428,7 +428,7 @@ def fit(
     receipt: str | Path | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Finds whether a run fits on an accelerator (`.ok`), and the changes with which it would fit.
+    """Determines whether a run fits on an accelerator (`.ok`), and finds changes that would make the run fit.
 
     hardware: the accelerator; default common ones, each with the fewest on which it fits.
     phase: default inference, or training if an option that only training has is given.
@@ -595,7 +595,7 @@ def serve(
     calibrate: str | Path | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Finds servers for a load: `.result.chosen_server` is the cheapest within the limits. `.ok`: whether one exists.
+    """Finds servers for a request load: `.result.chosen_server` is the cheapest server that meets the limits.
 
     `.result.servers` are all that fit by the engine's own rule, `.result.load_curves` their times by concurrency, and
     `.result.pareto_front` is the Pareto front.
@@ -795,7 +795,7 @@ def _tolerance_of(percent: Any) -> float:
 
 
 def budget(file: str | Path = "llmcalc.toml", skip_missing: bool = False) -> ReportedAnswer:
-    """Checks the bounds of a budget: `.result` has every check, `.ok` says whether all bounds hold.
+    """Checks the bounds in a budget file: `.result` lists all checks, and `.ok` is true if all bounds hold.
 
     skip_missing: whether a file that does not exist is a budget without bounds; default an error.
     """
@@ -814,7 +814,7 @@ def explain_log(
     quantize: str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Reads a start-up log or an out-of-memory message: `.result.terms` have each printed and computed value.
+    """Compares a start-up log or an out-of-memory message with computed memory: `.result.terms` pairs the two values.
 
     log: its path. model: the model, where the log names none that is known.
     launch: the file that started the training run, as `memory` reads it.
@@ -854,7 +854,7 @@ def verify(
     num_microbatches: int | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Compares every closed form with a running model: `.result.verdicts` has one per model. `.ok`: all are equal.
+    """Compares every closed form with a running model; `.result.verdicts` has a verdict per model, `.ok` covers all.
 
     all: whether every preset is verified. options: `set`, `head`, `allow_unknown`, and with distributed the sizes of a
     layout. The others: as on the command line.
@@ -896,7 +896,7 @@ def check(checkpoint: str | Path, model: Model | None = None, **options: Any) ->
 
 
 def convert(model: Model, to: ModelFileFormat = "toml", **options: Any) -> str:
-    """Returns a model as the text of a native description (toml), or of a config.json of transformers (hf)."""
+    """Returns a model as text: llmcalc's own description (`toml`), or a config.json of transformers (`hf`)."""
     from .questions.listings import ModelFileFormat, convert_model
 
     return convert_model(sort_options(options, convert).read_model(model), validate_choice("--to", to, ModelFileFormat))
@@ -931,7 +931,7 @@ def hardware(*names: str) -> ReportedAnswer:
 
 
 def schema() -> dict[str, Any]:
-    """Returns the JSON Schema of native descriptions."""
+    """Returns the JSON Schema of llmcalc's TOML model descriptions."""
     from .sources.json_schema import description_schema
 
     return description_schema()

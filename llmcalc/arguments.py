@@ -1,4 +1,4 @@
-"""Arguments of the Python API: models in every form, and options with the names and checks of the command line."""
+"""Arguments of the Python API: models given in any way, and options with the command line's names and checks."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def preset_of(
 
 
 def spec_of(model: Model) -> ModelSpec:
-    """Returns the `ModelSpec` of a model in any accepted form."""
+    """Returns the `ModelSpec` of a model that is given in any accepted way, such as by name or as a config."""
     return preset_of(model).model
 
 
@@ -124,13 +124,13 @@ class CallOptions(NamedTuple):
         return preset_of(draft, allow_unknown=self.reading_options.get("allow_unknown", False))
 
     def setting_test(self, phase: Any) -> Callable[[str], bool]:
-        """Returns a function that tells whether the call sets a setting. phase: the phase in the call, if any."""
+        """Returns a function that tells whether the call sets a named setting. phase: the call's phase, if any."""
         return lambda setting_name: (
             (phase if setting_name == "phase" else self.setting_values.get(setting_name)) is not None
         )
 
     def rank_request(self) -> RankRequest | None:
-        """Returns the call's request for the counts of one rank; None for the whole model."""
+        """Returns the request to count one rank of a layout; None if the call asks for the whole model."""
         if not self.rank_options:
             return None
         from .parallel.counted_rank import RankRequest, rank_settings
@@ -143,7 +143,7 @@ READING_OPTIONS = ("set", "head", "allow_unknown")
 
 
 def take_reading_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Removes the options of reading a model from a call's options, and returns them."""
+    """Removes the options that control how a model is read from a call's options, and returns these options."""
     return {name: options.pop(name) for name in READING_OPTIONS if name in options}
 
 
@@ -155,7 +155,7 @@ def sort_options(
     run: bool = False,
     layout: bool = False,
 ) -> CallOptions:
-    """Sorts the options of an API call into options of reading a model, of a rank, of a run and of a layout.
+    """Sorts an API call's options by what they set: how the model is read, the rank, the run, or the layout.
 
     function: the called function, whose arguments an error may suggest.
     rank, run, layout: whether the function takes such options.
@@ -196,7 +196,7 @@ def sort_options(
 
 
 def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[str, Any]) -> OptionsOfCommand:
-    """Returns an options object of a class, with checked values from a function's arguments.
+    """Returns an instance of `options_class` with values from a function's arguments, after the declared checks.
 
     arguments: all arguments by name; those that the class does not declare are left out.
     """
@@ -245,7 +245,7 @@ def image_and_audio_of(image: Any, images: Any, audio: Any) -> Inputs:
 
 
 def cache_format_of(format_name: Any) -> str:
-    """Returns a number format or storage format of the cache. Raises `InputError` for an unknown format."""
+    """Returns the name of a number format or storage format of the cache. Raises `InputError` for an unknown format."""
     from .costs.cache_formats import cache_format
 
     validate_text("--kv-dtype", format_name, "bf16")
@@ -285,7 +285,7 @@ def engine_questions_of(
     launch: str | Path | None = None,
     receipt: str | Path | None = None,
 ) -> list[EngineQuestion]:
-    """Returns a question for each server of a launch file, or for each named engine that serves a model.
+    """Returns one `EngineQuestion` per server in a launch file, or one per named engine that is to serve the model.
 
     options: those of reading a model, the scheme of the weights, and the engines' own flags.
     """
@@ -316,7 +316,7 @@ def engine_questions_of(
 def run_options_of(
     options: CallOptions, hardware: Any, phase: Any, included_parts: frozenset[str], workspace: str | None
 ) -> RunOptions:
-    """Returns the run that the options describe. hardware: names of accelerators. phase: None for the default."""
+    """Returns a description of the run to compute. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest
     from .questions.runs import RunOptions
@@ -340,7 +340,7 @@ def run_question_of(
     with_mtp: bool,
     with_towers: bool = False,
 ) -> RunQuestion:
-    """Returns the question about a model's run or a launch file. hardware, phase, workspace: as in `run_options_of`."""
+    """Returns what to compute for a model's run or a launch file. Last parameters: as in `run_options_of`."""
     from .questions.runs import memory_question
 
     optional_path("--launch", launch)

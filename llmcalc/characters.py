@@ -19,7 +19,7 @@ ERROR_HANDLER_NAME = "llmcalc-stand-ins"
 
 
 def printable(printed_text: str) -> str:
-    r"""Returns the text on one line, with unprintable characters escaped (`str.isprintable`).
+    r"""Returns the model. Raises `InputError` if the model is None. alternative_argument: what could be passed instead.
 
     Control characters (C0, DEL, C1), line and paragraph separators, marks that turn the direction of writing (U+202E,
     U+2066), invisible characters and lone surrogates are written as in Python: `\x1b`, `\n`, `\u202e`. All text that is

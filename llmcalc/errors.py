@@ -12,7 +12,7 @@ LONGEST_MESSAGE = 1000
 
 
 def one_line(message_text: str) -> str:
-    """Returns the text as one line that is safe to print.
+    """Returns the text on one line, with control characters escaped so that it can be printed safely.
 
     Characters that are not printable are escaped. A text longer than `LONGEST_MESSAGE` is cut in its middle.
     """
@@ -33,14 +33,14 @@ class InputError(ValueError):
 
 
 class MissingExtra(InputError):
-    """Raised when a feature needs an optional package that is not installed."""
+    """The error raised when a feature needs an optional package that is not installed."""
 
     def __init__(self, feature_name: str, package_name: str, extra_name: str) -> None:
         super().__init__(f"{feature_name} needs {package_name}: pip install {_pip_requirement(extra_name)}")
 
 
 def _pip_requirement(optional_group: str) -> str:
-    """Returns the pip requirement of an extra, from llmcalc's checkout, wheel or repository.
+    """Returns the requirement that pip needs to install an extra, from llmcalc's checkout, wheel or repository.
 
     For an installation from an index it is the package's name.
     """
@@ -131,7 +131,7 @@ def _letters_and_digits(compared_name: str) -> str:
 
 
 def similar_name(typed_name: str, known_names: Iterable[str]) -> str:
-    """Returns the known name within two typing errors of `typed_name`; empty if there is none.
+    """Returns the known name that differs by at most two typing errors; empty if there is none.
 
     A short name may have fewer errors: at most one for every three letters.
     """
@@ -165,7 +165,7 @@ def edit_distance(first_name: str, second_name: str) -> int:
 
 
 def short_repr(wrong_value: Any) -> str:
-    """Formats a wrong value for an error message, in at most 60 characters."""
+    """Returns the `repr` of a wrong value for an error message, cut to 60 characters."""
     try:
         if isinstance(wrong_value, str | int | float | bool):
             value_text = repr(wrong_value)

@@ -1,4 +1,4 @@
-"""Evidence for computed bytes: the checks of each part, where a sum has the weakest status of its terms.
+"""The evidence for computed bytes: how each component was checked; a sum has the weakest status of its terms.
 
 A witness is stated where the thing is declared: in the class of a part, in the record of an optimizer or of a published
 kernel, above the method of a kernel, in the record of a framework. Whatever states none is `untested`. A witness names
@@ -48,7 +48,7 @@ UNTESTED = Witness("untested", "", "")
 
 @frozen
 class Evidence:
-    """The evidence for a part, optimizer, kernel or framework: an independent check of the computed bytes.
+    """The evidence for the bytes of a component, optimizer, kernel or framework: an independent check, or none.
 
     kind: `optimizer`, `mixer`, `network`, `kernel`, `framework`, …
     name: the name in a spec or in an option.
@@ -63,7 +63,7 @@ class Evidence:
 
     @property
     def status(self) -> Status:
-        """The verification status of the part, optimizer, kernel or framework."""
+        """The verification status of the component, optimizer, kernel or framework."""
         return self.witness.status
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Evidence:
 
 @frozen
 class FrameworkEvidence:
-    """The evidence for a framework's runs: what the runs, parts and optimizers were compared with.
+    """The evidence for a framework: what its runs, model parts and optimizers have been compared with.
 
     name: the framework, as in `--framework`. witness: what its runs were compared with.
     parts, optimizers: (kind, name) of parts, and names of optimizers → what they were compared with in its runs.
@@ -89,7 +89,7 @@ class FrameworkEvidence:
     has_own_kernels: bool = False
 
     def run(self, parts_evidence: Iterable[Evidence], optimizer: str | None) -> list[Evidence]:
-        """Returns the evidence for one run: for the framework, its parts and its optimizer."""
+        """Returns the evidence for one run: for the framework, the model's components and the optimizer."""
         run_evidence = [Evidence("framework", self.name, self.witness)]
         for part_evidence in parts_evidence:
             witness = self.parts.get((part_evidence.kind, part_evidence.name), self.other_witness)
@@ -102,7 +102,7 @@ class FrameworkEvidence:
 
 
 def parts_of_kinds(**names_by_kind: str) -> tuple[tuple[str, str], ...]:
-    """Returns (kind, name) pairs of model parts. names_by_kind: for each kind, a text with the parts' names."""
+    """Returns (kind, name) pairs of model parts. names_by_kind: kind → the parts' names, separated by spaces."""
     return tuple((kind, name) for kind, names in names_by_kind.items() for name in names.split())
 
 
@@ -113,12 +113,12 @@ LLAMA_PARTS = parts_of_kinds(
 
 
 def torch_witness(test_module: str) -> Witness:
-    """Returns the witness of bytes that a test compares with torch's operations. test_module: the test's module."""
+    """Returns the `Witness` of bytes that a test compares with torch's operations. test_module: the test's module."""
     return Witness("exact", META_MEASUREMENT, test_module)
 
 
 def source_code_witness(library_name: str, test_module: str) -> Witness:
-    """Returns the witness of bytes whose formula is taken from a library's source code.
+    """Returns the `Witness` of bytes whose formula is taken from a library's source code.
 
     library_name: the file of the library. test_module: the module that compares them with hand arithmetic.
     """
@@ -131,12 +131,12 @@ def weakest_status(statuses: Iterable[Status]) -> Status:
 
 
 def evidence_names(evidence: Iterable[Evidence], status: Status) -> str:
-    """Returns the names of the parts whose evidence has a verification status, without repetitions."""
+    """Returns the names of what has evidence with this verification status, without repetitions."""
     return ", ".join(dict.fromkeys(str(part_evidence) for part_evidence in evidence if part_evidence.status == status))
 
 
 def witness_texts(evidence: Iterable[Evidence], status: Status) -> str:
-    """Returns the texts of the independent checks with a verification status, without repetitions."""
+    """Returns the descriptions of independent checks with this verification status, without repetitions."""
     return "; ".join(
         dict.fromkeys(part_evidence.witness.name for part_evidence in evidence if part_evidence.status == status)
     )
@@ -185,6 +185,6 @@ def kernels_compared(witness: Witness, unchecked_kernels: Collection[str] = ()) 
 
 
 def witness_of(checked_object: object) -> Witness | Mapping[str, Witness]:
-    """Returns the check that a decorator attached to a class or function (not inherited), else `UNTESTED`."""
+    """Returns the `Witness` that a decorator attached to this class or function (not inherited), else `UNTESTED`."""
     stated_witness: Witness | Mapping[str, Witness] = getattr(checked_object, "__dict__", {}).get("witness", UNTESTED)
     return stated_witness

@@ -16,7 +16,7 @@ FRAME_SLOTS = 2**14
 
 
 def call_with_room_for_frames(function: Callable[[], None]) -> None:
-    """Calls a function after a reservation of memory for the frames of all nested calls.
+    """Calls a function with enough interpreter stack reserved for the frames of all nested calls.
 
     Python keeps frames in chunks of 16 KiB (CPython, Python/pystate.c, `push_chunk`). A call beyond the end of a chunk
     maps another one, which its return unmaps: a loop at such a depth does so in every round, and a search for layouts

@@ -88,7 +88,7 @@ class EngineCommand(Command):
             raise
 
     def _refuse_short_engine_flags(self, context: Any, engine_record: Engine, arguments: Sequence[str]) -> None:
-        """Raises `InputError` for a short option that the engine uses for a flag without an effect on memory."""
+        """Raises `InputError` if a typed short option of llmcalc is also a memory-neutral flag of the engine."""
         from ..frameworks.engines.flags import flags_by_spelling
 
         flags_by_name = flags_by_spelling(engine_record.known_flags())
@@ -112,7 +112,7 @@ class EngineCommand(Command):
                 )
 
     def _launched_engines(self, arguments: Sequence[str]) -> list[str]:
-        """Returns the engine that all servers of a launch file share; empty without a launch file or with several."""
+        """Returns the engine that all servers of a launch file use; empty without a file or if the engines differ."""
         launch_files = list(option_values("--launch", arguments))
         if not launch_files:
             return []
@@ -122,7 +122,7 @@ class EngineCommand(Command):
         return engine_names if len(engine_names) == 1 else []
 
     def _llmcalc_options(self, context: Any) -> dict[str, bool]:
-        """Returns for each option of llmcalc whether it takes a value."""
+        """Maps the name of each llmcalc option of the command to whether the option takes a value."""
         llmcalc_names = (*SHARED_OPTIONS, *self.options_with_engines)
         return {
             option_name: not option.is_flag
@@ -149,7 +149,7 @@ def require_engine(receipt: str | None, engine: Sequence[str] | None, launch_fil
 
 
 def engine_flags(context: typer.Context) -> Mapping[str, Any]:
-    """Returns the engine's flags on the command line, by the flag's name."""
+    """Returns the serving engine's flags that were typed on the command line, keyed by the flag's name."""
     flag_values: Mapping[str, Any] = context.meta.get(ENGINE_FLAGS_KEY, {})
     return flag_values
 
@@ -161,7 +161,7 @@ def show_servers(
     target_options: TargetOptions,
     output_options: OutputOptions,
 ) -> None:
-    """Shows the answers about a launch file's servers, or about engines that serve TARGET. Exit code 1 if one fails.
+    """Prints the answers for a launch file's servers or for engines that serve TARGET; exits with 1 if a check fails.
 
     ask_question: the question that is asked of each. context: the running command, whose options describe the servers.
     hardware: the accelerator; None for that of the launch file.

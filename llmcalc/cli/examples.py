@@ -1,4 +1,4 @@
-"""Examples at the end of help pages; each runs unchanged in a folder with the files that the example names."""
+"""Example commands for the end of help pages; each runs unchanged if the files that the command names exist."""
 
 from __future__ import annotations
 

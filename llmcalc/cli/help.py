@@ -35,7 +35,7 @@ def printable_help(help_text: str) -> str:
 
 
 def write_examples(context: Any, formatter: Any) -> None:
-    """Writes the examples of a command or a group of commands, one per line. They are never wrapped, to be copied."""
+    """Writes the example commands of a help page, one per line and never wrapped, so that users can copy the lines."""
     from .examples import EXAMPLES
 
     program_name, _, command_words = context.command_path.partition(" ")
@@ -59,7 +59,7 @@ def option_values(option: str, arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _with_hyphens_in_names(arguments: Sequence[str], option_names: Container[str]) -> Iterator[str]:
-    """Yields the arguments, with `--kv-dtype` for `--kv_dtype`, as Python and engines spell options."""
+    """Yields arguments with hyphens in option names: `--kv_dtype`, as in Python and engines, becomes `--kv-dtype`."""
     is_option_possible = True
     for argument in arguments:
         is_option_possible &= argument != "--"
@@ -80,7 +80,7 @@ class Command(TyperCommand):
                 option.hidden = False  # type: ignore[attr-defined]  # the shell completes it too
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads underscores in an option's name as hyphens.
+        """Parses the arguments after underscores in option names are replaced by hyphens.
 
         Refuses an option without a value, also where the next option's name stands, which typer would accept.
         """
@@ -163,7 +163,7 @@ def _short_name(option: Any, name_and_metavar: str) -> str:
 
 
 def _first_sentence(full_text: str) -> str:
-    """Returns the first sentence of a help text, and the default value."""
+    """Returns the first sentence of an option's help text, followed by the default value if the text states one."""
     help_text, end_mark, default_text = full_text.partition(" [default: ")
     first_sentence = re.split(r"(?<=\.) |(?<=…) (?=[A-Z])", help_text.strip(), maxsplit=1)[0]
     return f"{first_sentence.rstrip('.')}{end_mark}{default_text}"

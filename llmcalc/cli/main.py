@@ -217,7 +217,7 @@ def _program_name() -> str:
 
 
 def _print_error(error_message: str) -> int:
-    """Prints the error, discards collected remarks, and returns exit code 2."""
+    """Prints the error, discards notes that were stored for stderr, and returns exit code 2."""
     drop_remarks()
     print_line(f"error: {error_message}")
     return 2
@@ -247,7 +247,7 @@ OPTIONS_OF_FILES = {
 
 
 def _advice_on_option(command: Any, option_name: str) -> str:
-    """Returns what to type instead of an option of a file, or of an engine's flag; empty for other options."""
+    """Returns what to type instead of an unknown option that other programs use; empty if there is no advice."""
     from ..questions.other_names import engine_of_flag
     from .engine_options import EngineCommand
 
@@ -262,7 +262,7 @@ def _advice_on_option(command: Any, option_name: str) -> str:
 
 
 def _commands_with(option_name: str, running_command: str) -> list[str]:
-    """Returns the first two commands that have an option which the running command lacks."""
+    """Returns the first two commands that have an option which `running_command` does not have."""
     if not option_name.startswith("--"):
         return []
     commands = (command_name for command_name in COMMANDS_OF_RUNS if command_name != running_command)
@@ -271,7 +271,7 @@ def _commands_with(option_name: str, running_command: str) -> list[str]:
 
 
 def _is_model_name(typed_word: str) -> bool:
-    """Whether a word in the position of a command is a preset's name, or a model's file."""
+    """Whether a word that was typed in place of a command is a preset's name or a model's file."""
     from ..sources.presets import model_names, names_by_alias
 
     return (
@@ -282,7 +282,7 @@ def _is_model_name(typed_word: str) -> bool:
 
 
 def _misread_argument_text(context: Any, missing_name: str) -> str:
-    """Returns the end of a missing-argument error: the argument for which a typed word was taken, if any."""
+    """Returns the end of an error about a missing argument: which other argument received the typed word, if any."""
     for argument in context.command.params:
         typed_word = context.params.get(argument.name)
         if argument.param_type_name == "argument" and isinstance(typed_word, str):
@@ -293,7 +293,7 @@ def _misread_argument_text(context: Any, missing_name: str) -> str:
 
 
 def _expected_instead_text(extra_words: str, context: Any) -> str:
-    """Returns the end of an error about surplus arguments: the option or command that accepts them."""
+    """Returns the end of an error about surplus words: what to type instead, or which command has the word."""
     from ..sources.hardware import UnknownAccelerator, find_hardware
 
     extra_word = extra_words.split(maxsplit=1)[0]
@@ -315,7 +315,7 @@ def _expected_instead_text(extra_words: str, context: Any) -> str:
 
 
 def _example_commands(context: Any, missing_parameter: Any) -> str:
-    """Returns the examples of a command, as the end of an error about a missing option; empty for an argument."""
+    """Returns example commands as the end of an error about a missing option; empty if an argument is missing."""
     if context is None or missing_parameter.param_type_name != "option":
         return ""
     from .examples import EXAMPLES

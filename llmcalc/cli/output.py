@@ -1,4 +1,4 @@
-"""Output of answers to stdout or to a file, which is written completely or not at all. Remarks go to stderr."""
+"""Writes answers to stdout or to a file, completely or not at all; notes on the command go to stderr."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _remarks: list[str] = []
 
 
 def store_remark(remark: str) -> None:
-    """Stores a note or warning for stderr, printed after a successful answer."""
+    """Stores a note or warning, which is printed to stderr after a successful answer."""
     _remarks.append(remark)
 
 
 def drop_remarks() -> None:
-    """Discards stored remarks, at the start of a command and after an error."""
+    """Discards the stored notes for stderr, at the start of a command and after an error."""
     _remarks.clear()
 
 
 def print_remarks() -> None:
-    """Prints the remarks on stderr, one line per remark, and removes the printed remarks from the list."""
+    """Prints the stored notes on stderr, one per line, and removes them from the list."""
     for remark in _remarks:
         print_line(remark)
     drop_remarks()
@@ -93,7 +93,7 @@ def is_device_file(output_path: Path) -> bool:
 
 @contextmanager
 def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapper]:
-    """Opens a temporary file, which is renamed to the final path after all its text is written.
+    """Opens a temporary file, which is renamed to the output path once all text is written.
 
     Raises `InputError`, which names the option, if it cannot be written.
     """
@@ -153,7 +153,7 @@ ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if has
 
 
 class _SignalReceived(BaseException):
-    """Raised when a signal of `ENDING_SIGNALS` arrives. number: the signal's number."""
+    """The exception raised when a signal of `ENDING_SIGNALS` arrives. number: the signal's number."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)

@@ -1,4 +1,4 @@
-"""Options for the settings of a run on one device, and short forms of these options."""
+"""Command-line options for the settings of a run on one device, with one-letter and short names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CublasWorkspaceOption: TypeAlias = Annotated[
 
 
 def settings_options(**defaults: str) -> dict[str, OptionOfCommand]:
-    """Returns the options of `Settings`, with the short forms.
+    """Returns the command-line options for all fields of `Settings`, with their short names.
 
     Without a phase option, the other options imply the phase.
     defaults: setting → its default in words, where a command has another one.

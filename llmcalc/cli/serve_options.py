@@ -1,4 +1,4 @@
-"""Answers `serve` and its plot from the command-line options of servers."""
+"""Answers the commands `serve` and `plot serve` from the command-line options that describe servers."""
 
 from __future__ import annotations
 

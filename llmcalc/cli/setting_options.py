@@ -1,4 +1,4 @@
-"""Command-line options, built from the declarations of settings (`workload/setting.py`).
+"""Builds command-line options from the settings that fields of option classes declare (`workload/setting.py`).
 
 A decorator replaces one parameter of a command by many options. The parameter gets their values as one object.
 """
@@ -22,7 +22,7 @@ CommandFunction: TypeAlias = Callable[..., None]
 
 
 class OptionOfCommand(NamedTuple):
-    """A parameter of a command. annotation: type and typer option. default: the default value."""
+    """A typer option for a command's parameter. annotation: the type and typer's option. default: the default value."""
 
     annotation: Any
     default: Any

@@ -10,7 +10,7 @@ from typing import Any
 def with_signature(
     run_command: Callable[..., None], command: Callable[..., None], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Gives a command's function a name, a help text and a signature, from which typer makes the options."""
+    """Gives a function the name, help text and signature of a command, from which typer builds the options."""
     wrapped_function: Any = run_command
     parameter_list = list(parameters)
     wrapped_function.__doc__, wrapped_function.__name__ = command.__doc__, command.__name__

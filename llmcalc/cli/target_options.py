@@ -58,7 +58,7 @@ class TargetOptions(NamedTuple):
         return bool(self.overrides or self.head)
 
     def load(self, target: str, included_parts: frozenset[str] = frozenset()) -> Preset:
-        """Reads a model. The reader's notes, and included parts that the model lacks, become remarks on stderr."""
+        """Reads a model; the notes of reading it, and included components that it lacks, are printed to stderr."""
         from ..sources.target import load
 
         preset = load(target, tuple(self.overrides or ()), self.head, self.allow_unknown)
@@ -92,7 +92,7 @@ class OutputOptions(NamedTuple):
 
     @property
     def is_for_screen(self) -> bool:
-        """Whether an answer is shortened to the rows and notes that fit a screen."""
+        """Whether the answer is a table in short form, with only the rows and notes that fit a screen."""
         return self.fmt == "table" and not self.notes
 
     def show_answer(

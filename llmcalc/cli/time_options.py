@@ -96,7 +96,7 @@ class TimedRunOptions:
         return self.target_options.load(target, self.include)
 
     def run_question(self) -> RunQuestion:
-        """Returns the question about the timed run."""
+        """Returns the object that describes the timed run: model, phase, accelerators, layout and settings."""
         from ..questions.runs import RunOptions, memory_question
 
         run_options = RunOptions(settings=self.settings, layout=self.layout, include=self.include)
@@ -114,7 +114,7 @@ class TimedRunOptions:
         )
 
     def ask(self, run_question: RunQuestion, **time_fields: Any) -> ReportedAnswer:
-        """Returns the answer about the run's time. time_fields: additional fields of `TimeOptions`."""
+        """Computes the time of a run and returns the answer. time_fields: additional fields of `TimeOptions`."""
         from ..questions.times import ask_time
         from ..sources.preset import target_in_errors
 

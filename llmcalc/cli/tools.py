@@ -1,4 +1,4 @@
-"""Commands as tools for language models: JSON schemas of the options, and answers in JSON.
+"""Offers commands as tools for language models: JSON schemas for the arguments, and answers in JSON.
 
 The schemas are read from the options that the command line has; the answers are those of the Python function of the
 command's name, whose arguments have the options' names. A tool reads presets and files and writes nothing.
@@ -40,7 +40,7 @@ KEYS_DESCRIPTION = 'Keys of the answer to return, such as ["params"]; all if not
 
 
 class Tool(NamedTuple):
-    """A command of llmcalc as a tool for a language model.
+    """An llmcalc command that a language model can call as a tool.
 
     name: the command's name.
     description: what it answers, a sentence.
@@ -116,7 +116,7 @@ def _option_name(parameter: Any) -> str:
 
 
 def _argument_name(tool_name: str, parameter: Any) -> str:
-    """Returns the argument of the API function that corresponds to a parameter of the command."""
+    """Returns the name of the API function's argument that corresponds to a command's parameter."""
     if parameter.param_type_name == "argument":
         return "models" if tool_name == "compare" else "model"
     return _option_name(parameter).replace("-", "_")
@@ -161,7 +161,7 @@ def _argument_schema(argument_name: str, parameter: Any) -> dict[str, Any]:
 
 
 def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
-    """Calls a tool and returns the answer as a JSON document. arguments: by name in the schema.
+    """Calls a tool and returns the answer as a JSON document. arguments: values keyed by the schema's argument names.
 
     Raises `InputError`, whose message names the argument, for arguments that the schema or the command refuses.
     """
@@ -227,7 +227,7 @@ def _check_arguments(known_arguments: Mapping[str, Any], arguments: Mapping[str,
 
 
 def _description_in_sentence(value_schema: Mapping[str, Any]) -> str:
-    """Returns an argument's description for use within a sentence: `the accelerator: a name …`, `KV cache …`."""
+    """Returns an argument's description in a form that can continue a sentence: `the accelerator: a name …`."""
     description = str(value_schema["description"])
     return description if description[1:2].isupper() else description[:1].lower() + description[1:]
 

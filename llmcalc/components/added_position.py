@@ -52,7 +52,7 @@ class LearnedPositions(Component):
 
 
 class AxialPositions(Component):
-    """Learned positions in a grid: a part of each vector depends on the row, the other on the column (Reformer).
+    """Learned position vectors on a grid: part of each vector depends on the row, the rest on the column (Reformer).
 
     rows, columns: the sides of the grid, in which positions follow one another row by row.
     row_size, column_size: the widths of the two parts.
@@ -119,7 +119,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class LearnedReference(nn.Embedding):
-        """Looks up learned positions. positions: [tokens] → [tokens, hidden]."""
+        """Returns the learned vector of each position. positions: [tokens] → [tokens, hidden]."""
 
         def __init__(self, spec: LearnedPositions, hidden_size: int) -> None:
             super().__init__(spec.max_position_embeddings + spec.offset, hidden_size)
@@ -129,7 +129,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return super().forward(positions + self.offset)
 
     class AxialReference(nn.Module):
-        """Looks up a row's and a column's part of each position. positions: [tokens] → [tokens, hidden]."""
+        """Concatenates the row part and the column part of position vectors. positions: [tokens] → [tokens, hidden]."""
 
         def __init__(self, spec: AxialPositions) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Stems of audio encoders whose number of positions depends on the length of the recording.
+"""Input layers of audio encoders whose number of output positions depends on the length of the recording.
 
 S2T (Wang et al. 2020, arXiv:2010.05171, §2): convolutions with a stride of 2, each followed by a gated linear unit.
 Moonshine (Jeffries et al. 2024, arXiv:2410.15608, §3.1): three convolutions over the samples themselves.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class SubsamplingStem(Stem):
-    """A stem of strided convolutions over audio frames, each with a stride of 2 and a gated linear unit.
+    """An audio encoder's input layers: convolutions over frames, each with a stride of 2 and a gated linear unit.
 
     num_mel_bins: the number of values per frame.
     conv_channels: the outputs of each convolution but the last, an even number: the gate halves them.
@@ -53,7 +53,7 @@ class SubsamplingStem(Stem):
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem's convolutions, whose output is the encoder's input.
+        """Records the operations of the stem's convolutions, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
@@ -88,7 +88,7 @@ class SubsamplingStem(Stem):
 
 
 class WaveformStem(Stem):
-    """A stem of three convolutions over audio samples, with one encoder position per 384 samples."""
+    """An audio encoder's input layers: three convolutions over audio samples, with one position per 384 samples."""
 
     formula_source: ClassVar[str] = "Jeffries et al. 2024, §3.1"
     input_name: ClassVar[str] = "input_values"
@@ -103,7 +103,7 @@ class WaveformStem(Stem):
         )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem's convolutions, whose output is the encoder's input.
+        """Records the operations of the stem's convolutions, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """

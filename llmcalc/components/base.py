@@ -143,7 +143,7 @@ def check_groups(heads: int, kv_heads: int) -> None:
 
 
 def check_divisor(field_name: str, divisor: int, dividend_name: str, dividend: int) -> None:
-    """Raises `ValueError` unless the value of one field divides the value of another field without a remainder."""
+    """Raises `ValueError` unless one field's value divides another field's value without a remainder."""
     if dividend % divisor:
         raise ValueError(
             f"{field_name}: {divisor} does not divide {dividend_name} {dividend}; expected a divisor of {dividend}"
@@ -157,7 +157,7 @@ def check_top_k(num_experts: int, num_experts_per_tok: int) -> None:
 
 
 class Component(Part):
-    """The base class of model components with costs: operations, a PyTorch reference and small examples.
+    """The base class of model components with parameters or FLOPs: operations, a PyTorch reference, small examples.
 
     node_name: the name of its module in a layer.
     kind: the kind of component that its costs are counted under.
@@ -251,7 +251,7 @@ class StackPosition:
 
 
 class UnscalableError(ValueError):
-    """The error for a component that a study of shapes cannot scale to another width, with the reason."""
+    """The error raised when a component cannot be scaled to another width in a study of shapes, with the reason."""
 
 
 SCALABLE_MODELS = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
@@ -343,11 +343,11 @@ class TokenMixer(Component):
         return None
 
     def report_label(self) -> str:
-        """The name of the mixer's kind in reports, such as `sliding`, `full` or `mamba2`."""
+        """The name of the type of mixer in reports, such as `sliding`, `full` or `mamba2`."""
         return str(getattr(self, "type", ""))
 
     def cost_thresholds(self) -> tuple[int, ...]:
-        """The sequence lengths beyond which the mixer's cost formula changes: windows, chunks, selections."""
+        """The sequence lengths at which the mixer's cost formula changes: windows, chunks, numbers of selected keys."""
         return ()
 
     def window_size(self) -> int | None:
@@ -359,15 +359,15 @@ class TokenMixer(Component):
         return None
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
-        """The mixer with `kv_heads` key and value heads, all of them cached; the same mixer if it has no such heads."""
+        """Returns the mixer with `kv_heads` cached key and value heads; unchanged if the mixer has no such heads."""
         return self
 
     def without_window(self) -> Self:
-        """The mixer without a sliding window or chunks: every token attends to all earlier tokens."""
+        """Returns the mixer without a sliding window or chunks, so that every token attends to all earlier tokens."""
         return self
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        """The mixer with another number and size of heads.
+        """Returns the mixer with another number of heads and head size.
 
         Raises `UnscalableError`, with the reason, where its width depends on more than its heads.
         """
@@ -382,17 +382,17 @@ class TokenMixer(Component):
         return None
 
     def record_shared_bias(self, recorder: Flow, x: Value) -> None:
-        """Records, before the first layer, the bias that all layers of a stack add to their attention scores.
+        """Records the bias that a stack's layers add to their attention scores, before the first layer runs.
 
         x: the input of the first layer.
         """
 
     def sharing_key(self) -> tuple[Any, ...] | None:
-        """A key for sharing: mixers with equal keys can share results (`dependency_field`); None if they cannot."""
+        """A key that is equal for mixers that can share results, such as keys and values; None without sharing."""
         return None
 
     def fields_of_shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        """Maps each sharing key to the field that makes a layer reuse the result of a lower layer.
+        """Maps each sharing key to the field that makes a layer reuse a lower layer's result; empty for no reuse.
 
         The field is empty where the mixer computes the result itself.
         """
@@ -417,7 +417,7 @@ class RecurrentMixer(TokenMixer):
 
 
 class LayerParts(Protocol):
-    """The interface of a layer, as other components of the stack see it."""
+    """The properties of a layer that other components of the stack may read."""
 
     @property
     def attention(self) -> Part: ...
@@ -431,7 +431,7 @@ class StackPart(Component):
     kind: ClassVar[str] = "embedding"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        """Raises `ValueError` if the component does not fit these layers.
+        """Raises `ValueError` if the component cannot be used with these layers.
 
         layers: the layers by their name in `pattern`.
         """
@@ -484,7 +484,7 @@ class SingleWidthNetwork(Network):
 
 
 class Nothing(Part):
-    """`{ type = "none" }`: an absent component. A layer must state it, so that no component is forgotten."""
+    """The absent component, `{ type = "none" }`, which a layer must state so that no component is forgotten."""
 
     type: Literal["none"] = "none"
 

@@ -1,4 +1,4 @@
-"""A batch norm in inference: stored statistics of each channel, and a weight and a bias."""
+"""Batch norm in inference, with each channel's stored statistics, weight and bias."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AFFINE_NORM = Norm.model_construct(type="affine")
 
 
 def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channel_axes: Shape) -> Value:
-    """Records a batch norm with its stored statistics and number of batches. channel_axes: the normalized axes."""
+    """Records the operations of a batch norm with stored statistics. channel_axes: the normalized axes."""
     with recorder.scope(norm_name, kind="norm"):
         statistics = recorder.buffer("statistics", Axis("statistics", 2), *channel_axes)
         recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
@@ -28,7 +28,7 @@ def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channel_axes: Sh
 
 @cache
 def batch_norm_class() -> type[nn.Module]:
-    """Returns the PyTorch module class that a batch norm is checked against. x: [items, channels, …] → same shape."""
+    """Returns the PyTorch module class with which counts are compared. x: [items, channels, …] → same shape."""
     import torch
     from torch import nn
     from torch.nn import functional

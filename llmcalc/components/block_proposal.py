@@ -1,4 +1,4 @@
-"""Additional outputs of a draft model: a bias on logits, the probability of acceptance, and the next input.
+"""Additional outputs of a draft model: a logit bias, an acceptance score, and the input of its next step.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
 DFlash 2 scores pairs of the best tokens of neighbouring positions. Sources: specforge/modeling/draft/dspark.py,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Proposal(OutputPart):
-    """A draft model's additional outputs: a bias on the logits, the acceptance score, and the next input.
+    """A draft model's additional outputs: a bias on the logits, the acceptance score, and the next step's input.
 
     markov_rank: the rank of a bias that depends on the previous token (DSpark); none by default.
     markov: how the bias depends on the hidden state: not at all (`vanilla`, the default), by a gate (`gated`) or by the
@@ -76,7 +76,7 @@ class Proposal(OutputPart):
         vocab: Axis = SINGLE_TOKEN_VOCABULARY,
         draft_vocab: Axis = SINGLE_TOKEN_VOCABULARY,
     ) -> Value:
-        """Records the proposal head's logit bias. x: the hidden states.
+        """Records the computation of the proposal head's logit bias. x: the hidden states.
 
         vocab, draft_vocab: the axes of the vocabulary read and of the proposed tokens.
         """
@@ -108,7 +108,7 @@ class Proposal(OutputPart):
         return x
 
     def _pair_scores(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis) -> None:
-        """Records the scores of all pairs of a position's best tokens and the previous position's best tokens."""
+        """Records the scores of token pairs: a position's best tokens with the previous position's best tokens."""
         rank_axis, candidate_axis = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
         candidate_rows = MultipliedRows(source_rows=LOGITS, rows_per_source=self.selector_top_k)
         predecessor_vector, _ = recorder.table("predecessor_codebook", vocab, rank_axis, of=candidate_rows, by="chosen")
@@ -125,7 +125,7 @@ class Proposal(OutputPart):
         )
 
     def _record_token_bias(self, recorder: Flow, x: Value, rank_axis: Axis, vocab: Axis, draft_vocab: Axis) -> Value:
-        """Records the logit bias from the previous token's embedding, and returns the embedding."""
+        """Records the computation of the logit bias from the previous token's embedding, and returns the embedding."""
         token_embedding, _ = recorder.table("markov_w1", vocab, rank_axis, of=LOGITS)
         bias_input = token_embedding
         if self.markov == "gated":

@@ -1,4 +1,4 @@
-"""The byte latent transformer: a stack's layers run over patches of bytes, between small layers that run over bytes.
+"""The byte latent transformer: large layers run over patches of bytes, between small layers that run over bytes.
 
 Pagnoni et al. 2024 (arXiv:2412.09871). A frozen language model of bytes ends a patch where the next byte is hard to
 predict, so the number of patches depends on the text. transformers: models/blt.
@@ -46,7 +46,7 @@ class ByteLayers(Part):
         self.block.check_stack_position(StackPosition(f"{error_location}.block", width, "decoder"))
 
     def flow(self, recorder: Flow, x: Value, record_cross_attention: Callable[[Value], Value] | None = None) -> Value:
-        """Records the layers over bytes. record_cross_attention: records the cross-attention before each layer."""
+        """Records the operations of the layers over bytes. record_cross_attention: called before each layer."""
         depth = self.num_hidden_layers
 
         def record_layer(layer_input: Value) -> Value:
@@ -134,7 +134,7 @@ class PatchStreams(ResidualStreams):
             self.patcher.check_stack_position(f"{error_location}.patcher", self.patcher.hidden_size)
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
-        """Records the first layers over bytes and the patch vectors. x: the embeddings of the bytes."""
+        """Records the operations of the first byte layers and of the patch vectors. x: the bytes' embeddings."""
         hidden_axes = recorder.layer_memo["hidden"]
         if self.patcher is not None:
             self._record_patcher(recorder, self.patcher, x)
@@ -164,7 +164,7 @@ class PatchStreams(ResidualStreams):
         return patch_vectors.view(*hidden_axes)
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
-        """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
+        """Records the operations of the layers over bytes that follow the layers over patches. x: the patch vectors."""
         byte_states: Value = recorder.layer_memo["bytes"]
         with recorder.scope("local_decoder"):
             patch_vectors = recorder.linear(
@@ -204,7 +204,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LocalReference(nn.Module):
-        """The base class of the byte layers before and after the patches; projects a patch to several vectors."""
+        """The base class of the reference's byte-level encoder and decoder; projects each patch to several vectors."""
 
         def __init__(self, layers: ByteLayers, local_size: int, patch_size: int, vector_count: int) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""The component classes that each field accepts, by `type`.
+"""The component classes that each field of a model's description accepts, selected by `type`.
 
 Each entry is `type` → location of the class, `file:Class` in this package. The file is imported on first use.
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ConformerConvolution(Part):
-    """The convolution module: a gated linear unit, a depthwise convolution, a norm and a linear projection.
+    """A conformer's convolution module: a gated linear unit, a depthwise convolution, a norm and a linear projection.
 
     kernel_size: the kernel size of the depthwise convolution.
     hidden_act: the activation before the last projection, silu by default.
@@ -94,7 +94,7 @@ class ConformerConvolution(Part):
     def _record_projection(
         self, recorder: Flow, projection_name: str, x: Value, *output_axes: Axis | JoinedShapes
     ) -> Value:
-        """Records a named projection, as a linear layer or as a convolution of width 1."""
+        """Records the operations of a named projection, as a linear layer or as a convolution of width 1."""
         if self.convolved:
             return recorder.conv(projection_name, x, *output_axes, kernel=1, bias=self.bias)
         return recorder.linear(projection_name, x, *output_axes, bias=self.bias)

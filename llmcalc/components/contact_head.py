@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ContactHead(OutputPart):
-    """A linear layer from all attention scores of a token pair to one contact score. Forward passes skip the layer."""
+    """A linear layer from a token pair's attention scores to a contact score; forward passes skip the layer."""
 
     formula_source: ClassVar[str] = "Rao et al. 2020"
     witness: ClassVar[PartWitness] = TORCH_WITNESS
@@ -39,7 +39,7 @@ class ContactHead(OutputPart):
             )
 
     def flow(self, recorder: Flow, x: Value, stack: Stack) -> Value:
-        """Records the unused linear layer. stack: the encoder with the attention maps."""
+        """Records the contact head's linear layer as unused. stack: the encoder with the attention maps."""
         heads: Number = stack.block.attention.head_sizes(x.width).heads
         attention_maps = Value(x.rows, (Axis("maps", stack.num_hidden_layers * heads),))
         return recorder.linear("", attention_maps, Axis("one", 1), bias=True)

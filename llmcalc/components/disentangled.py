@@ -76,7 +76,7 @@ class DisentangledScores(AttentionPosition):
 
     @property
     def span(self) -> Number:
-        """The number of relative positions in each direction; the table has a row for each."""
+        """The number of relative positions in each direction; the embedding table has 2·span rows."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
@@ -201,7 +201,7 @@ class SideConvolution(StackPart):
             raise ValueError(f"{stack_position.error_path}: it sees tokens on both sides; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
-        """Records the convolution of x, the first layer's input. first_layer_output: default x."""
+        """Records the operations of the convolution of x, the first layer's input. first_layer_output: default x."""
         kernel_size, conv_groups = self.conv_kernel_size, self.conv_groups
         convolution_output = recorder.act(
             recorder.conv("conv", x, *x.axes, kernel=kernel_size, groups=conv_groups, bias=True), self.conv_act
@@ -238,7 +238,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.norm(table_weight) if hasattr(self, "norm") else table_weight
 
     class ConvolutionReference(nn.Module):
-        """Adds a convolution of the layer's input to the layer's output. Both: [batch, tokens, hidden]."""
+        """Computes norm(layer output + act(convolution of the layer's input)). Both inputs: [batch, tokens, hidden]."""
 
         def __init__(self, spec: SideConvolution, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -263,7 +263,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return nn.functional.linear(x, weight, bias)
 
     class TableScoreProduct(nn.Module):
-        """The scores of tokens and table rows. x: [batch, heads, tokens, d] → [batch, heads, tokens, rows]."""
+        """Computes scores of tokens and table rows. x: [batch, heads, tokens, d] → [batch, heads, tokens, rows]."""
 
         def forward(self, x: Tensor, table_rows: Tensor) -> Tensor:
             return x @ table_rows.unflatten(-1, (x.shape[1], -1)).permute(1, 2, 0)

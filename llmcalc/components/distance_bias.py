@@ -188,7 +188,7 @@ class RelativeBias(DistanceBuckets, StackPart):
                 )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the bias table, which each layer's attention indexes by the bucket of a distance."""
+        """Records the table of bias scalars, which each layer's attention indexes by the bucket of a distance."""
         from ..workload.derived_rows import EmbeddingRows
 
         bucket_axis = Axis("buckets", self.relative_attention_num_buckets)
@@ -259,7 +259,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return torch.nn.functional.embedding(bucket_index, self.weight).permute(2, 0, 1)
 
     class DistanceScores(nn.Module):
-        """Scores by distance. q: [batch, heads, queries, d] → [batch, heads, queries, distances]."""
+        """Computes scores per distance. q: [batch, heads, queries, d] → [batch, heads, queries, distances]."""
 
         def forward(self, r: Tensor, q: Tensor) -> Tensor:
             return q @ r.unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)

@@ -1,4 +1,4 @@
-"""Heads of a draft model that read the target's last hidden state and each predict one token further ahead.
+"""Draft heads that read the target model's last hidden state, each of which predicts one token further ahead.
 
 Medusa (Cai 2024, arXiv:2401.10774): medusa/model/medusa_model.py of FasterDecoding/Medusa, vllm/model_executor/models
 of vLLM (`Medusa`). The MLP speculator (Wertheimer 2024, arXiv:2404.19124): fms_extras/models/speculator.py of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DraftHeads(Part):
-    """The base class of several language-model heads, whose logits are concatenated along the positions.
+    """The base class of draft models with several language-model heads, whose logits are concatenated by position.
 
     num_heads: the number of heads.
     """
@@ -35,7 +35,7 @@ class DraftHeads(Part):
     num_heads: int = Field(ge=1, le=64, strict=True)
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis, rows: Rows) -> Value:
-        """Records all heads. x: the hidden states. vocab, draft_vocab: axes of the tokens read and proposed."""
+        """Records the operations of all heads. x: hidden states. vocab, draft_vocab: axes of tokens read, proposed."""
         logits = self._record_logits(recorder, x.view(*x.axes, new_rows=rows), vocab, draft_vocab)
         if len(logits) == 1:
             return logits[0]
@@ -48,7 +48,7 @@ class DraftHeads(Part):
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def describe(self) -> str:
-        """Returns the heads' short description for reports."""
+        """Returns a short description of the draft heads for reports."""
         raise TypeError(f"{type(self).__name__} has no description")
 
 
@@ -77,7 +77,7 @@ class MedusaHeads(DraftHeads):
         return f"{self.num_heads} Medusa heads of {self.num_layers} layer{'s' * (self.num_layers > 1)}"
 
     def _record_residual_layers(self, recorder: Flow, x: Value, head_index: int) -> Value:
-        """Records the residual layers of a head and returns their output."""
+        """Records the operations of the residual layers of a head and returns their output."""
         for layer_index in range(self.num_layers):
             projected_x = recorder.linear(f"blocks_{head_index}_{layer_index}", x, *x.axes, bias=self.bias)
             x = recorder.add(x, recorder.act(projected_x, "silu"))
@@ -88,7 +88,7 @@ class MedusaHeads(DraftHeads):
 
 
 class SpeculatorHeads(DraftHeads):
-    """Stages in sequence: gelu(norm(W·state + the embedding of the token before)), projected to the vocabulary.
+    """Draft stages in sequence: state = gelu(norm(W·state + previous token's embedding)), projected to the vocabulary.
 
     The state of the first stage is the target's last hidden state, that of each further stage the one before it.
 
@@ -135,7 +135,7 @@ class SpeculatorHeads(DraftHeads):
     def _next_state(
         self, recorder: Flow, i: int, head_state: Value, token_vector: Value, shared_weights: dict[str, Value]
     ) -> Value:
-        """Records a stage and returns its state. shared_weights: the first output of each shared weight."""
+        """Records the operations of a stage; returns its state. shared_weights: first uses of shared weights."""
         if i > 1 and self.tied:
             projected_state = recorder.apply_again(head_state, shared_weights["proj"])
         else:

@@ -1,4 +1,4 @@
-"""The dropout points of a model in training, each with a probability (Srivastava 2014)."""
+"""The points in a model where training applies dropout, each with a probability (Srivastava 2014)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings and predictions of named entities (LUKE), which plain text does not use.
+"""Entity embeddings and entity prediction (LUKE), which inputs of plain text do not use.
 
 LUKE (Yamada et al. 2020, arXiv:2010.01057), §3.1 and §3.3. transformers: models/luke (`LukeEntityEmbeddings`,
 `EntityPredictionHead`).
@@ -42,7 +42,7 @@ class Entities(StackPart):
     prediction: Literal["tied", "own"] | None = None
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the entity tables and the entity head. x: the input of the layers."""
+        """Records the operations of the entity tables and of the optional entity head. x: the input of the layers."""
         vocab = Axis("entities", self.entity_vocab_size)
         entity_axes = x.axes if self.entity_emb_size is None else (Axis("entity", self.entity_emb_size),)
         entity_embeddings, entity_table = recorder.table(
@@ -61,7 +61,7 @@ class Entities(StackPart):
         return self._record_head(recorder, entity_embeddings, entity_axes, vocab, entity_table)
 
     def _record_head(self, recorder: Flow, x: Value, entity_axes: Shape, vocab: Axis, entity_table: Weight) -> Value:
-        """Records the head that predicts entities. entity_table: the weight of the entities' embedding table."""
+        """Records the operations of the entity-prediction head. entity_table: weight of the entity embedding table."""
         with recorder.scope("prediction", kind="lm_head"):
             transformed_x = recorder.part(
                 "norm", self.norm, recorder.act(recorder.linear("dense", x, *entity_axes, bias=True), "gelu")
@@ -97,7 +97,7 @@ def _reference_class() -> type[nn.Module]:
             self.decoder = nn.Linear(entity_width, spec.entity_vocab_size)
 
     class EntitiesReference(nn.Module):
-        """A container of the entity tables and the entity head, which inputs without entities do not run."""
+        """Holds the entity tables and the entity-prediction head as modules that no forward pass on plain text runs."""
 
         def __init__(self, spec: Entities, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -43,7 +43,7 @@ def nested_components(root_value: Any, included_parts: frozenset[str] = frozense
 
 
 def evidence_of_parts(spec: Part, included_parts: frozenset[str] = frozenset()) -> list[Evidence]:
-    """Returns the evidence of a model's text stacks, once per kind of component, in the order of the description.
+    """Returns the memory evidence of a text model's components, once per component type, in description order.
 
     included_parts: the names of optional parts that run too. Encoders of images and audio never do: no text passes
         them, and a run holds their weights alone.

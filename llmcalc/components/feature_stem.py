@@ -1,4 +1,4 @@
-"""The stem of an encoder that reads feature vectors without a projection, such as frames of a spectrum (Pop2Piano).
+"""Input layer of an encoder that reads feature vectors, such as spectrogram frames, unprojected (Pop2Piano).
 
 Choi and Lee 2023 (arXiv:2211.00895). transformers: models/pop2piano (`Pop2PianoConcatEmbeddingToMel`).
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FeatureStem(Stem):
-    """The stem of an encoder that reads one feature vector per position, optionally after a style embedding.
+    """An encoder's input layer that reads one feature vector per position, optionally after a style embedding.
 
     num_features: the number of features, which is the encoder's width.
     num_styles: the number of rows of the table, whose look-up is not part of a pass.
@@ -40,7 +40,7 @@ class FeatureStem(Stem):
         )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the feature vectors as the encoder's input.
+        """Records the given feature vectors as the encoder's input, without a projection.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """

@@ -1,4 +1,4 @@
-"""The stem of a streaming speech encoder, which reads frames of samples causally.
+"""Input layers of a streaming speech encoder, which reads frames of audio samples causally.
 
 Moonshine streaming (transformers: models/moonshine_streaming, `MoonshineStreamingEncoderEmbedder`): each frame is
 standardized and compressed by asinh with a learned gain; a linear layer and two causal convolutions with a stride of 2

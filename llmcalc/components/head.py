@@ -92,7 +92,7 @@ class LMHead(Component):
 
     @property
     def draft_heads(self) -> MedusaHeads | SpeculatorHeads | None:
-        """The heads of a draft model with several heads; None for a model with a single head."""
+        """The heads of a draft model that has several language-model heads; None if there is only one head."""
         return self.mlp_speculator if self.medusa is None else self.medusa
 
     @property
@@ -111,7 +111,7 @@ class LMHead(Component):
         width: Axis | None = None,
         output_weight: Weight | None = None,
     ) -> Value:
-        """Records the output head. width: the embedding's width, if different from x's width.
+        """Records the operations of the output head in the compute graph. width: the embedding's width, if not x's.
 
         output_weight: the weight of the logits: the tied embedding's, or by default a separate one.
         """

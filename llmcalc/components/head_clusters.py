@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Clusters(Part):
-    """Clusters with equal numbers of tokens. Each position scores all centroids and the tokens of the best clusters.
+    """A head with equally large token clusters; each position scores all centroids, then the best clusters' tokens.
 
     num_centroids: the number of clusters.
     centroid_intermediate_top_k: the number of clusters whose tokens are scored.
@@ -51,7 +51,7 @@ class Clusters(Part):
             )
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis, output_weight: Weight | None, rows: Rows) -> Value:
-        """Records the scores of the clusters' centroids and of the best clusters' tokens.
+        """Records the computation of the scores of the clusters' centroids and of the best clusters' tokens.
 
         x: the hidden states. output_weight: the embedding's weight, if tied.
         """
@@ -84,7 +84,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class TokenScores(nn.Module):
-        """The scores of chosen embeddings. x: [batch, positions, hidden] → [batch, positions, chosen]."""
+        """Computes the scores of selected tokens. x: [batch, positions, hidden] → [batch, positions, selected]."""
 
         def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
             return (embeddings @ x[..., None])[..., 0]

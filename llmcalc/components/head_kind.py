@@ -1,4 +1,4 @@
-"""The kinds of output heads: language model, classification, or none."""
+"""The union of output-head types: language model, classification, or none."""
 
 from __future__ import annotations
 

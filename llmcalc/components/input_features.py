@@ -37,7 +37,7 @@ class InputFeatures(StackPart):
             raise ValueError(f"embedding_sizes: expected {len(self.vocab_sizes)}, one for each table")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the projection of the concatenated embeddings. x: the token embeddings."""
+        """Records the operations of the projection of the concatenated embeddings. x: the token embeddings."""
         embeddings = [x]
         for table_index, (vocab_size, table_width) in enumerate(
             zip(self.vocab_sizes, self.embedding_sizes, strict=True)
@@ -77,7 +77,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class InputFeaturesReference(nn.Module):
-        """Joins the first row of each table to every token's embedding, and projects them."""
+        """Appends the first row of each feature table to every token's embedding, and projects the concatenation."""
 
         def __init__(self, spec: InputFeatures, hidden_size: int) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Attention of every token's hidden state to learned latents, as the model's head (NV-Embed).
+"""An output head that attends from every token's hidden state to learned latent vectors (NV-Embed).
 
 Lee et al. 2024 (arXiv:2405.17428), §3.1. Source: nvidia/NV-Embed-v2 modeling_nvembed.py (`LatentAttentionModel`).
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LatentHead(Component):
-    """Cross-attention of hidden states to learned latents of their width, and a network.
+    """A head of cross-attention from hidden states to learned latent vectors of the same width, and a network.
 
     num_latents: the number of latents, which every sequence reads.
     reading: the attention, its norms and the network.

@@ -1,4 +1,4 @@
-"""Latent vectors that attend to all tokens and pass through the layers instead of the tokens (Perceiver).
+"""Learned latent vectors that attend to all tokens and run through the layers in the tokens' place (Perceiver).
 
 Jaegle et al. 2021 (Perceiver IO, arXiv:2107.14795). transformers: models/perceiver (`PerceiverForMaskedLM`).
 """
@@ -28,7 +28,7 @@ MOST_LATENTS = 2**20
 
 
 class LatentStreams(ResidualStreams):
-    """Learned latents of the layers' width, which read the embeddings, and learned queries, which read the latents.
+    """Learned latent vectors that attend to the embeddings, and learned queries that attend to the processed latents.
 
     num_latents: the number of latents of a sequence.
     latent_size: the width of a latent and of the layers.
@@ -73,7 +73,7 @@ class LatentStreams(ResidualStreams):
         return recorder.part("writes", self.writes, queries, memory=x)
 
     def _record_learned_vectors(self, recorder: Flow, param_name: str, row_count: int, vector_axis: Axis) -> Value:
-        """Records a table of learned vectors, and returns the vectors for every sequence."""
+        """Records a table of learned vectors, and returns these vectors repeated for every sequence."""
         learned_vectors = recorder.vector(
             param_name, Axis(param_name, row_count), vector_axis, row_count=row_count, kind=self.kind
         )

@@ -73,7 +73,7 @@ class MultiTokenPrediction(OutputPart):
         return stack.layer(self.layer or stack.pattern[-1])
 
     def streams_of_modules(self, stack: Stack) -> ResidualStreams | None:
-        """Returns the residual streams of the prediction modules' layer; None if the layer has a single stream."""
+        """Returns the residual streams of the prediction modules' decoder layer; None for a single stream."""
         required_streams = self.prediction_block(stack).required_stack_fields().get("streams", {})
         return stack.streams if required_streams.get("type") == "hyper" else None
 
@@ -101,7 +101,7 @@ class MultiTokenPrediction(OutputPart):
     def flow(
         self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, embedding_weight: Weight, output_weight: Weight
     ) -> Value:
-        """Records all prediction modules in sequence. x: the last hidden states.
+        """Records the operations of all prediction modules in sequence. x: the last hidden states.
 
         embedding_weight: the embedding's weight. output_weight: the weight of the model's head.
         """
@@ -150,7 +150,7 @@ class MultiTokenPrediction(OutputPart):
         output_weight: Weight,
         streams: ResidualStreams | None,
     ) -> Value:
-        """Records one prediction module. x: hidden states, or residual streams, of the model or the previous module."""
+        """Records the operations of one prediction module. x: hidden states or streams of the model or last module."""
         hidden_axis = x.axes[-1]
         if self.own_embedding:
             embedding, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")
@@ -175,7 +175,7 @@ class MultiTokenPrediction(OutputPart):
         return block_output
 
     def _residual_stream_input(self, recorder: Flow, x: Value, embedding: Value) -> Value:
-        """Returns the input of a hyper-connected layer. x: all residual streams. embedding: the next token's."""
+        """Returns the hyper-connected layer's input. x: all streams. embedding: the next token's embedding."""
         stream_axis, hidden_axis = x.axes
         assert isinstance(stream_axis, Axis)
         projected_embedding = recorder.linear("e_proj", recorder.part("enorm", self.norm, embedding), hidden_axis)
@@ -213,7 +213,7 @@ def _reference_class() -> Callable[..., nn.Module]:
     from torch import nn
 
     class TiedProjection(nn.Linear):
-        """An output projection that shares another module's weight."""
+        """An output projection that uses another module's weight instead of its own."""
 
         def __init__(self, weight: nn.Parameter) -> None:
             nn.Module.__init__(self)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NgramEmbedding(StackPart):
-    """N-gram embedding tables, each with a projection to the width of the token embedding.
+    """N-gram embedding tables, each with a projection to the width of token embeddings.
 
     vocab_sizes: the number of rows of each table.
     embedding_size: the width of each table.
@@ -33,7 +33,7 @@ class NgramEmbedding(StackPart):
     embedding_size: Size
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the mean of the token embeddings and all projected n-grams. x: the token embeddings."""
+        """Records the mean of token embeddings and projected n-gram embeddings. x: the token embeddings."""
         embedding_sum = x
         for table_index, row_count in enumerate(self.vocab_sizes):
             ngram_axis = Axis(f"ngram{table_index}", self.embedding_size)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NgramInput(Component):
-    """A table of n-grams, with projections of a row to a value and keys, and optionally a convolution.
+    """An n-gram table whose rows are projected to a value and keys, optionally followed by a convolution.
 
     ngram_rows: the number of rows of the table.
     ngram_heads: the number of rows that are looked up for a token.
@@ -128,7 +128,7 @@ def _reference_class() -> type[nn.Module]:
             self.conv_state: Any = recurrent_state_class()()
 
         def _convolved_tokens(self, x: Tensor, pass_state: PassState) -> Tensor:
-            """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
+            """Returns the output of a convolution over the last tokens. x: [batch, tokens, width] → same shape."""
             assert self.spec.conv_kernel_size is not None
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
             stored_rows, token_rows = self.conv_state.load(pass_state), x.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm, and a scale and shift without normalization.
+"""LayerNorm, RMSNorm, and an elementwise scale and shift without normalization.
 
 LayerNorm: Ba et al. 2016 (arXiv:1607.06450). RMSNorm: Zhang & Sennrich 2019 (arXiv:1910.07467).
 """
@@ -150,7 +150,7 @@ def _reference_class() -> type[nn.Module]:
             return (scaled_x * torch.rsqrt(grouped_x.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
 
         def scale_factor(self, in_float32: bool = False) -> Any:
-            """The factor that multiplies the normalized values: the weight, or 1 + weight."""
+            """The factor on normalized values: the weight, or 1 + weight with `unit_offset`; None without a weight."""
             if self.weight is None or not self.unit_offset:
                 return self.weight
             return 1 + (self.weight.float() if in_float32 else self.weight)
@@ -187,7 +187,7 @@ def _gated_reference_class() -> type[nn.Module]:
 
 
 def norm_reference(spec: Norm, *shape: int, group_count: int = 0) -> nn.Module:
-    """Builds the PyTorch module of a norm, with weights of the given shape.
+    """Builds the PyTorch module of a norm whose weights have the given shape.
 
     group_count: equal parts of x that are normalized separately; those of the spec by default.
     """

@@ -1,4 +1,4 @@
-"""Components besides the output head that read a model's last hidden states."""
+"""The base of components that read a model's last hidden states in addition to the output head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @frozen(slots=True)
 class ModelOutput:
-    """The properties of a model's output that output components check.
+    """The properties of a model's output that components such as poolers validate against.
 
     kind: the model's stacks, `decoder`, `encoder` or `encoder-decoder`.
     stack: the `Stack` that computes the output.
@@ -30,7 +30,7 @@ class ModelOutput:
 
 
 class OutputPart(Component):
-    """A component besides the output head that reads the model's last hidden states.
+    """The base class of components that read the model's last hidden states in addition to the output head.
 
     role: the role of its nodes in the model's tree (class attribute).
     """

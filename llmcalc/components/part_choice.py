@@ -1,4 +1,4 @@
-"""A field that accepts several component classes; the table's `type` selects the class, whose file is then imported.
+"""Fields that accept several component classes; `type` in the input selects the class, which is imported on use.
 
 So counting a Llama imports no state-space model.
 """
@@ -20,7 +20,7 @@ PART_NAMES_KEY = "x-parts"
 
 
 class PartError(ValueError):
-    """A validation error inside a component.
+    """A validation error of a field inside a component.
 
     cls: the class of the part.
     error: pydantic's error, with locations relative to the part.
@@ -33,7 +33,7 @@ class PartError(ValueError):
 
 
 class PartChoice:
-    """The classes of components that a field accepts, by `type`.
+    """The component classes that a field accepts, keyed by `type`.
 
     class_paths: `type` → location of the class, `file:Class` in this package.
     default: the type of a table without `type`.

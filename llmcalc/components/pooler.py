@@ -40,7 +40,7 @@ class Pooler(OutputPart):
             raise ValueError("num_labels: missing; a pooler without a dense map has scores, or is left out")
 
     def flow(self, recorder: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:
-        """Records the pooler and returns each sequence's vector. x: the hidden states. rows: the axis of sequences."""
+        """Records the pooler's operations and returns each sequence's vector. x: hidden states. rows: of sequences."""
         pooled_vector = x.view(*x.axes, new_rows=rows)
         if self.dense:
             pooled_vector = recorder.act(recorder.linear("dense", pooled_vector, *x.axes, bias=True), "tanh")

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su 2021, arXiv:2104.09864), and the choice of positions inside attention.
+"""Rotary position embedding (Su 2021, arXiv:2104.09864), and the union of position encodings inside attention.
 
 Terms added to the scores are in `distance`, positions added to the embeddings in `added_position`.
 """
@@ -56,7 +56,7 @@ class Rope(AttentionPosition):
         return head_dim if self.partial_rotary_factor is None else int(head_dim * self.partial_rotary_factor) // 2 * 2
 
     def check_rotary_size(self, head_dim: int, error_location: str = "head_dim") -> None:
-        """Raises `ValueError`, which names `error_location`, if RoPE cannot rotate heads of that size."""
+        """Raises `ValueError` if RoPE cannot rotate heads of this size. error_location: the field in the error."""
         rotary_width = self.rotary_size(head_dim)
         rotation_text = (
             f"RoPE would rotate {rotary_width}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
@@ -72,7 +72,7 @@ class Rope(AttentionPosition):
         self.check_rotary_size(head_dim, f"{stack_position.error_path}.position")
 
     def check_full_rotation(self) -> None:
-        """Raises `ValueError` unless RoPE rotates all dimensions of the field `qk_rope_head_dim`."""
+        """Raises `ValueError` unless RoPE rotates all `qk_rope_head_dim` dimensions."""
         if self.rotary_dim is not None or self.partial_rotary_factor is not None:
             raise ValueError(
                 "position: all qk_rope_head_dim dimensions are rotated; expected no rotary_dim and no "

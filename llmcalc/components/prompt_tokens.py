@@ -1,4 +1,4 @@
-"""Learned prompt tokens before a decoder's text, which have no output: soft prompts (CPM-Ant).
+"""Learned prompt tokens before a decoder's text, for which no logits are computed: soft prompts (CPM-Ant).
 
 Lester et al. 2021 (arXiv:2104.08691, §2). transformers: models/cpmant.
 """
@@ -52,7 +52,7 @@ class PromptTokens(ResidualStreams):
         return recorder.resized(x, x.rows.source_rows)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the prompt and the text. x: the token embeddings."""
+        """Records the concatenation of the learned prompt and the text. x: the token embeddings."""
         prompt_table = recorder.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
         return recorder.prefixed(x, prompt_table, PromptedRows(source_rows=x.rows, prompt_rows=self.prompt_length))
 

@@ -1,4 +1,4 @@
-"""Cross-attention between two normalized sequences of one stack, followed by an optional network."""
+"""Cross-attention from one normalized sequence of a stack to another, optionally followed by a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reading(Part):
-    """Cross-attention of the rows of one sequence to the rows of another sequence.
+    """Cross-attention from the rows of one sequence to the rows of another sequence.
 
     attention: the attention of the reading rows.
     norm: the norm of the reading rows, that of the rows that are read, and that before the network.
@@ -41,7 +41,7 @@ class Reading(Part):
         self.attention.check_cross_attention()
 
     def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:
-        """Records the cross-attention. x: the input of the queries. memory: the input of the keys and values."""
+        """Records the cross-attention's operations. x: the queries' input. memory: the keys' and values' input."""
         queries, keys = recorder.part("query_norm", self.norm, x), recorder.part("kv_norm", self.norm, memory)
         with recorder.separate_stack(causal=False):
             attn_output = recorder.part("attention", self.attention, queries, memory=keys)

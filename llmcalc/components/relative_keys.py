@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class RelativeKeys(StackPart):
-    """The table of relative keys, with a row for every distance from −max_distance to max_distance − 1.
+    """The table of relative-position keys, with one row per distance from −max_distance to max_distance − 1.
 
     max_distance: the largest distance before a query that has a row of its own.
     head_dim: the size of a head.
@@ -56,7 +56,7 @@ class RelativeKeys(StackPart):
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the look-up of a key for each pair of positions."""
+        """Records the operations of the look-up of a key for each pair of positions."""
         pair_rows = value_of_pairs(x.rows).rows
         head_dim, distance_axis = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
         keys, _ = recorder.table("", distance_axis, head_dim, of=pair_rows, by="positions")
@@ -145,7 +145,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return super().forward(distances + self.furthest)
 
     class PairScores(nn.Module):
-        """Scores by pair. q: [batch, heads, tokens, d], keys: [tokens, tokens, d] → [batch, heads, tokens, tokens]."""
+        """Computes scores per pair. q: [batch, heads, tokens, d], keys: [tokens, tokens, d] → [batch, heads, t, t]."""
 
         def forward(self, q: Tensor, keys: Tensor) -> Tensor:
             scores = q.flatten(0, 1).transpose(0, 1) @ keys.transpose(-1, -2)

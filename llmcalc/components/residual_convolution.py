@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def record_causal_convolution(
     recorder: Flow, conv_name: str, x: Value, *channels: Axis | JoinedShapes, kernel_size: Number, **node_fields: Any
 ) -> Value:
-    """Records a depthwise convolution over the last `kernel_size` tokens, and the state with its last inputs."""
+    """Records a depthwise convolution over the last `kernel_size` tokens, and its state, the last inputs."""
     conv_output = recorder.conv(
         conv_name, x, *channels, kernel=kernel_size, groups=x.width, padding=kernel_size - 1, **node_fields
     )
@@ -30,7 +30,7 @@ def record_causal_convolution(
 
 
 def add_convolution(recorder: Flow, conv_name: str, x: Value, kernel_size: Number) -> Value:
-    """Records a convolution module and the addition of its input. kernel_size: the convolution's width in tokens."""
+    """Records x + conv(x) for a convolution module. kernel_size: the width of the convolution in tokens."""
     with recorder.scope(conv_name):
         conv_output = record_causal_convolution(
             recorder, "conv", x, *x.axes, kernel_size=kernel_size, state_name="conv_state", kind="convolution"

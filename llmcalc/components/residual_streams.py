@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ResidualStreams(StackPart):
-    """A component that turns the token embeddings into several residual streams and merges them after the last layer.
+    """A component that splits token embeddings into several residual streams, and merges them after the last layer.
 
     Its reference has two methods for tensors, `split_streams` and `merge_streams`, which match `record_stream_split`
     and `record_stream_merge`. Its children are registered as the stack's own.
@@ -27,21 +27,21 @@ class ResidualStreams(StackPart):
 
     @property
     def from_target(self) -> bool:
-        """Whether the layers read only a target model's embedding, hidden states, keys and values."""
+        """Whether the layers run on a target model's embeddings, hidden states, keys and values (a draft model)."""
         return False
 
     @property
     def starts_without_embedding(self) -> bool:
-        """Whether the model has no token embedding, because no layer reads an embedding."""
+        """Whether the model has no token embedding because no layer reads one."""
         return False
 
     @property
     def one_pass_model_name(self) -> str:
-        """The name, in messages, of a model whose streams need the sequence in one pass; empty for others."""
+        """The model's name in errors if its streams need the whole sequence in one pass; empty if they do not."""
         return ""
 
     def embedding_width(self) -> int | None:
-        """The width of the embeddings and of the output if the split and the merge change it; None otherwise."""
+        """The width of embeddings and outputs if the split and merge of streams change it; None if they do not."""
         return None
 
     def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **stream_counts: int) -> None:
@@ -59,11 +59,11 @@ class ResidualStreams(StackPart):
             )
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
-        """Records the split of one residual stream into several streams. x: the input of the first layer."""
+        """Records the operations that split one residual stream into several. x: the input of the first layer."""
         raise TypeError(f"{type(self).__name__} has no streams to split into")
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
-        """Records the merge of all streams into one residual stream. x: the output of the last layer."""
+        """Records the operations that merge all residual streams into one. x: the output of the last layer."""
         return x
 
 

@@ -1,4 +1,4 @@
-"""RoPE on tensors (Su 2021, arXiv:2104.09864, §3.4), for references: an angle rotates each pair of dimensions."""
+"""RoPE for PyTorch references (Su 2021, arXiv:2104.09864, §3.4): rotates pairs of dimensions by an angle."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _cosine_and_sine(
 
 
 def _rotate_pairs(x: Tensor, rotary_dim: int, cos: Tensor, sin: Tensor, is_concatenated: bool = False) -> Tensor:
-    """Rotates pairs of dimensions as the library transformers does; the result keeps the order of x's axes."""
+    """Rotates pairs of dimensions as the library transformers does; x keeps its axis order."""
     import torch
 
     rotates_every_dimension = rotary_dim == x.shape[-1] and not is_concatenated

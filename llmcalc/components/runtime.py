@@ -83,7 +83,7 @@ class PassState:
 
 
 def apply_dropout(module: nn.Module, dropout_name: str, x: Tensor) -> Tensor:
-    """Applies the module's dropout at a point of the layer; returns x unchanged without dropout there.
+    """Applies the module's dropout with this name; returns x unchanged if the module has no such dropout.
 
     A reference runs without dropout unless a comparison attaches it.
     """
@@ -92,7 +92,7 @@ def apply_dropout(module: nn.Module, dropout_name: str, x: Tensor) -> Tensor:
 
 
 def projected_heads(module: Any, projection_name: str, x: Tensor) -> Tensor:
-    """Projects x [batch, tokens, hidden] to heads, [batch, heads, tokens, head_dim], by a layer of an attention."""
+    """Projects x [batch, tokens, hidden] to heads [batch, heads, tokens, head_dim] by a named attention projection."""
     heads: Tensor = module.get_submodule(projection_name)(x).unflatten(-1, (module.heads, -1))
     return heads.transpose(1, 2)
 
@@ -113,7 +113,7 @@ def join_windows(windows: Tensor, side: int, rows: int, columns: int) -> Tensor:
 
 
 def vector_module(parameter_values: Tensor) -> Any:
-    """Creates a module with one vector parameter `weight`, which is added to or multiplied with the input."""
+    """Returns a module whose only parameter, `weight`, is a vector that callers add to or multiply with their input."""
     return _vector_class()(parameter_values)
 
 
@@ -130,7 +130,7 @@ def _vector_class() -> type[nn.Module]:
 
 
 def with_sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Appends a sink's score, as of one further key, to attention scores [batch, heads, queries, keys].
+    """Appends a sink's score, like one additional key, to attention scores [batch, heads, queries, keys].
 
     sinks: the score of that key, per head [heads] or per query [batch, heads, queries, 1].
     """
@@ -141,7 +141,7 @@ def with_sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
 
 
 def scores_of_sink_keys(q: Tensor, sink_keys: Tensor) -> Tensor:
-    """Returns the scores [batch, heads, queries, 1] of one key [kv_heads, size] per key-value head."""
+    """Returns attention scores [batch, heads, queries, 1] with the sink keys, one [kv_heads, size] per KV head."""
     group_size = q.shape[1] // sink_keys.shape[0]
     keys = sink_keys.repeat_interleave(group_size, 0) if group_size > 1 else sink_keys
     return (q * keys[None, :, None]).sum(-1, keepdim=True) * q.shape[-1] ** -0.5
@@ -152,7 +152,7 @@ def attention_products_class() -> type[nn.Module]:
     from torch import nn
 
     class AttentionProducts(nn.Module):
-        """Scores of queries and keys, or the weighted sum of values: [batch, heads, queries, ·]."""
+        """Computes the products of queries and keys, or of attention weights and values: [batch, heads, queries, ·]."""
 
         def forward(self, x: Tensor, second_factor: Tensor) -> Tensor:
             return x @ second_factor
@@ -216,7 +216,7 @@ def cache_class() -> type[nn.Module]:
     from torch import nn
 
     class TensorCache(nn.Module):
-        """Appends new tensors to the cached tensors, and returns all tensors that new tokens attend to.
+        """Caches tensors between passes; returns all cached and new tensors that the new tokens attend to.
 
         Tensors are [..., tokens, width]. limit: the number of last tokens that are cached (a sliding window); None for
         all.
@@ -271,7 +271,7 @@ def recurrent_state_class() -> type[nn.Module]:
     from torch import nn
 
     class RecurrentState(nn.Module):
-        """The state of a recurrence between passes: tensors of a size that does not depend on the number of tokens.
+        """Stores a recurrence's state between forward passes, as tensors whose size does not grow with the tokens.
 
         `load` returns the tensors of the last pass, None at the first token or in a pass without a cache.
         `keep` replaces them.
@@ -281,7 +281,7 @@ def recurrent_state_class() -> type[nn.Module]:
             return None if pass_state.cached_tensors is None else pass_state.cached_tensors.get(self)
 
         def only_tensor(self, pass_state: PassState) -> Tensor | None:
-            """Returns the only tensor of a state; None at the first token or without a cache.
+            """Returns the tensor of a state with one tensor; None at the first token or without a cache.
 
             A caller keeps it in a variable until the new state is kept, as transformers does: both are in memory then.
             """

@@ -1,4 +1,4 @@
-"""Self-conditioning of a denoising model: the first layer also reads the predictions of the previous step.
+"""Self-conditioning of a denoising model: the first layer also reads the previous denoising step's predictions.
 
 Chen, Zhang & Hinton 2022 (arXiv:2208.04202), §2.3. A feed-forward network reads the mean embedding under the previous
 step's probabilities, zeros in the first step. transformers: models/diffusion_gemma (`DiffusionGemmaSelfConditioning`).
@@ -41,7 +41,7 @@ class SelfConditioning(ResidualStreams):
         return recorder.part("self_conditioning", self, x)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the input of the first layer. x: the token embeddings."""
+        """Records the self-conditioning's operations and returns the first layer's input. x: the token embeddings."""
         condition = recorder.part("pre_norm", self.norm, recorder.received(x, *x.axes))
         recorder.hold(signal=condition)
         conditioned_x = recorder.add(x, recorder.part("mlp", self.feed_forward, condition))
@@ -57,7 +57,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ConditioningNetwork(nn.Module):
-        """Adds a network's output to x; the network's input is zeros here. x: [batch, tokens, hidden] → same shape."""
+        """Adds to x a network's output, whose input is zeros here. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -69,7 +69,7 @@ def _reference_class() -> type[nn.Module]:
             return self.post_norm(x + self.mlp(self.pre_norm(x.new_zeros(x.shape))))
 
     class SelfConditioningReference(nn.Module):
-        """Runs the self-conditioning network before the first layer, where a stack splits the residual stream."""
+        """Runs the self-conditioning network on the first layer's input, in the module that splits residual streams."""
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()

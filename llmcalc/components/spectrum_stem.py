@@ -1,4 +1,4 @@
-"""The stem of a conformer: convolutions over the time and the frequencies of a spectrum (Rekesh 2023, §2.1)."""
+"""Input layers of a conformer: convolutions over the time and frequency axes of a spectrum (Rekesh 2023, §2.1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SpectrumStem(Stem):
-    """Strided convolutions over time and frequency, then a projection per position.
+    """An encoder's input layers: strided convolutions over time and frequency, then a linear projection per position.
 
     subsampling: the convolutions and the projection. One position is as many frames as the product of the strides.
     """
@@ -52,7 +52,7 @@ class SpectrumStem(Stem):
         return Value(frame_rows, (Axis("mel", self.subsampling.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the convolutions and the projection, whose output is the encoder's input.
+        """Records the operations of the convolutions and the projection, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """

@@ -78,7 +78,7 @@ SHARED_LABEL_SUFFIX = ", shared"
 
 
 class Stack(Component):
-    """A stack of num_hidden_layers layers. Without a pattern, every layer is `block`.
+    """A stack of `num_hidden_layers` layers, each of which is `block` unless a layer pattern names variants.
 
     num_hidden_layers: the number of layers.
     block: the base layer.
@@ -153,7 +153,7 @@ class Stack(Component):
     @model_validator(mode="before")
     @classmethod
     def _fill_variants(cls, stack_table: Any) -> Any:
-        """Fills the missing fields of a layer variant from the stack's `block`."""
+        """Fills fields that a layer variant does not set from the stack's `block`."""
         variants, block = (
             (stack_table.get("variants"), stack_table.get("block")) if isinstance(stack_table, dict) else (None, None)
         )
@@ -190,7 +190,7 @@ class Stack(Component):
                     raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` if layers cannot share parameters, or a reused result has no lower layer."""
+        """Raises `ValueError` if layers cannot share parameters, or reuse results that no lower layer computes."""
         for layer_name in self.shared_layers:
             self.layer(layer_name).check_can_share_parameters(layer_name)
         shared_results = {
@@ -213,7 +213,7 @@ class Stack(Component):
 
     @property
     def reads_no_embedding(self) -> bool:
-        """Whether the stack reads a target model's hidden states, keys and values instead of an embedding."""
+        """Whether the stack reads a target model's hidden states or keys and values instead of token embeddings."""
         return self.streams is not None and self.streams.from_target
 
     @property
@@ -223,15 +223,15 @@ class Stack(Component):
 
     @property
     def keeps_embedding_width(self) -> bool:
-        """Whether the stack's input and output have the embeddings' width even if the layers have another width."""
+        """Whether the stack's input and output keep the embeddings' width although the layers have another width."""
         return self.streams is not None and self.streams.embedding_width() is not None
 
     def layers_by_kind(self) -> dict[str, Layer]:
-        """Returns the kinds of layers by name in the layer pattern."""
+        """Returns the layer of each name that the layer pattern can contain."""
         return {BASE_LAYER_NAME: self.block, **self.variants}
 
     def components_by_field(self) -> dict[str, StackPart]:
-        """Returns the stack's components other than layers (positions, norms, …) by field."""
+        """Returns the stack's components other than layers, such as positions and norms, keyed by field."""
         stack_parts: dict[str, StackPart | None] = {
             "input_features": self.input_features,
             "ngram_embedding": self.ngram_embedding,
@@ -266,17 +266,17 @@ class Stack(Component):
             )
 
     def layer_names(self) -> list[str]:
-        """Returns the kind of each layer, such as `sliding` or `full`, in execution order."""
+        """Returns the pattern name of each layer, such as `sliding` or `full`, in execution order."""
         repeated_layers = max(0, self.num_hidden_layers - len(self.first_layers))
         repeated_pattern = self.pattern * (repeated_layers // len(self.pattern) + 1)
         return [*self.first_layers, *repeated_pattern][: self.num_hidden_layers]
 
     def layer(self, layer_name: str) -> Layer:
-        """Returns the layer of the named kind."""
+        """Returns the layer that has this name in the layer pattern."""
         return self.block if layer_name == BASE_LAYER_NAME else self.variants[layer_name]
 
     def layer_groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
-        """Yields (name, layer, number, indices) of each kind of layer. Indices are None if the depth is symbolic."""
+        """Yields (name, layer, layer count, layer indices) per distinct layer; no indices for a symbolic depth."""
         depth: Number = self.num_hidden_layers
         if not self.first_layers and len(set(self.pattern)) == 1:
             layer_name = self.pattern[0]
@@ -306,7 +306,7 @@ class Stack(Component):
         positions: Weight | None = None,
         keeps_first_input: bool = True,
     ) -> Value:
-        """Records the stack. x: the token embeddings, or the input of the stem or the stack's embedding.
+        """Records the operations of the whole stack. x: token embeddings, or the input of the stem or embedding.
 
         width: the width of the layers where it differs from x's. positions: the table of learned positions of another
         stack, in the place of its own. keeps_first_input: whether the forward pass keeps the first layer's input until
@@ -322,7 +322,7 @@ class Stack(Component):
             )
 
     def _run_layers(self, recorder: Flow, x: Value) -> Value:
-        """Records the layers and returns the output of the stack. x: the input of the first layer."""
+        """Records the operations of the layers and final norm, and returns the output. x: the first layer's input."""
         slots: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
             ("relative_bias", self.relative_bias, {}),
             ("relative_keys", self.relative_keys, {}),
@@ -373,7 +373,7 @@ class Stack(Component):
     def _first_layer_input(
         self, recorder: Flow, x: Value, hidden_axes: Shape, embedding_axes: Shape, positions: Weight | None
     ) -> Value:
-        """Returns the input of the first layer: embeddings with positions, norms and other additions of the stack."""
+        """Returns the first layer's input: the embeddings after position vectors, norms and other input components."""
         if self.stem is not None:
             x = recorder.part("stem", self.stem, x, width=hidden_axes)
         if self.vocab_size is not None:
@@ -405,7 +405,7 @@ class Stack(Component):
     def _record_layers(
         self, recorder: Flow, x: Value, kind_name: str, layer: Layer, layer_count: Number, layer_indices: Any
     ) -> Value:
-        """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
+        """Records the operations of layers with one pattern name; if they share parameters, the first stores them."""
         shown_label = "" if kind_name == BASE_LAYER_NAME else kind_name
         node_fields = {"kind": "layer", "source": layer.formula_source}
         if kind_name not in self.shared_layers:
@@ -573,7 +573,7 @@ class Stack(Component):
 
 
 def _variant_table(block: dict[str, Any], variant_table: dict[str, Any]) -> dict[str, Any]:
-    """Returns a variant's table, completed with the block's fields that the variant's class also has."""
+    """Returns a variant's table, in which missing fields are taken from the block if the variant's class has them."""
     layer_type = variant_table.get("type")
     if layer_type in LAYERS.class_paths and layer_type != block.get("type", LAYERS.default):
         layer_fields = LAYERS.load_component(layer_type).model_fields
@@ -654,7 +654,7 @@ def _reference_class() -> type[nn.Module]:
                 self.output_proj = nn.Linear(model_properties.hidden_size, spec.output_size, bias=spec.output_bias)
 
         def _optional_modules(self, component: Component | None, model_properties: ModelProperties) -> tuple[Any, ...]:
-            """Builds a component's module as a tuple with one element, or an empty tuple without the component.
+            """Returns the component's module in a tuple, or an empty tuple if there is no component.
 
             torch does not register modules in a tuple.
             """
@@ -666,7 +666,7 @@ def _reference_class() -> type[nn.Module]:
             return (component_module,)
 
         def _share_parameters(self, first_layer: nn.Module, layer: nn.Module) -> None:
-            """Ties a layer's parameters and buffers to the first layer of the same kind."""
+            """Ties a layer's parameters and buffers to those of the first layer with the same pattern name."""
             share_parameters: Any = getattr(layer, "share_parameters", None)
             if share_parameters is not None:  # a layer that shares only a part of itself
                 share_parameters(first_layer)
@@ -674,7 +674,7 @@ def _reference_class() -> type[nn.Module]:
             share_tensors(first_layer, layer)
 
         def _optional_module_output(self, module_name: str, x: Tensor) -> Tensor:
-            """Returns the output of an optional module for x; x itself without a module."""
+            """Returns the named module's output for x; returns x itself if the stack has no such module."""
             optional_module: Any = getattr(self, module_name, None)
             return x if optional_module is None else optional_module(x)
 

@@ -1,4 +1,4 @@
-"""The convolutional stem of an audio encoder, which reads the frames of a signal instead of tokens.
+"""Input layers of an audio encoder: convolutions over the frames of a signal, in the place of token embeddings.
 
 Whisper (Radford 2022, arXiv:2212.04356, §2.2): two convolutions of width 3, each followed by a GELU, the second with a
 stride of 2.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Stem(Component):
-    """The base class of stems, which compute an encoder's input in the place of token embeddings.
+    """The base class of input layers (stems) that compute an encoder's input in the place of token embeddings.
 
     input_name: the name of its input in classes of `transformers` (class attribute).
     works_without_decoder: whether it can be the input of a model that is an encoder alone (class attribute).
@@ -33,7 +33,7 @@ class Stem(Component):
 
     @property
     def positions(self) -> Rows:
-        """The positions that the encoder processes; each position is one vector."""
+        """The row axis of the encoder: its positions, each of which is one vector."""
         return SOURCE_TOKENS
 
     @property
@@ -42,15 +42,15 @@ class Stem(Component):
         return None
 
     def input_frames(self) -> Value:
-        """Returns the recorder's value for the stem's input: frames or samples."""
+        """Returns the input of the stem as a symbolic tensor of the compute graph: frames or samples."""
         raise TypeError(f"{type(self).__name__} has no input")
 
     def input_without_decoder(self) -> Value:
-        """Returns the recorder's value for the stem's input in a model that is an encoder alone."""
+        """Returns the stem's input, as a symbolic tensor of the graph, in a model that has only an encoder."""
         raise TypeError(f"{type(self).__name__} does not work without a decoder")
 
     def frames_of_recording(self) -> Value:
-        """Returns the recorder's value for the stem's input in the audio encoder of a multimodal model."""
+        """Returns the stem's input, as a symbolic tensor of the graph, in a multimodal model's audio encoder."""
         return self.input_frames()
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class ConvStem(Stem):
 
     @property
     def positions(self) -> Rows:
-        """The positions that the encoder processes; each position is one vector."""
+        """The row axis of the encoder: its positions, each of which is one vector."""
         if self.chunk is not None:
             return RowsInChunks(chunk_rows=self.chunk, strides=(2,), pads_last_chunk=False)
         return FixedRows("positions", length=self.max_source_positions)
@@ -87,14 +87,14 @@ class ConvStem(Stem):
         return self.max_source_positions if self.chunk is None else None
 
     def input_frames(self) -> Value:
-        """Returns the recorder's value for the stem's input: two frames per position."""
+        """Returns the input of the stem as a symbolic tensor of the compute graph: two frames per position."""
         frame_rows: Rows = MultipliedRows("frames", source_rows=self.positions, rows_per_source=2)
         if self.chunk is not None:
             frame_rows = RowsInChunks(chunk_rows=self.chunk)
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records both convolutions, whose output is the encoder's input.
+        """Records the operations of both convolutions, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """

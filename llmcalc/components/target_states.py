@@ -29,7 +29,7 @@ DFLASH_SOURCE, MEDUSA_SOURCE = "Chen et al. 2026 (DFlash)", "Cai et al. 2024 (Me
 
 
 class TargetStates(ResidualStreams):
-    """The projection of a target model's hidden states, from which a draft model starts its residual stream.
+    """The projection of a target model's hidden states to the first input of a draft model's residual stream.
 
     start: what the residual stream starts from. `joined`: the projection of the token embedding beside the states
         (EAGLE). `states`: the projection of the states (EAGLE-3); the first layer, of type `draft`, reads the
@@ -108,7 +108,7 @@ class TargetStates(ResidualStreams):
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the projection of the target's hidden states. x: the token embeddings."""
+        """Records the operations of the projection of the target's hidden states. x: the token embeddings."""
         hidden_axis = x.axes[-1]
         state_axis = Axis("states", self.states)
         width_axis = hidden_axis if self.size is None else Axis("target", self.size)
@@ -132,7 +132,7 @@ class TargetStates(ResidualStreams):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns no examples, because the stack's examples include the component."""
+        """Returns no examples, because the stack's examples already include this component."""
         return []
 
 
@@ -142,7 +142,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class StateProjection(nn.Module):
-        """Projects target states (zeros here). Token embeddings [batch, tokens, hidden] → same shape."""
+        """Returns projected target states (zeros here). Token embeddings [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -169,7 +169,7 @@ def _reference_class() -> type[nn.Module]:
             return self.output_norm(projected_states) if hasattr(self, "output_norm") else projected_states
 
     class TargetStatesReference(nn.Module):
-        """Projects the target states before the first layer, where a stack splits the residual stream."""
+        """Projects the target model's states before the first layer, in the module that splits residual streams."""
 
         def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()

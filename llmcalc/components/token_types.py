@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Boxes(Part):
-    """Tables of a word's box on its page: left, top, right, bottom, height and width, side by side (LayoutLMv3).
+    """Embedding tables for a word's box on the page: left, top, right, bottom, height and width, concatenated.
 
     Huang et al. 2022 (arXiv:2204.08387), §2.1; transformers: `LayoutLMv3TextEmbeddings`. Left and right are rows of one
     table, and so are top and bottom.
@@ -40,7 +40,7 @@ class Boxes(Part):
     shape_size: InnerWidth
 
     def flow(self, recorder: Flow, x: Value, kind: str) -> Value:
-        """Records the six look-ups and returns the vectors of the boxes. x: the token embeddings."""
+        """Records the operations of the six table look-ups and returns the box vectors. x: the token embeddings."""
         rows = Axis("positions", self.num_positions)
         coordinate, shape = Axis("coordinate", self.coordinate_size), Axis("shape", self.shape_size)
         (left, x_table), (top, y_table), (height, _), (width, _) = (
@@ -53,7 +53,7 @@ class Boxes(Part):
 
 
 class TokenTypes(StackPart):
-    """Embedding tables whose rows are added to the token embeddings, before the norm on the sum.
+    """Embedding tables of token types, added to the token embeddings before the embedding norm.
 
     type_vocab_size: the number of segments (BERT); none by default.
     task_type_vocab_size: the number of tasks (ERNIE); none by default.
@@ -85,7 +85,7 @@ class TokenTypes(StackPart):
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the sum of token embeddings and a row of each type table. x: the token embeddings."""
+        """Records the computation of token embeddings plus a row of each token-type table. x: the token embeddings."""
         other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
         for table_name, type_count in (
             ("embed_types", self.type_vocab_size),
@@ -100,7 +100,7 @@ class TokenTypes(StackPart):
         return x if self.boxes is None else recorder.add(x, self.boxes.flow(recorder, x, self.kind))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the tables: forward(token embeddings [batch, tokens, width]) → the sum of embeddings."""
+        """Builds the token-type tables: forward(token embeddings [batch, tokens, width]) → the sum of embeddings."""
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod
@@ -120,7 +120,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class TokenTypesReference(nn.Module):
-        """Adds the first row of each table to every token's embedding."""
+        """Adds the first row of each token-type table to every token's embedding."""
 
         def __init__(self, spec: TokenTypes, hidden_size: int) -> None:
             super().__init__()

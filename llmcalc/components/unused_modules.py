@@ -27,7 +27,7 @@ class UnusedEmbedding(Component):
     kind: ClassVar[str] = "embedding"
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis = SINGLE_TOKEN_VOCABULARY) -> Value:
-        """Records the unused embedding table as parameters. x: the token embeddings, as wide as a row.
+        """Records the unused embedding table as a parameter without operations. x: the token embeddings.
 
         vocab: its row axis.
         """
@@ -53,7 +53,7 @@ class SecondStream(StackPart):
     witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the unused initial vector as a parameter. x: the token embeddings, as wide as the vector."""
+        """Records the unused initial vector as a parameter without operations. x: the token embeddings."""
         return recorder.vector("", *x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ValueEmbeddings(ResidualStreams):
-    """A table with a value vector per token and key/value head, which the residual stream does not read.
+    """A table with a value vector per token and key-value head, which attention layers add to their values.
 
     vocab_size: the number of its rows, the model's vocabulary.
     num_key_value_heads, head_dim: the heads of the attention that reads it.
@@ -40,7 +40,7 @@ class ValueEmbeddings(ResidualStreams):
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the table look-up. x: the first layer's input."""
+        """Records the operations of the table look-up. x: the first layer's input."""
         axes = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         value_vectors, _ = recorder.table("", Axis("vocab", self.vocab_size), *axes, of=x.rows)
         return value_vectors
@@ -54,7 +54,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ValueEmbeddingsReference(nn.Module):
-        """Looks up every token's value vectors, and stores them for the attention layers; x is unchanged."""
+        """Stores every token's value vectors for the attention layers; returns x unchanged."""
 
         def __init__(self, spec: ValueEmbeddings) -> None:
             super().__init__()

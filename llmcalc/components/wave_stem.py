@@ -1,4 +1,4 @@
-"""wav2vec 2.0's stem: unpadded convolutions over samples, a projection, and a convolution for positions.
+"""wav2vec 2.0's input layers: unpadded convolutions over samples, a projection, and a position convolution.
 
 Baevski et al. 2020 (arXiv:2006.11477), §2. transformers: models/wav2vec2, models/speecht5
 (`SpeechT5SpeechEncoderPrenet`), models/hubert, models/data2vec.
@@ -40,7 +40,7 @@ class WaveConvolution(Part):
 
 
 class WaveStem(Stem):
-    """Convolutions of audio samples with activations, a norm, a projection, and a convolutional position embedding.
+    """Input layers over audio samples: convolutions, a norm, a projection, and a convolutional position embedding.
 
     convolutions: the convolutions, in order.
     bias: whether they have a bias, false by default.
@@ -75,7 +75,7 @@ class WaveStem(Stem):
         return prod(convolution.stride for convolution in self.convolutions)
 
     def _rows_per_convolution(self, position_rows: Rows) -> list[Rows]:
-        """The rows before and after each convolution, from audio samples to encoder positions."""
+        """The row axes before and after each convolution, from audio samples to encoder positions."""
         stride, total_padding, rows_per_convolution = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
             total_padding = total_padding * convolution.stride + convolution.kernel - convolution.stride
@@ -92,7 +92,7 @@ class WaveStem(Stem):
         return self.input_frames(TOKENS)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the convolutions and the projection, whose output is the encoder's input.
+        """Records the operations of the convolutions and the projection, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
@@ -126,7 +126,7 @@ class WaveStem(Stem):
         return recorder.add(frames, positions)
 
     def _convolve_positions(self, recorder: Flow, conv_name: str, x: Value, axes: Shape, position_rows: Rows) -> Value:
-        """Records a convolution for positions; an even kernel has one output more, which is cut off."""
+        """Records the operations of the position convolution; for an even kernel, the one surplus output is dropped."""
         kernel_size = self.position_kernel
         row_padding = 2 * floor_div(kernel_size, 2) + 1 - kernel_size
         padded_rows = MultipliedRows(
@@ -186,7 +186,7 @@ def _reference_class() -> type[nn.Module]:
             return activate(self.hidden_act, (self.conv(x) * self.length.weight.mean())[..., : x.shape[-1]])
 
     class PositionChain(nn.Module):
-        """Convolutional position embeddings, one after another. x: [batch, channels, positions] → same shape."""
+        """Runs several convolutional position embeddings in sequence. x: [batch, channels, positions] → same shape."""
 
         def __init__(self, hidden_size: int, spec: WaveStem) -> None:
             super().__init__()

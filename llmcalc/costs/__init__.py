@@ -1,4 +1,4 @@
-"""Costs of a model: parameters, FLOPs, cache, trained tensors and quantised weights.
+"""Costs of a model: parameters, FLOPs, cache, trained tensors and quantized weights.
 
 Each cost is a sum over the positions of the model's tree.
 

@@ -1,4 +1,4 @@
-"""Names of the linear layers that get a low-rank adapter, and the layers that classes of transformers fuse.
+"""Names of linear layers that get low-rank adapters, and projections that classes of transformers fuse into one layer.
 
 PEFT finds layers by the names in the model's class (peft/tuners/tuners_utils.py, `check_target_module_exists`), where
 queries, keys and values may be one layer with one adapter (`c_attn` of GPT-2, `qkv_proj` of Phi-3).
@@ -65,7 +65,7 @@ def linear_layers(
 
 
 def is_read_by_scan(node_position: NodePosition) -> bool:
-    """Whether a linear layer is Mamba-2's output projection, whose weight the scan's fused kernel reads directly.
+    """Whether the layer is Mamba-2's output projection, whose weight the fused scan kernel reads directly.
 
     Unsloth leaves it out of its quantized weights (models/llama.py for Falcon-H1, models/vision.py for Nemotron-H);
     elsewhere `llm_int8_skip_modules` has to name it.
@@ -79,7 +79,7 @@ def is_read_by_scan(node_position: NodePosition) -> bool:
 def class_layers(
     node_tree: Node, included_parts: frozenset[str], module_names_of: ModuleNames | None
 ) -> frozenset[ClassLayer]:
-    """Returns the layer of the transformers class that computes each projection inside the model's layers.
+    """Returns, for each projection inside the model's layers, which layer of the transformers class computes it.
 
     module_names_of: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
     """
@@ -104,7 +104,7 @@ def class_layers(
 
 
 def _path_of_first_index(node_position: NodePosition) -> str:
-    """Returns a node's path with the first index of each repeated module: `layers.0.self_attn.q_proj`."""
+    """Returns a node's path with index 0 for each repeated module: `layers.0.self_attn.q_proj`."""
     node, parent_position = node_position.node, node_position.parent
     if parent_position is None:
         return ""
@@ -115,7 +115,7 @@ def _path_of_first_index(node_position: NodePosition) -> str:
 def split_targets(
     targets: Sequence[str], linear_names: Sequence[str], layers_of_class: frozenset[ClassLayer]
 ) -> tuple[list[str], list[str]]:
-    """Returns (the projections that the targets name, the targets that name no layer).
+    """Returns (the projections that the adapter targets name, the targets that match no layer).
 
     targets: names here, of the model's class, or of classes of other families. linear_names: the model's projections.
     """
@@ -140,7 +140,7 @@ def split_targets(
 
 
 def joined_layers(target_projections: Sequence[str], layers_of_class: frozenset[ClassLayer]) -> frozenset[ClassLayer]:
-    """Returns the projections that a layer computes jointly, except in layers with a projection among the targets.
+    """Returns the projections that a fused layer computes jointly, except if a target names one of them separately.
 
     Who names `q_proj` has a class with that layer, such as Unsloth's copy of Phi-3 in the layout of Llama.
     """

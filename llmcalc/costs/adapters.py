@@ -68,7 +68,7 @@ class LowRankAdapters:
     missing_targets: tuple[str, ...] = ()
 
     def notes(self) -> tuple[str, ...]:
-        """Returns a note on default targets that the model does not have."""
+        """Returns a note on default adapter targets that do not exist in the model."""
         if not self.missing_targets:
             return ()
         return (
@@ -125,7 +125,7 @@ class LowRankAdapters:
         return tensors
 
     def trained_copies(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the tensors of fully trained modules besides the adapters, including tied weights."""
+        """Returns the tensors that are trained in full besides the adapters, tied weights included."""
         tensors = []
         for node_position in node_tree.walk():
             op, counted_op = node_position.node.op, node_position.counted_op
@@ -142,7 +142,7 @@ class LowRankAdapters:
         return tensors
 
     def quantized_base(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
-        """Returns (number of quantized weights, bytes with scales).
+        """Returns (number of quantized base weights, their bytes including scales).
 
         These are the matrices of linear layers in the layers and in included encoders, an output head with
         `quantized_head`, and routed experts with `quantized_experts`. A shared matrix is counted at its owner. Routers
@@ -186,7 +186,7 @@ class LowRankAdapters:
         return weight_count, total_bytes
 
     def uncounted_adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the adapters of routed experts that PEFT may also add if all linear layers are targets."""
+        """Returns adapters on routed experts that PEFT may add, uncounted, if all linear layers are targets."""
         if (
             self.adapts_experts
             or self.library != "peft"
@@ -198,14 +198,14 @@ class LowRankAdapters:
     def _layer_products(
         self, node_tree: Node, included_parts: frozenset[str]
     ) -> Iterator[list[tuple[NodePosition, Linear]]]:
-        """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
+        """Yields groups of linear layers inside transformer layers; each group is computed as one matrix product."""
         yield from _joint_layers(
             linear_layers(node_tree, included_parts),
             _library_layer_name if self.is_parallel else self._joined_layer_name,
         )
 
     def _joined_layer_name(self, node_position: NodePosition) -> str:
-        """Returns the name of the layer that computes a projection with its neighbours; empty without neighbours."""
+        """Returns the fused layer's name for a projection that is computed with others; empty for a separate one."""
         projection_name, parent_position = node_position.node.name, node_position.parent
         if self.has_fused_qkv or self.library == "litgpt":
             return "qkv_proj" if projection_name in PROJECTIONS else ""
@@ -229,14 +229,14 @@ LinearType = TypeVar("LinearType", Linear, ExpertLinear)
 
 
 def _library_layer_name(node_position: NodePosition) -> str:
-    """Returns a shared name for projections that Megatron-Core joins in one layer; empty for other projections."""
+    """Returns the name of Megatron-Core's fused layer that contains a projection; empty for a separate projection."""
     return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
 
 
 def _joint_layers(
     layers: Iterable[tuple[NodePosition, LinearType]], layer_name_of: Callable[[NodePosition], str]
 ) -> Iterator[list[tuple[NodePosition, LinearType]]]:
-    """Yields groups of linear layers that run as one product: neighbours in a module with the same joined layer."""
+    """Yields groups of adjacent linear layers of a module that one fused layer computes as one product."""
     all_layers = list(layers)  # their parents exist until the end: identity tells them apart
     for (_, layer_name), group in groupby(all_layers, lambda layer: (id(layer[0].parent), layer_name_of(layer[0]))):
         if layer_name:
@@ -279,7 +279,7 @@ def adapters_of_targets(
     module_names_of: ModuleNames | None = None,
     joins_as_class: bool = False,
 ) -> LowRankAdapters:
-    """Returns the low-rank adapters of the layers that `target_projections` names.
+    """Returns the low-rank adapters on the layers that `target_projections` names.
 
     target_projections: names of linear layers, here or in the model's class, or `all-linear`; default those of queries
         and values, of which the model may lack one: PEFT adapts the modules that match.
@@ -327,7 +327,7 @@ def adapters_of_targets(
 
 
 def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ...]:
-    """Returns PEFT's usual layers: queries and values, or the layer in which the model's class computes both."""
+    """Returns PEFT's default targets: query and value projections, or the fused layer that contains both."""
     layer_names = [layer.layer for layer in joined_projections if layer.projection in DEFAULT_TARGETS]
     return tuple(dict.fromkeys(layer_names)) or DEFAULT_TARGETS
 
@@ -345,7 +345,7 @@ def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, included_
 
 
 def _check_magnitudes(adapters: LowRankAdapters) -> None:
-    """Raises `InputError` for magnitudes (DoRA) with adapters or base weights for which DoRA is not modelled."""
+    """Raises `InputError` for DoRA's magnitude vectors on adapters or base weights for which DoRA is not modelled."""
     if not adapters.has_magnitudes:
         return
     if adapters.library not in ("peft", "torchtune"):
@@ -357,7 +357,7 @@ def _check_magnitudes(adapters: LowRankAdapters) -> None:
 
 
 def _check_scan_gradients(node_tree: Node, target_names: Collection[str], included_parts: frozenset[str]) -> None:
-    """Raises `InputError` if a scan's kernel reads all adapted weights directly, so that no adapter has gradients."""
+    """Raises `InputError` if a fused scan kernel reads all adapted weights directly, so that none has gradients."""
     linear_positions = (node_position for node_position, _ in linear_layers(node_tree, included_parts))
     adapted_layers = [node_position for node_position in linear_positions if node_position.node.name in target_names]
     if adapted_layers and all(map(is_read_by_scan, adapted_layers)):
@@ -370,7 +370,7 @@ def _check_scan_gradients(node_tree: Node, target_names: Collection[str], includ
 def _check_joined_targets(
     node_tree: Node, adapters: LowRankAdapters, target_names: Sequence[str], included_parts: frozenset[str]
 ) -> None:
-    """Raises `InputError` if targets name only some projections of a layer that the library adapts as a whole."""
+    """Raises `InputError` if the targets name only some of the projections that one fused layer computes."""
     layers = (
         _joint_layers(linear_layers(node_tree, included_parts), _library_layer_name) if adapters.is_parallel else ()
     )

@@ -26,12 +26,12 @@ SHORTEST_SHOWN_CONTEXT, LONGEST_SHOWN_CONTEXT = 2**10, 2**17
 
 
 def cache_bits_of(format_name: str) -> Cost:
-    """Returns a cost function for an operation's cached bits, with keys and values in the named format."""
+    """Returns a cost function for the cached bits of an operation, if keys and values have the named format."""
     return cache_bits_in(cache_format(format_name))
 
 
 def _cached_tree(spec: ModelSpec) -> Node:
-    """Returns the nodes of the model's tree that have a KV cache, for evaluation at many sequence lengths."""
+    """Returns the part of the model's tree whose nodes have a cache, to be evaluated at many sequence lengths."""
     return spec.tree().with_effect("cache_bits")
 
 
@@ -84,7 +84,7 @@ class CacheSize:
 
     @property
     def elements(self) -> int:
-        """The number of cached elements in format `dtype`: keys, values, latents, without other states."""
+        """The number of cached elements whose format is `dtype`: keys, values and latents, but not recurrent states."""
         cached_elements: int = self.tree.total(
             lambda counted_op: counted_op.cache_bits(2) - counted_op.cache_bits(1), RunConfig(self.workload)
         )
@@ -107,7 +107,7 @@ class CacheSize:
         )
 
     def _cache_positions(self) -> list[NodePosition]:
-        """Returns the positions of all operations with a cache."""
+        """Returns the tree positions of all operations with a cache."""
         cached_bits = cache_bits_of(self.dtype)
         return [
             node_position
@@ -117,13 +117,13 @@ class CacheSize:
 
     @property
     def state_bits(self) -> dict[str, Number]:
-        """Bits per element of each kind of state whose size is independent of the number of tokens."""
+        """Bits per element of each state whose size does not depend on the number of tokens, by name of the state."""
         operations = (node_position.node.op for node_position in self._cache_positions())
         return {op.cache_kind: state_bits(op, cache_format(self.dtype)) for op in operations if isinstance(op, State)}
 
     @property
     def by_layer_kind(self) -> dict[str, int]:
-        """The bytes by the kind of cache, such as `full_attention` and `sliding_attention`."""
+        """The bytes by name of the cache, such as `full_attention` and `sliding_attention`."""
         bytes_by_kind: dict[str, int] = {}
         for cache_group in self.groups:
             bytes_by_kind[cache_group.kind] = bytes_by_kind.get(cache_group.kind, 0) + cache_group.bytes
@@ -150,7 +150,7 @@ class CacheSize:
 
     @property
     def what_if(self) -> list[WhatIf]:
-        """Returns the cache sizes of the same model with other key/value heads or without windows.
+        """Returns how large the cache would be with other numbers of key/value heads or without windows.
 
         It is empty for a model that caches nothing of its own, such as a draft that reads the target's cache.
         """
@@ -165,7 +165,7 @@ class CacheSize:
 
     @property
     def contexts(self) -> list[int]:
-        """The context lengths of `growth`: powers of two from 1,024, the model's context length, and `seq`.
+        """The context lengths for which `growth` is computed: powers of two from 1,024, the model's limit, and `seq`.
 
         The largest power of two is at most the model's context length (131,072 if it states none) or `seq`.
         """
@@ -179,18 +179,18 @@ class CacheSize:
         return sorted({*powers_of_two, context_limit, self.workload.seq})
 
     def size_after(self, tokens: int) -> CacheSize:
-        """Returns the cache size after `tokens` tokens, which an encoder also reads unless `source_tokens` is set."""
+        """Returns the cache size after `tokens` tokens; an encoder reads as many unless `source_tokens` is set."""
         source_tokens = tokens if self.source is None else self.source
         return replace(self, workload=self.workload.with_changes(seq=tokens, context=0, source=source_tokens))
 
     @property
     def growth(self) -> dict[int, int]:
-        """Returns the cache bytes of all sequences by the number of tokens per sequence."""
+        """Returns the cache bytes of all sequences, keyed by the number of tokens per sequence."""
         return {tokens: self.size_after(tokens).bytes for tokens in self.contexts}
 
 
 def _cached_tokens(cache_op: KVCache, node_position: NodePosition) -> int:
-    """Returns the number of cached tokens per sequence."""
+    """Returns the number of tokens per sequence that an operation's cache holds."""
     assert node_position.run_config is not None
     tokens: int = exact_div(cache_op.cache_bits(node_position.run_config.with_workload(batch=1), 1), cache_op.width)
     return tokens
@@ -198,7 +198,7 @@ def _cached_tokens(cache_op: KVCache, node_position: NodePosition) -> int:
 
 @frozen(slots=True)
 class WhatIf:
-    """The cache size of a changed model. ratio: the changed model's bytes / the original bytes."""
+    """The cache size of a hypothetical variant of the model. ratio: the variant's bytes / the model's bytes."""
 
     model_change: ModelChange
     cache: CacheSize

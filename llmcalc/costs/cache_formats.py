@@ -1,4 +1,4 @@
-"""Formats of the KV cache in inference servers: plain number formats, llama.cpp's blocks, vLLM's per-token scales."""
+"""Storage formats of the KV cache in inference servers: number formats, llama.cpp's blocks, vLLM's per-token scales."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class VectorFormat:
 
 @frozen(slots=True)
 class CacheFormat:
-    """A storage format of the KV cache: the formats of keys and values, and their scales.
+    """A storage format of the KV cache: the formats of keys and of values, each with its scales.
 
     name: its name in `CACHE_FORMATS`, or the full name of a number format.
     keys, values: storage of one head's key and value.
@@ -69,11 +69,11 @@ class CacheFormat:
 
     @property
     def has_scale_per_head(self) -> bool:
-        """Whether each head's key or value has a separate scale, which excludes MLA latents."""
+        """Whether each head's key or value vector has its own scale; such a format cannot store MLA latents."""
         return bool(self.keys.vector_bytes or self.values.vector_bytes)
 
     def bits_per_token(self, head_vectors: Sequence[tuple[int, int]]) -> int:
-        """Returns the bits per token in one layer's cache.
+        """Returns the bits that one token takes in the cache of one layer.
 
         head_vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
@@ -161,7 +161,7 @@ _FORMAT_BY_SPELLING = {"f16": "float16", "f32": "float32", "fp8_e4m3": "float8",
 
 
 def cache_format(format_name: str) -> CacheFormat:
-    """Returns the cache format of a name: a number format (`bf16`, `fp8`, `int8`), or one of `CACHE_FORMATS`.
+    """Returns the cache format with this name: a number format (`bf16`, `fp8`, `int8`), or one of `CACHE_FORMATS`.
 
     Raises `InputError` for an unknown name.
     """
@@ -182,12 +182,12 @@ def cache_format(format_name: str) -> CacheFormat:
 
 
 def state_bits(state: State, stored_format: CacheFormat) -> Number:
-    """Returns the bits per element of a recurrent state, in a model whose keys and values have a cache format."""
+    """Returns the bits per element of a recurrent state, given the cache format of the model's keys and values."""
     return max(STATE_BITS, stored_format.keys.bits) if state.element_bits is None else state.element_bits
 
 
 def cache_bits_in(stored_format: CacheFormat) -> Cost:
-    """Returns a function for an operation's cached bits, with keys and values in a cache format.
+    """Returns a function that computes an operation's cached bits for this storage format.
 
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """

@@ -27,7 +27,7 @@ def longest_sequence(spec: ModelSpec) -> int | None:
 
 
 def default_sequence_tokens(spec: ModelSpec, added_tokens: int = 0) -> int:
-    """Returns the default tokens of text per sequence of a pass: `DEFAULT_TOKENS`, or the learned positions if fewer.
+    """Returns the default number of text tokens per sequence: `DEFAULT_TOKENS`, or fewer if positions are learned.
 
     added_tokens: tokens of images and audio beside them, for which learned positions leave room; default none.
     """
@@ -35,7 +35,7 @@ def default_sequence_tokens(spec: ModelSpec, added_tokens: int = 0) -> int:
 
 
 def default_context_tokens(spec: ModelSpec, is_decoding: bool = False, added_tokens: int = 0) -> int:
-    """Returns the default tokens of text of a cached sequence: the context length, at most `LARGEST_DEFAULT_CONTEXT`.
+    """Returns the default number of cached text tokens: the context length, but at most `LARGEST_DEFAULT_CONTEXT`.
 
     is_decoding: whether another token follows, which the context has to hold too.
     added_tokens: tokens of images and audio beside them, for which learned positions leave room; default none.
@@ -48,7 +48,7 @@ def default_context_tokens(spec: ModelSpec, is_decoding: bool = False, added_tok
 
 
 def _positions_for_text(spec: ModelSpec, other_tokens: int) -> int | None:
-    """Returns the learned positions left for text, at least 1; None if no stack has learned positions."""
+    """Returns how many learned positions remain for text, at least 1; None if no stack has learned positions."""
     learned_rows = learned_positions(spec)
     return None if learned_rows is None else max(1, learned_rows - other_tokens)
 

@@ -21,7 +21,7 @@ def check_draft(
     draft_option: str,
     requires_same_vocabulary: bool = False,
 ) -> None:
-    """Raises `InputError` if a model cannot draft tokens for the target model.
+    """Raises `InputError` if the draft model cannot draft tokens for the target model.
 
     target_name: the target's name. draft_option: the option or flag that names the draft, with the draft's name.
     requires_same_vocabulary: whether a draft with its own embedding needs a vocabulary of the target's size; default

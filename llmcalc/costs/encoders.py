@@ -1,4 +1,4 @@
-"""Images and audio of a prompt: the encoders' FLOPs, and the tokens of images and audio."""
+"""The images and audio of a prompt: FLOPs of the encoder passes, and the number of tokens in the text model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..workload.run_config import RunConfig
 
 @frozen(slots=True)
 class EncoderRun:
-    """The passes of one encoder and of the projectors after the encoder, over the inputs of every sequence.
+    """The forward passes of one encoder and its projectors over the images or audio of all sequences.
 
     nodes: the encoder and its projectors.
     run_config: the pass, whose batch is all images, tiles or clips.
@@ -34,7 +34,7 @@ class EncoderRun:
 
 @frozen(slots=True)
 class EncodedInputs:
-    """The images and audio of every sequence, as passes of the encoders and as tokens of the text model.
+    """The images and audio of all sequences: the passes of the encoders, and the tokens in the text model.
 
     image_tokens, audio_tokens: the tokens of one sequence that they become; 0 without.
     extends_sequence: whether these tokens are part of the text model's sequence; false where a decoder attends to them.
@@ -89,7 +89,7 @@ def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> E
 
 
 def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
-    """Returns the audio inputs of a model whose encoder always reads the same number of frames (Whisper)."""
+    """Returns the audio inputs for a model whose encoder reads a fixed number of frames per clip (Whisper)."""
     from ..components.inputs.audio_clips import FRAME_SAMPLES, SAMPLE_RATE
 
     assert spec.source_tokens is not None
@@ -103,7 +103,7 @@ def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
 
 
 def _encoder_and_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tuple[str, Any]:
-    """Returns the name of the image or audio encoder, and the processor's rule for patches or frames.
+    """Returns the name of the image or audio encoder, and the rule that cuts its inputs into patches or frames.
 
     rule_field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
     Raises `InputError` where there is none.
@@ -175,12 +175,12 @@ def _check_merged_patches(spec: ModelSpec, part_names: list[str], encoded_input:
 
 
 def _patches_per_position(spec: ModelSpec, part_names: list[str]) -> int:
-    """Returns the number of audio frames per position of the encoder; 1 for an image encoder."""
+    """Returns the number of audio frames that make up one encoder position; 1 for an image encoder."""
     return 2 if spec.towers[part_names[0]].type == "audio" else 1
 
 
 def _with_projectors(spec: ModelSpec, encoder_name: str, has_images: bool) -> Iterator[str]:
-    """Yields the name of an encoder, and the names of its projectors for prompts with (or without) images."""
+    """Yields the encoder's name, then the names of its projectors for prompts with (or without) images."""
     encoder_names = list(spec.towers)
     yield encoder_name
     for projector_name in encoder_names[encoder_names.index(encoder_name) + 1 :]:

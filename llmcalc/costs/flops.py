@@ -31,7 +31,7 @@ def backward_flops_of(counted_op: CountedOp) -> Number:
 
 
 def step_flops_of(counted_op: CountedOp) -> Number:
-    """Returns the FLOPs of an operation in the workload: forward, plus backward in training, without recomputation."""
+    """Returns the FLOPs of an operation in the workload: forward and, in training, backward, without recomputation."""
     forward_flops = counted_op.forward_flops()
     if counted_op.run_config is not None and counted_op.run_config.phase == "training":
         return forward_flops + counted_op.backward_flops()
@@ -39,7 +39,7 @@ def step_flops_of(counted_op: CountedOp) -> Number:
 
 
 def score_flops_of(counted_op: CountedOp) -> Number:
-    """Returns the FLOPs of the query-key and score-value products, without a sparse indexer's products."""
+    """Returns the FLOPs of the query-key and score-value products, without those of a sparse-attention indexer."""
     is_attention = isinstance(counted_op.op, AttentionCore) and "no_grad" not in counted_op.roles
     return step_flops_of(counted_op) if is_attention else 0
 
@@ -92,12 +92,12 @@ class FlopCount:
 
     @property
     def full(self) -> Number:
-        """FLOPs if every query attends to every key."""
+        """FLOPs of the workload if every query attends to every key."""
         return self._flops_with_pairs("full")
 
     @property
     def causal(self) -> Number:
-        """FLOPs with only the query-key pairs that the attention mask allows."""
+        """FLOPs of the workload with only the query-key pairs that the attention mask allows."""
         return self._flops_with_pairs("causal")
 
     @property
@@ -119,33 +119,33 @@ class FlopCount:
 
     @property
     def recomputed(self) -> Number:
-        """FLOPs of full recomputation, as with reentrant checkpointing."""
+        """FLOPs that recomputation adds if every recomputed layer runs in full, as with reentrant checkpointing."""
         return recomputed_flops(self.spec, self.run_config, self.include)
 
     @property
     def skipped_by_early_stop(self) -> Number:
-        """Difference between `recomputed` and the FLOPs of non-reentrant checkpointing."""
+        """FLOPs that non-reentrant checkpointing skips, because recomputation stops after the last needed tensor."""
         return skipped_by_early_stop(self.spec, self.run_config, self.include)
 
     @property
     def scores(self) -> Number:
-        """FLOPs of query-key and score-value products in all layers, with backward, without recomputation."""
+        """FLOPs of query-key and score-value products in all layers, with backward but without recomputation."""
         return self.cost(score_flops_of)
 
     @property
     def by_component(self) -> dict[str, Number]:
-        """FLOPs by component. The entries are disjoint and add up to `total`; recomputation is a separate entry."""
+        """FLOPs by component; the components are disjoint and add up to `total`; recomputation is one of them."""
         flops_by_component = cost_by_kind(self.tree, step_flops_of, self.run_config, self.include)
         flops_by_component |= {TOWERS.name: self.encoders} if self.encoders else {}
         return {**flops_by_component, "recomputation": self.recomputed} if self.recomputed else flops_by_component
 
     def cost(self, cost_function: Cost) -> Number:
-        """Returns the sum of another cost function over the same nodes in the same run."""
+        """Returns the sum of another cost function over the nodes and the run that this count covers."""
         return self.tree.total(cost_function, self.run_config, self.include)
 
     @property
     def tokens(self) -> Number:
-        """Number of new tokens of all sequences; for an encoder-decoder, the decoder's tokens."""
+        """The number of new tokens in all sequences; for an encoder-decoder, of the decoder's tokens."""
         return self.run_config.rows(TOKENS)
 
     @property
@@ -166,7 +166,7 @@ def run_config_of(
     mla: LatentForm = "auto",
     added_tokens: int = 0,
 ) -> RunConfig:
-    """Returns a model's run config with these settings, and defaults for the others.
+    """Returns the run config for a model with these settings; settings that are None have default values.
 
     seq: new tokens per sequence; default `default_sequence_tokens`. Decoding adds one token per sequence; there seq is
         the context if context is not given.
@@ -204,7 +204,7 @@ def flops(
     included_parts: frozenset[str] = frozenset(),
     encoded_inputs: EncodedInputs | None = None,
 ) -> FlopCount:
-    """Counts the FLOPs of a run; a workload without execution choices counts with eager attention.
+    """Counts the FLOPs of a run; attention is eager if the workload does not choose an implementation.
 
     encoded_inputs: images and audio of its sequences, whose tokens the run's have to include; default none.
     Raises `InputError` for a phase that the model does not have.

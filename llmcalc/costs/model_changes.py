@@ -22,7 +22,7 @@ MixerChange: TypeAlias = Callable[[TokenMixer, int], TokenMixer]
 
 @frozen(slots=True)
 class ModelChange:
-    """A change to a model. key: the JSON name. title: the name in tables."""
+    """A hypothetical change of a model. key: the name in JSON. title: the name in tables."""
 
     key: str
     title: str
@@ -32,7 +32,7 @@ QUERY_GROUPS = 8
 
 
 def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
-    """Yields the changed models, without changes that have no effect on the model."""
+    """Yields hypothetical variants of the model; changes that would have no effect are left out."""
     head_counts = [
         head_sizes.heads
         for mixer, input_width in _mixers_and_widths(spec)
@@ -66,7 +66,7 @@ def _as_multi_head_attention(mixer: TokenMixer, input_width: int) -> TokenMixer:
 
 
 def _cached_head_sizes(mixer: TokenMixer, input_width: int) -> HeadSizes | None:
-    """Returns the heads of a mixer whose cache size depends on key/value heads; None for other mixers."""
+    """Returns a mixer's heads if its cache size depends on the number of key/value heads; otherwise None."""
     head_sizes = mixer.head_sizes(input_width)
     if head_sizes is None or all(mixer.with_kv_heads(count, input_width) == mixer for count in (1, head_sizes.heads)):
         return None

@@ -14,12 +14,12 @@ def total_params_of(counted_op: CountedOp) -> Number:
 
 
 def active_params_of(counted_op: CountedOp) -> Number:
-    """Returns the active parameters of an operation, which process one token."""
+    """Returns the parameters of an operation that process a given token."""
     return counted_op.active_params()
 
 
 def buffer_elements_of(counted_op: CountedOp) -> Number:
-    """Returns an operation's non-trainable buffer elements in the checkpoint."""
+    """Returns the number of elements in an operation's buffers, which are in the checkpoint but not trained."""
     return counted_op.buffers()
 
 
@@ -37,7 +37,7 @@ class ParameterCount:
 
     @property
     def active(self) -> Number:
-        """Active parameters per token: all except experts that the token is not routed to.
+        """Active parameters per token: all parameters except those of experts to which the token is not routed.
 
         This is the maximum: no expert of the token is an identity expert.
         """
@@ -45,7 +45,7 @@ class ParameterCount:
 
     @property
     def active_at_least(self) -> Number:
-        """Active parameters of a token with the most identity experts; equals `active` without identity experts."""
+        """Active parameters of a token routed to as many identity experts as possible; else equal to `active`."""
         return self.active - self.tree.total(CountedOp.max_skipped_params, include=self.include)
 
     @property
@@ -68,17 +68,17 @@ class ParameterCount:
 
     @property
     def non_embedding(self) -> Number:
-        """Parameters without the input embeddings and an untied output head: Kaplan's N (2020, §2.1)."""
+        """Parameters without input embeddings and without an untied output head: Kaplan's N (2020, §2.1)."""
         return self.total - self.embedding - self.by_component.get("lm_head", 0)
 
     @property
     def by_component(self) -> dict[str, Number]:
-        """Parameters by component. The entries are disjoint and add up to `total`."""
+        """Parameters by component; the components are disjoint and add up to `total`."""
         return cost_by_kind(self.tree, total_params_of, included_parts=self.include)
 
     @property
     def left_out(self) -> dict[str, Number]:
-        """Returns the parameters of each excluded optional part, by the part's name."""
+        """Returns the parameters of each optional part that the total excludes, by the part's name."""
         left_out_params: dict[str, Number] = {}
         for position in self.tree.walk():
             option_name = position.node.optional

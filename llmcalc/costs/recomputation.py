@@ -25,12 +25,12 @@ def _attention_flops(counted_op: CountedOp) -> Number:
 
 
 def _convolution_flops(counted_op: CountedOp) -> Number:
-    """Returns an operation's forward FLOPs if it is a convolution, else 0: selective checkpointing recomputes it."""
+    """Returns a convolution's forward FLOPs, which selective checkpointing recomputes; 0 for other operations."""
     return counted_op.forward_flops() if isinstance(counted_op.op, Conv1d) else 0
 
 
 def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: frozenset[str] = frozenset()) -> Number:
-    """Counts the FLOPs of full recomputation, as with reentrant checkpointing.
+    """Counts the FLOPs that recomputation adds if it runs every layer in full, as reentrant checkpointing does.
 
     Raises `InputError` for a module that no layer has, and if every other operation is recomputed.
     """
@@ -68,7 +68,7 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
 def skipped_by_early_stop(
     spec: ModelSpec, run_config: RunConfig, included_parts: frozenset[str] = frozenset()
 ) -> Number:
-    """Counts the FLOPs that non-reentrant checkpointing saves compared with full recomputation.
+    """Counts the FLOPs that non-reentrant checkpointing saves over reentrant checkpointing by an early stop.
 
     It stops when the last tensor that the backward pass needs has been recomputed. If a layer or module ends in a
     matrix product or a convolution, followed at most by additions, that product is not recomputed. If it ends in a
@@ -95,7 +95,7 @@ def skipped_by_early_stop(
 
 
 def _value_product_flops(counted_op: CountedOp) -> Number:
-    """Returns an operation's forward FLOPs of weighted values in attention."""
+    """Returns the forward FLOPs of attention's product of weights and values; 0 for other operations."""
     if not isinstance(counted_op.op, AttentionCore) or "no_grad" in counted_op.roles:
         return 0
     return exact_div(counted_op.forward_flops() * counted_op.op.v_dim, counted_op.op.qk_dim + counted_op.op.v_dim)
@@ -108,14 +108,14 @@ def _last_product_flops(module_scope: ModuleScope, node_position: NodePosition) 
 
 
 def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[NodePosition, ModuleScope]]:
-    """Returns (node, program steps) of every kind of layer."""
+    """Returns, for each distinct layer of the model, the node and the operations of its forward pass."""
     node_positions = [position for position in spec.tree().walk(run_config) if position.node.kind == "layer"]
     layer_scopes = [scope for scope in spec.shared_program.root.scopes() if scope.node_fields.get("kind") == "layer"]
     return zip(node_positions, layer_scopes, strict=True)
 
 
 def _recomputed_layer_count(layer: NodePosition, recompute: Recompute) -> Number:
-    """Returns the number of recomputed layers of a kind."""
+    """Returns how many of the equal layers of a node are recomputed."""
     if recompute.every == 1:
         return layer.copies
     layer_indices = range(layer.copies) if layer.node.indices is None else layer.node.indices
@@ -123,7 +123,7 @@ def _recomputed_layer_count(layer: NodePosition, recompute: Recompute) -> Number
 
 
 def _modules_below(layer: NodePosition, parent_path: str = "") -> Iterator[tuple[str, NodePosition]]:
-    """Yields (path relative to the layer, module) for the modules of a layer."""
+    """Yields (path relative to the layer, module) for all modules inside a layer."""
     for child_scope in layer.children():
         module_path = f"{parent_path}{child_scope.node.name}"
         yield module_path, child_scope
@@ -131,7 +131,7 @@ def _modules_below(layer: NodePosition, parent_path: str = "") -> Iterator[tuple
 
 
 def _scopes_by_path(module_scope: ModuleScope, parent_path: str = "") -> Iterator[tuple[str, ModuleScope]]:
-    """Yields (path relative to the layer, steps) for every module of a layer."""
+    """Yields (path relative to the layer, operations) for all modules inside a layer."""
     for program_item in module_scope.items:
         if isinstance(program_item, ModuleScope):
             module_path = f"{parent_path}{program_item.name}"

@@ -13,7 +13,7 @@ from ..units import DTYPE_BITS, bits_to_bytes
 
 @frozen(slots=True)
 class TrainedTensor:
-    """A tensor that training updates, with its shape, its component and the number of its copies.
+    """A tensor that training updates, with its shape, component and number of copies.
 
     tensor: shape and role.
     kind: its component.
@@ -30,12 +30,12 @@ class TrainedTensor:
 
     @property
     def is_layer_matrix(self) -> bool:
-        """Whether the tensor is a linear layer's matrix inside a transformer layer, except stacked experts."""
+        """Whether the tensor is the matrix of a linear layer inside a transformer layer, and not of stacked experts."""
         return self.is_in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
 
 
 def trained_tensors(node_tree: Node, included_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
-    """Yields every trained tensor; a tied tensor once, and stacked experts as one tensor."""
+    """Yields every trained tensor; tied tensors once, and the experts of a layer as one stacked tensor."""
     for position in node_tree.walk():
         counted_op = position.counted_op
         if counted_op is not None and not (position.optional_part and position.optional_part not in included_parts):
@@ -52,7 +52,7 @@ def trained_tensors(node_tree: Node, included_parts: frozenset[str] = frozenset(
 def tensors_from_layer(
     node_tree: Node, first_layer: int, included_parts: frozenset[str] = frozenset()
 ) -> Iterator[TrainedTensor]:
-    """Yields the trained tensors of the layers with index `first_layer` and above."""
+    """Yields the trained tensors of the layers from index `first_layer` to the last layer."""
     operation_nodes = [node_position for node_position in node_tree.walk() if node_position.counted_op is not None]
     for node_position in operation_nodes:
         layer = _layer_around_node(node_position)
@@ -73,7 +73,7 @@ def layers_of(node_tree: Node) -> tuple[str, ...]:
 
 
 def _path_without_indices(node_position: NodePosition) -> str:
-    """Returns the path of a node without layer indices, such as `layers.self_attn.q_proj`."""
+    """Returns a node's path without layer indices, such as `layers.self_attn.q_proj`."""
     parent_names = "" if node_position.parent is None else _path_without_indices(node_position.parent)
     return f"{parent_names}.{node_position.node.name}".strip(".")
 
@@ -84,20 +84,20 @@ def is_in_layer(node_position: NodePosition | None) -> bool:
 
 
 def _layer_around_node(node_position: NodePosition | None) -> NodePosition | None:
-    """Returns the transformer layer around a node; None outside of the layers."""
+    """Returns the transformer layer that contains a node; None if the node is outside the layers."""
     while node_position is not None and node_position.node.kind != "layer":
         node_position = node_position.parent
     return node_position
 
 
 def packed_bytes(element_count: Number, dtype: str) -> Number:
-    """Returns the bytes of a number of elements, packed for formats below one byte."""
+    """Returns the bytes of a number of elements; formats below 8 bits are packed into whole bytes."""
     element_bits = DTYPE_BITS[dtype]
     return element_count * (element_bits // 8) if element_bits % 8 == 0 else bits_to_bytes(element_count * element_bits)
 
 
 def sum_over_tensors(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamTensor], Number]) -> Number:
-    """Sums a function of a tensor, such as its bytes, over trained tensors and their copies."""
+    """Returns the sum of a quantity per tensor, such as bytes, over trained tensors and their copies."""
     value_sum: Number = 0
     for trained_tensor in tensors:
         value_sum = add(value_sum, times(tensor_quantity(trained_tensor.tensor), trained_tensor.copies))

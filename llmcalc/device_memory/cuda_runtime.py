@@ -1,4 +1,4 @@
-"""GPU memory beyond the model's tensors: workspaces inside torch's allocator, and the CUDA context outside."""
+"""GPU memory besides the model's tensors: cuBLAS workspaces in PyTorch's allocator, and the CUDA context outside."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _WORKSPACE_CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
 
 @frozen
 class CudaRuntime:
-    """The memory and properties of the GPU of a run.
+    """The properties of a run's GPU that affect memory, such as CUDA context and cuBLAS workspace sizes.
 
     workspace_bytes: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through
         torch's allocator. Default: that of an H100.
@@ -81,7 +81,7 @@ HOPPER_RUNTIME = CudaRuntime()
 def cuda_runtime_of(
     hardware: Hardware | None, workspace_config: str | None = None, has_expandable_segments: bool = False
 ) -> CudaRuntime:
-    """Returns the CUDA memory of an accelerator, default an H100. workspace_config: CUBLAS_WORKSPACE_CONFIG or None.
+    """Returns the CUDA properties of an accelerator, by default an H100. workspace_config: CUBLAS_WORKSPACE_CONFIG.
 
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """

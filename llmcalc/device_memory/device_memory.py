@@ -1,4 +1,4 @@
-"""The memory of one device in bytes: each peak with the moment, the module and the kinds of tensors at the peak."""
+"""The memory of one device in bytes: every peak with its time, module and bytes by kind of tensor."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TORCH_VERSION = "torch 2.13"
 
 
 class ModulePeak(NamedTuple):
-    """The peak of the device's memory during one module.
+    """The highest memory of the device while a module runs.
 
     phase: part of the step.
     module_path: path of the module, with the index of its layer; empty for the model itself.
@@ -63,7 +63,7 @@ class ModulePeak(NamedTuple):
 
 @frozen
 class MemoryTerm:
-    """One term of the device's memory in bytes, with evidence.
+    """A named term in the sum of a device's memory, in bytes, with the evidence for the number.
 
     name: name in the report.
     bytes: bytes.
@@ -121,11 +121,11 @@ class DeviceMemory:
 
     @property
     def fragmentation(self) -> int:
-        """Bytes of free blocks in the allocator's segments at the peak, which are an estimate."""
+        """Estimated bytes of free blocks inside the allocator's segments at the peak."""
         return self.reserved_bytes - self.peak_bytes
 
     def fit_on(self, hardware: Hardware) -> MemoryFit:
-        """Returns whether the run fits in an accelerator's memory: yes, no or maybe."""
+        """Returns whether the run fits in an accelerator's memory, as a `MemoryFit`."""
         bytes_moved_to_host = min(self.paged_bytes, max(0, self.device_bytes - hardware.capacity_bytes))
         return MemoryFit(hardware, self.device_bytes - bytes_moved_to_host, self.fragmentation)
 
@@ -135,10 +135,10 @@ TENSORS_TERM = MemoryTerm("tensors", 0, "exact", META_MEASUREMENT, TORCH_VERSION
 
 
 class RecordReplay(Protocol):
-    """A function that records replays of a model, each on a separate allocator."""
+    """The type of functions that record the allocations of a model's replays, each on a separate allocator."""
 
     def __call__(self, repeats_by_stack: Mapping[int, int], workspace_bytes: int, /) -> Sequence[RecordedEvents]:
-        """Records replays with the given numbers of layer-pattern repeats.
+        """Records the allocations of replays in which each stack's layer pattern has the given number of repeats.
 
         repeats_by_stack: stack → repeats of its pattern; stacks that are not there run whole.
         workspace_bytes: bytes of one cuBLAS workspace.
@@ -147,7 +147,7 @@ class RecordReplay(Protocol):
 
 @frozen
 class UnreplayedBytes:
-    """Bytes that a run needs but the replay does not allocate, such as memory of image encoders.
+    """Bytes that a run needs but the replay does not allocate, such as those of image encoders.
 
     kind: the kind that they are counted under.
     bytes: number of bytes.
@@ -162,7 +162,7 @@ class UnreplayedBytes:
 
 
 def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> MemoryTerm:
-    """Returns the term, with the weakest verification status of the run's evidence."""
+    """Returns the memory term with the weakest status among its own and those of the run's evidence."""
     status = weakest_status([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
     if memory_term.belongs_to_runtime or status == memory_term.status:
         return memory_term
@@ -177,7 +177,7 @@ def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> Memo
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
-    """Returns the memory, every term with the weakest verification status of the run's evidence."""
+    """Returns the device's memory, in which every term has the weakest status of the run's evidence."""
     return replace(device, terms=tuple(with_evidence(memory_term, evidence) for memory_term in device.terms))
 
 
@@ -251,7 +251,7 @@ def summarize_memory(
 
 
 def _allocator_evidence(is_complete: bool, micro_batches: int) -> tuple[Status, str]:
-    """Returns the status and the source of the allocator's overhead. micro_batches: as of `ReplayResult`."""
+    """Returns status and source of the allocator's overhead. micro_batches: as in `ReplayResult`."""
     allocator_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     if micro_batches:
         return "estimate", f"{allocator_source} for {micro_batches} micro-batches of a step, extrapolated to all"
@@ -262,7 +262,7 @@ def _allocator_evidence(is_complete: bool, micro_batches: int) -> tuple[Status, 
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Disables garbage collection inside a `with`: a replay creates many objects, which reference counts free."""
+    """Disables garbage collection in a `with` block, as a replay's many objects are freed by reference counts."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -273,7 +273,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 class CountedRun:
-    """A run with counted tensors. The first use of `memory` also replays the run on the caching allocator.
+    """A run whose tensors are counted first; the first use of `memory` also replays the caching allocator.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
     `MOST_REPLAYED_LAYERS` layers (`MOST_LAYERS_IN_SEARCH` in a search), two shorter runs are replayed on the allocator,
@@ -305,17 +305,17 @@ class CountedRun:
 
     @property
     def recordings(self) -> list[RecordedEvents]:
-        """The recorded allocations and releases; empty after the replay on the allocator."""
+        """The recorded allocations and frees; empty once they have been replayed on the caching allocator."""
         return [repeat_analysis.recorded_events for repeat_analysis in self.repeat_analyses]
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of tensors at the peak, without workspaces."""
+        """Bytes of tensors at the run's peak, without cuBLAS workspaces."""
         peak = self.replay_result.peak[1]
         return peak.bytes - peak.bytes_of_all_kinds["overhead"]
 
     def least_bytes(self, context_bytes: int, unreplayed_bytes: Sequence[UnreplayedBytes] = ()) -> int:
-        """Returns a lower bound of the device's memory in bytes: tensors at the peak, and the CUDA context.
+        """Returns a lower bound of the device's memory in bytes: tensors at the peak plus the CUDA context.
 
         The allocator's blocks have at least the bytes of their tensors. context_bytes: bytes of the CUDA context.
         unreplayed_bytes: bytes that the replay does not see.
@@ -340,7 +340,7 @@ class CountedRun:
         return summarize_memory(replay_result, context_bytes, self.stacks, tensor_term, self.replays_all_layers)
 
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
-        """Records the run with few repeats of the layer pattern, or with all layers if the repeats differ."""
+        """Records the run with few repeats of each layer pattern, or with all layers if repeats differ."""
         short_run_repeats = {
             index: self.stacks[index].repeats_of_layer_types(RECORDED_REPEATS) for index in self.repeating_stacks
         }
@@ -362,21 +362,21 @@ class CountedRun:
         ]
 
     def _count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of tensors. repeats_by_stack: index of a stack → repeats; of others all."""
+        """Counts tensor bytes. repeats_by_stack: stack index → pattern repeats; other stacks run whole."""
         return _join_results(
             [repeat_analysis.count_bytes(repeats_by_stack) for repeat_analysis in self.repeat_analyses]
         )
 
     @cached_property
     def _allocator_overhead(self) -> AllocatorOverhead:
-        """The bytes that the allocator adds to the tensors, extrapolated to all layers."""
+        """The bytes that the caching allocator reserves beyond the tensors, for all layers."""
         with without_garbage_collection():
             overhead = self._overhead_with_layers({}) if self.replays_all_layers else self._extrapolated_overhead()
         self.repeat_analyses = []  # their events are no longer needed
         return overhead
 
     def _extrapolated_overhead(self) -> AllocatorOverhead:
-        """Extrapolates the allocator's overhead from runs with fewer layers."""
+        """Extrapolates the caching allocator's overhead for all layers from replays with fewer layers."""
         stacks, repeating_stacks = self.stacks, self.repeating_stacks
         shorter_repeats, longer_repeats = (
             {index: max(SHORT_RUN_REPEATS, layer_count // stacks[index].layer_period) for index in repeating_stacks}
@@ -398,7 +398,7 @@ class CountedRun:
         )
 
     def _overhead_with_layers(self, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
-        """Returns the allocator's overhead. repeats_by_stack: index of a stack → repeats; of others all."""
+        """Returns the allocator's overhead. repeats_by_stack: stack index → pattern repeats; other stacks run whole."""
         return AllocatorOverhead.combine(
             [
                 repeat_analysis.allocator_overhead(
@@ -410,7 +410,7 @@ class CountedRun:
 
 
 def check_layers(spec: ModelSpec) -> None:
-    """Raises `InputError` for a model with too many layers to replay one by one and no repeating pattern."""
+    """Raises `InputError` for a model whose layers have no repeating pattern and are too many to replay."""
     irregular_layers = sum(
         stack.irregular_layers if stack.repeat_count > RECORDED_REPEATS else stack.layer_count
         for stack in layer_stacks(spec)
@@ -423,7 +423,7 @@ def check_layers(spec: ModelSpec) -> None:
 
 
 def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
-    """Returns the peaks and bytes of several consecutive runs as one result."""
+    """Joins the results of consecutive replays into one result with the peaks of all of them."""
     peaks = {peak_place: peak for replay_result in replay_results for peak_place, peak in replay_result.peaks.items()}
     return ReplayResult(
         set_up_bytes=replay_results[0].set_up_bytes, final_bytes=replay_results[-1].final_bytes, peaks=peaks
@@ -431,7 +431,7 @@ def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
 
 
 def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
-    """Adds the unreplayed bytes to the result of a replay."""
+    """Adds the bytes that are not replayed to the result of a replay."""
     for entry in unreplayed_bytes:
         replay_result.set_up_bytes += entry.bytes
         replay_result.reserved_bytes += entry.bytes
@@ -465,7 +465,7 @@ def _add_encoders(
 
 
 def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
-    """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
+    """Returns the peak of every module that allocates a tensor, in each phase and layer."""
     peaks_by_phase: dict[str, list[ModulePeak]] = {phase: [] for phase in REPLAY_PHASES}
     for phase, module_path, peak_bytes in list_module_peaks(replay_result, stacks):
         if peak_bytes:
@@ -474,7 +474,7 @@ def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[
 
 
 def bytes_by_phase_and_kind(peaks: Mapping[AllocationPlace, MemoryPeak]) -> dict[str, Mapping[str, int]]:
-    """Returns the bytes by kind of tensor at each phase's peak, by phase name."""
+    """Returns, for each phase, the bytes by kind of tensor at the phase's peak."""
     bytes_by_phase: dict[str, Mapping[str, int]] = {}
     for phase in REPLAY_PHASES:
         phase_peaks = [peak for allocation_place, peak in peaks.items() if allocation_place.phase == phase]

@@ -23,7 +23,7 @@ from ..workload.run_config import RunConfig
 
 
 class EncoderPeak(NamedTuple):
-    """The peak of an encoder's pass in bytes.
+    """The peak memory of an encoder's pass in bytes.
 
     name: the encoder's name.
     bytes: bytes of activations at the peak, without weights.
@@ -36,7 +36,7 @@ class EncoderPeak(NamedTuple):
 def encoder_peaks(
     spec: ModelSpec, encoded_inputs: EncodedInputs, dtype: str, kernel_choices: KernelChoices
 ) -> list[EncoderPeak]:
-    """Returns the peak of each encoder that has layers.
+    """Returns the peak memory of each encoder that has layers.
 
     dtype: number format of activations. kernel_choices: kernels to run.
     """
@@ -73,7 +73,7 @@ def encoder_peaks(
 
 
 def _bytes_of_lower_outputs(spec: ModelSpec, encoder_name: str, run_config: RunConfig, dtype: str) -> int:
-    """Returns the bytes of projector outputs from lower encoder layers, which are alive in the encoder's last layer.
+    """Returns bytes of projector outputs from lower encoder layers, which are still alive in the encoder's last layer.
 
     encoder_name: the encoder's name.
     """
@@ -105,7 +105,7 @@ def _can_replay_layers(tower: Any) -> bool:
 
 
 def _layer_program(tower: Any) -> Flow:
-    """Returns the program of an encoder's layers, whose input vectors have the encoder's width."""
+    """Returns the compute graph of an encoder's layers, whose input vectors have the encoder's width."""
     program, hidden_vectors = Flow(), Axis("hidden", tower.hidden_size)
     if tower.type == "audio":
         frame_rows = tower.stack.stem.frames_of_recording()

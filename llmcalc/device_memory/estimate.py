@@ -1,4 +1,4 @@
-"""The memory of a model on one device: closed forms of the persistent tensors, and a replay of the run."""
+"""The memory of a model on one device: persistent tensors from closed forms, the others from a replay of the run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 class CountedMemory(NamedTuple):
-    """A run with counted tensors, the attention implementation, and the peaks of image and audio encoders.
+    """A run with counted tensors, its attention implementation, and the memory peaks of image and audio encoders.
 
     attention_implementation: the attention implementation. encoder_peaks: peaks of image and audio encoders.
     """
@@ -74,7 +74,7 @@ _runs_of_whole_models: IdentityCache[CountedRun] = IdentityCache(64)
 
 @frozen
 class Memory:
-    """The memory of a model on one device.
+    """The memory of a model on one device, for given settings.
 
     settings: the settings of the run.
     states: persistent tensors, in closed form.
@@ -106,7 +106,7 @@ class Memory:
 
     @property
     def device(self) -> DeviceMemory:
-        """The device memory on the run's accelerator. Raises `UnsupportedKernel` for an operation without a kernel."""
+        """The memory on the run's accelerator. Raises `UnsupportedKernel` for an operation without a kernel."""
         return self.memory_for_runtime(self.cuda_runtime)
 
     @property
@@ -130,13 +130,13 @@ class Memory:
 
     @property
     def least_device_bytes(self) -> int:
-        """The least bytes that the device may need: a bound of `device.device_bytes`, without the allocator."""
+        """A lower bound of `device.device_bytes`, which is found without a replay of the caching allocator."""
         counted_run = self._counted_run_for_runtime(self.cuda_runtime).run
         return counted_run.least_bytes(self.cuda_runtime.context_bytes, self._unreplayed_bytes())
 
     @property
     def flash_bytes(self) -> int | None:
-        """The `device_bytes` of the same run, but with flash attention.
+        """The `device_bytes` of the same run with flash attention; None if flash attention cannot be chosen.
 
         None if flash or sdpa runs already, or flash has no kernel, or if the settings choose an implementation.
         """
@@ -170,17 +170,17 @@ class Memory:
         )
 
     def quantized_sizes_of_rank(self, model: RankModel) -> QuantizedSizes:
-        """Returns the cache of a rank's quantized weight sizes, which `memory` fills. model: the rank's model."""
+        """Returns the cached sizes of a rank's quantized weights, which `memory` fills in. model: the rank's model."""
         return self._quantized_sizes_of_ranks.setdefault(rank_recording_key(model, {}), {})
 
     def memory_for_runtime(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
-        """Returns the device memory on an accelerator with this runtime."""
+        """Returns the device memory on an accelerator with these CUDA properties."""
         if cuda_runtime not in self._device_memory_by_runtime:
             self._device_memory_by_runtime[cuda_runtime] = self._replay(cuda_runtime)
         return self._device_memory_by_runtime[cuda_runtime]
 
     def _counted_run_for_runtime(self, cuda_runtime: CudaRuntime) -> CountedMemory:
-        """Returns the run on an accelerator with this CUDA runtime, with counted tensors but without the allocator."""
+        """Returns the run with these CUDA properties: tensors are counted, the allocator is not replayed."""
         if cuda_runtime not in self._counted_memory_by_runtime:
             usual_attention = default_attention(self.settings, self.spec)
             try:
@@ -200,7 +200,7 @@ class Memory:
         return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
 
     def _replay(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
-        """Replays the run on the caching allocator of an accelerator with this runtime."""
+        """Replays the run on the caching allocator of an accelerator with these CUDA properties."""
         attention, training_run, encoder_peaks = self._counted_run_for_runtime(cuda_runtime)
         unreplayed_bytes, tensors = self._unreplayed_bytes(), self.tensors(attention)
         device = training_run.memory(cuda_runtime.context_bytes, unreplayed_bytes, tensors, encoder_peaks)
@@ -211,18 +211,18 @@ class Memory:
 
     @property
     def _layer_period(self) -> int:
-        """Returns the number of layers after which the pattern of executed layers repeats."""
+        """Returns the number of layers after which the sequence of layer types in execution order repeats."""
         trains_all_layers = self.states.first_trained_layer is None
         return self.settings.recompute_choice().every if trains_all_layers else self.training().layer_period
 
     @property
     def _has_encoder_run(self) -> bool:
-        """Whether image or audio encoders run before the prompt's pass."""
+        """Whether an image or audio encoder runs before the text model's prompt pass."""
         encoded_inputs = self.states.encoded_inputs
         return encoded_inputs is not None and bool(encoded_inputs.encoder_runs) and self.settings.phase != "decode"
 
     def _encoder_peaks(self, attention: AttentionImplementation) -> list[EncoderPeak]:
-        """Returns the peaks of the image and audio encoders; none without images or audio."""
+        """Returns the memory peaks of image and audio encoders; empty without images or audio."""
         encoded_inputs = self.states.encoded_inputs
         if encoded_inputs is None or not self._has_encoder_run:
             return []
@@ -232,7 +232,7 @@ class Memory:
         return encoder_peaks(self.spec, encoded_inputs, activation_format(self.states), kernel_options)
 
     def training(self, cuda_runtime: CudaRuntime | None = None) -> TrainingConfig:
-        """Returns the training configuration of the replay, with an accelerator's kernels.
+        """Returns the configuration of the training replay, with the accelerator's kernels.
 
         cuda_runtime: that of the accelerator; None (default) for that of this memory. Raises `InputError` for another
         phase than training.
@@ -254,7 +254,7 @@ class Memory:
         ]
 
     def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: CudaRuntime) -> list[InferenceConfig]:
-        """Returns the configurations of the inference passes, with an accelerator's kernels.
+        """Returns the configurations of the inference replays, with the accelerator's kernels.
 
         Only the kernels of sdpa and of gradients depend on the accelerator, so that others are those of an H100.
         """
@@ -271,10 +271,10 @@ class Memory:
         ]
 
     def _counted_inference(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:
-        """Returns the counted run of these passes, from a cache for equal ranks and accelerators with equal kernels."""
+        """Returns the counted tensors of these passes, from a cache for equal ranks and equal kernels."""
 
         def count_passes() -> CountedRun:
-            """Records the passes separately, and counts their tensors."""
+            """Records the passes of each configuration separately, and counts their tensors."""
             return CountedRun(
                 self.spec,
                 lambda repeats_by_stack, workspace_bytes: [
@@ -302,7 +302,7 @@ class Memory:
     def _recorded_passes(
         self, inference_config: InferenceConfig, repeats_by_stack: Mapping[int, int], workspace_bytes: int
     ) -> RecordedEvents:
-        """Returns the recorded passes with this workspace size, shared by ranks with equal keys."""
+        """Returns the recorded allocations of passes for a workspace size, shared by ranks with equal keys."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference_config, repeats_by_stack, workspace_bytes)
         run_key = rank_recording_key(self.spec, repeats_by_stack), inference_config
@@ -313,7 +313,7 @@ class Memory:
         return self._recordings[run_key].with_workspace(workspace_bytes)
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
-        """Returns bytes that the replay does not allocate: decoded weights, a paged cache, image and audio encoders."""
+        """Returns the bytes that no replay allocates: stored weights, a paged cache, image and audio encoders."""
         memory_use, run_settings = self.states, self.settings
         if memory_use.phase == "training":
             return self.tower_bytes()
@@ -375,11 +375,11 @@ class Memory:
         ]
 
     def tensors(self, attention: AttentionImplementation) -> MemoryTerm:
-        """The memory term of the run's tensors, with the weakest status of the tensors' evidence."""
+        """The memory term for the run's tensors, with the weakest verification status among the evidence."""
         return with_evidence(TENSORS_TERM, self.evidence(attention))
 
     def evidence(self, attention: AttentionImplementation) -> list[Evidence]:
-        """Returns the evidence for the parts, kernels, optimizer and settings of the run.
+        """Returns the evidence for the model's parts, the kernels, the optimizer and the settings of the run.
 
         attention: the attention implementation that runs.
         """
@@ -439,17 +439,17 @@ class Memory:
 
 
 def is_recurrent(spec: ModelSpec) -> bool:
-    """Whether a layer has a state that is updated token by token."""
+    """Whether a token mixer of the model has a recurrent state that changes with every token."""
     return any(isinstance(tree_node.node.op, State) for tree_node in spec.tree().walk())
 
 
 def loops_over_experts(spec: ModelSpec) -> bool:
-    """Whether the transformers class runs the experts in a loop."""
+    """Whether the model's class in transformers runs the experts one after another in a loop."""
     return any(isinstance(expert_part, MoE) and expert_part.expert_loop for expert_part in nested_components(spec))
 
 
 def has_modified_scores(spec: ModelSpec) -> bool:
-    """Whether attention has sinks, an additional score term, or a selection of keys."""
+    """Whether the scores of attention have sinks, an added bias, or a selection of keys."""
     return any(
         operation.verb == "joint_softmax"
         or (operation.verb == "attention" and (operation.options.get("sinks") or len(operation.input_values) > 3))
@@ -467,7 +467,7 @@ def memory(
     other_models: Sequence[UnreplayedBytes] = (),
     quantized_sizes: QuantizedSizes | None = None,
 ) -> Memory:
-    """Returns the memory of a model under these settings. The first access to `device` replays the run.
+    """Returns a model's memory under these settings; the first access to `device` starts the replay.
 
     published_dtype, extra_parts, model_config: as in `static.memory`.
     cuda_runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.

@@ -19,7 +19,7 @@ FAKE_QUANTIZATION_EVIDENCE = Evidence(
 
 
 def evidence_of_optimizer(optimizer_name: str) -> Evidence:
-    """Returns the tests and measurements of an optimizer. optimizer_name: name or alias."""
+    """Returns the evidence (tests and measurements) for an optimizer. optimizer_name: its name or alias."""
     optimizer_record = optimizer_named(optimizer_name)
     return Evidence("optimizer", optimizer_record.name, optimizer_record.witness)
 
@@ -30,7 +30,7 @@ def evidence_of_run(
     optimizer: str | None = None,
     included_parts: frozenset[str] = frozenset(),
 ) -> list[Evidence]:
-    """Returns the tests and measurements that support a run with torch's operations.
+    """Returns the evidence (tests and measurements) for a run with PyTorch's operations.
 
     optimizer: that of training; None (default) without one. included_parts: the names of optional parts that run too.
     """

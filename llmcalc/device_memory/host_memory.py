@@ -19,7 +19,7 @@ from .training import TrainingConfig, TrainingRun
 
 
 def pinned_bytes(nbytes: int) -> int:
-    """Returns the bytes of pinned memory that a tensor occupies."""
+    """Returns the bytes of pinned host memory that a tensor occupies."""
     return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
@@ -44,7 +44,7 @@ PAGED_SOURCE = "bitsandbytes/functional.py, get_paged: managed memory, on the de
 
 
 def paged_bytes(memory_use: MemoryUse) -> int:
-    """Returns the bytes of paged optimizer states."""
+    """Returns the bytes of paged optimizer states, which the driver may move to the host."""
     return 0 if memory_use.optimizer is None else int(memory_use.optimizer.paged_bytes)
 
 
@@ -63,7 +63,7 @@ def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemo
 
 
 def offloaded_bytes(spec: ModelSpec, training_config: TrainingConfig, recompute_period: int) -> int:
-    """Returns the pinned bytes of one micro-batch's offloaded activations, linear in the number of layers."""
+    """Returns pinned bytes of a micro-batch's offloaded activations, extrapolated linearly in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
     short_run_repeats = {index: SHORT_RUN_REPEATS for index, stack in enumerate(stacks) if stack.is_extrapolated}
     short_run_bytes = _offloaded_bytes_of_pass(spec, training_config, short_run_repeats)
@@ -80,7 +80,7 @@ def offloaded_bytes(spec: ModelSpec, training_config: TrainingConfig, recompute_
 def _offloaded_bytes_of_pass(
     spec: ModelSpec, training_config: TrainingConfig, repeats_by_stack: Mapping[int, int]
 ) -> int:
-    """Returns the pinned bytes that a forward pass with this number of layers offloads."""
+    """Returns the pinned bytes that a forward pass offloads with these numbers of layer-pattern repeats."""
     training_run = TrainingRun(spec, replace(training_config, microbatches=1), repeats_by_stack)
     training_run.set_up()
     training_run.next_batch()

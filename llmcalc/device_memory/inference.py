@@ -1,4 +1,4 @@
-"""Replays inference on one device: weights, cache, prompt passes, and one decoding step."""
+"""Replays inference on one device: allocates weights and cache, runs prompt passes, and one decoding step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ InferencePhase: TypeAlias = Literal["prefill", "decode", "inference"]
 
 @frozen
 class InferenceConfig:
-    """The configuration of an inference replay.
+    """The configuration of an inference replay, such as number format, kernels and lengths.
 
     phase: `prefill`, the passes over a prompt; `decode`, one token after `seq` cached ones; or `inference` (default),
         the prefill and then one decoding step. An encoder-only model has a prefill alone, which caches nothing.
@@ -67,18 +67,18 @@ class InferenceConfig:
 
 
 class ServingRankKernels(DTensorKernels):
-    """Runs a rank's passes as serving engines do: they divide more modules than torch's tensor parallelism does.
+    """A rank's kernels in serving engines, which divide more modules among ranks than torch's tensor parallelism.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
     ranks.
     """
 
     def check_plan(self, program: RankFlow) -> None:
-        """Accepts every program, with or without a tensor-parallel plan."""
+        """Accepts every compute graph, because serving engines need no tensor-parallel plan."""
 
 
 class ReplayedPass(NamedTuple):
-    """One inference pass to replay.
+    """One pass of inference in a replay: the new and the cached tokens per sequence.
 
     new_tokens: new tokens per sequence.
     cached_tokens: tokens per sequence that earlier passes have cached.
@@ -122,7 +122,7 @@ class InferenceRun:
         self.lowering: EagerKernels = self._create_lowering(AutogradGraph(self.meter))
 
     def _create_lowering(self, autograd_graph: AutogradGraph) -> EagerKernels:
-        """Creates the object that runs the program with the chosen kernels."""
+        """Creates the object that runs the compute graph's operations with the chosen kernels."""
         autograd_graph.is_grad_enabled = False
         inference_config = self.inference_config
         run_config = self._run_config("prefill", ReplayedPass(inference_config.seq, 0))
@@ -140,7 +140,7 @@ class InferenceRun:
         return lowering
 
     def _run_config(self, phase: Phase, inference_pass: ReplayedPass) -> RunConfig:
-        """Returns the run config of a pass. A last prompt chunk of one token counts as a decoding step."""
+        """Returns a pass's run config; a last prompt chunk of one token counts as a decoding step."""
         config = self.inference_config
         if inference_pass.cached_tokens and inference_pass.new_tokens == 1:
             phase = "decode"
@@ -160,7 +160,7 @@ class InferenceRun:
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens per sequence in each prompt pass. The last pass may have fewer tokens."""
+        """The number of tokens per sequence in each prompt pass; the last pass may have fewer."""
         if self.inference_config.chunk_tokens is None or not self.caches_keys_and_values:
             return self.inference_config.seq
         return self.inference_config.chunk_tokens
@@ -171,12 +171,12 @@ class InferenceRun:
         return -(-self.inference_config.seq // self.chunk_tokens)
 
     def prompt_pass(self, chunk_index: int) -> ReplayedPass:
-        """Returns the pass over one prompt chunk. chunk_index: the chunk's index, from 0."""
+        """Returns the pass over the prompt chunk with this index, which starts at 0."""
         earlier_tokens = chunk_index * self.chunk_tokens
         return ReplayedPass(min(self.chunk_tokens, self.inference_config.seq - earlier_tokens), earlier_tokens)
 
     def set_up(self) -> None:
-        """Allocates the parameters in the program's order, and for phase `decode` also the cache of the prompt."""
+        """Allocates the parameters in execution order and, for phase `decode`, the cache of the prompt."""
         self.meter.place = AllocationPlace("set-up")
         if self.inference_config.counts_weights:
             self._allocate_parameters(self.lowering)
@@ -190,7 +190,7 @@ class InferenceRun:
             self.fill_cache(self.chunk_count)
 
     def _allocate_parameters(self, lowering: EagerKernels) -> None:
-        """Allocates the parameters, whose set does not depend on the sizes of the run."""
+        """Allocates the parameters, which are the same for all sizes of the run."""
         inference_config, parameters_by_name = self.inference_config, _known_parameters.setdefault(self.program, {})
         parameter_key = (
             tuple(self.repeats_by_stack.items()),
@@ -205,7 +205,7 @@ class InferenceRun:
         parameters_by_name[parameter_key] = lowering.known_parameters
 
     def fill_cache(self, chunk_count: int) -> None:
-        """Allocates only the KV cache of the prompt's first chunks, without the other tensors of the passes.
+        """Allocates the KV cache of the prompt's first chunks, without running the passes that compute it.
 
         All chunks between the first and the last run as one pass, which leaves the same cache.
 
@@ -233,14 +233,14 @@ class InferenceRun:
             self.meter.parameter_path = None
 
     def run_passes(self) -> None:
-        """Runs the passes of the phase: prompt or decoding."""
+        """Runs the passes of the configured phase: the prompt passes or a decoding step."""
         if self.inference_config.phase != "decode":
             self.prefill()
         if self.inference_config.phase != "prefill" and self.caches_keys_and_values:
             self.decode()
 
     def prefill(self) -> None:
-        """Runs the passes over the prompt: only the first and last chunks of more than `MOST_REPLAYED_CHUNKS`.
+        """Runs the prompt passes; of more than `MOST_REPLAYED_CHUNKS` chunks, only the first and the last ones.
 
         A chunk needs more memory than the one before it.
         """
@@ -275,7 +275,7 @@ class InferenceRun:
     def _run_lowering(
         self, lowering: EagerKernels, phase: Literal["prefill", "decode"], inference_pass: ReplayedPass
     ) -> None:
-        """Runs one pass over new tokens."""
+        """Replays one pass over new tokens. lowering: the object that runs the graph's operations as kernels."""
         config, inputs, memory_meter = self.inference_config, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
         if self.spec.main.stem is None:
@@ -331,7 +331,7 @@ def replay_inference(
 
 
 def rank_recording_key(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hashable:
-    """Returns a cache key for a rank: ranks with equal keys and settings have the same recorded run.
+    """Returns a cache key that is equal for ranks whose runs allocate the same memory with equal settings.
 
     repeats_by_stack: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and
     so are the ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.
@@ -365,7 +365,7 @@ def record_inference(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records the set-up and the passes for `RepeatAnalysis`. Other arguments: as in `InferenceRun`."""
+    """Records the allocations of set-up and passes for `RepeatAnalysis`. Other arguments: as in `InferenceRun`."""
     memory_meter = EventRecorder()
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
     inference_run.set_up()

@@ -1,4 +1,4 @@
-"""Extrapolates the memory of a run with many layers: each module's peak is linear in the number of equal layers.
+"""Extrapolates memory to many layers: each module's peak is linear in the number of equal layers.
 
 A stack repeats a pattern of layer kinds (one kind, or five with a window and one without). A run with 3 repeats and a
 run with 4 repeats give the bytes of any number of repeats: at a given distance from the first or the last layer, every
@@ -23,7 +23,7 @@ listed.
 def extrapolate_layers(
     replay_run: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]
 ) -> ReplayResult:
-    """Returns the result for all layers from runs with few repeats, without the allocator's overhead.
+    """Returns the result for all layers from replays with few layers, without the allocator's overhead.
 
     The overhead is not linear in the number of layers. Nor is the maximum over several passes of a phase: the runs list
     the passes separately, and the result has the highest one (`highest_pass`).
@@ -79,7 +79,7 @@ def extrapolate_layers(
 
 
 def highest_pass(replay_result: ReplayResult) -> ReplayResult:
-    """Returns the replay result with only the pass of highest peak in each phase, under the phase's name.
+    """Returns the replay result with only the highest of each phase's passes, under the name of the phase.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.
@@ -93,7 +93,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
         return replay_result
 
     def rename_to_phase(allocation_place: AllocationPlace) -> AllocationPlace | None:
-        """Returns the module under its phase's name (`prefill 3` → `prefill`); None if the highest pass runs it too."""
+        """Returns the module with its phase's name (`prefill 3` → `prefill`); None if the highest pass also runs it."""
         phase_name = allocation_place.phase.partition(" ")[0]
         place_of_phase = allocation_place._replace(phase=phase_by_name[phase_name])
         if place_of_phase == allocation_place or place_of_phase not in replay_result.peaks:
@@ -112,7 +112,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
 
 
 def _extrapolate_peak(peak: MemoryPeak, peak_before: MemoryPeak, peak_after: MemoryPeak, added_repeats: int) -> None:
-    """Adds the difference `peak_after` − `peak_before`, times `added_repeats`, to `peak`."""
+    """Adds `added_repeats` times the difference of `peak_after` and `peak_before` to `peak`, in total and by kind."""
     peak.bytes += added_repeats * (peak_after.bytes - peak_before.bytes)
     for memory_kind in peak.by_kind:
         peak.by_kind[memory_kind] += added_repeats * (
@@ -123,7 +123,7 @@ def _extrapolate_peak(peak: MemoryPeak, peak_before: MemoryPeak, peak_after: Mem
 def _module_in_longer_run(
     allocation_place: AllocationPlace, layer_stack: LayerStack, added_repeats: int
 ) -> AllocationPlace:
-    """Returns the matching module in a run with `added_repeats` more repeats of the layer pattern."""
+    """Returns the corresponding module in a run whose layer pattern repeats `added_repeats` times more."""
     if (
         not layer_stack.contains(allocation_place)
         or allocation_place.layer_index < layer_stack.layers_before + (SHORT_RUN_REPEATS - 1) * layer_stack.layer_period
@@ -133,7 +133,7 @@ def _module_in_longer_run(
 
 
 def _module_in_full_model(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> AllocationPlace:
-    """Returns the full model's module that matches a module of a shortened run."""
+    """Returns the full model's module that corresponds to a module of a run with fewer layers."""
     for stack in stacks:
         if stack.is_extrapolated:
             allocation_place = _module_in_longer_run(allocation_place, stack, stack.repeat_count - SHORT_RUN_REPEATS)
@@ -141,7 +141,7 @@ def _module_in_full_model(allocation_place: AllocationPlace, stacks: list[LayerS
 
 
 def node_path(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> str:
-    """Returns a module's path in the model's tree, with the layer index."""
+    """Returns a module's path in the model's tree, including the index of its layer."""
     for layer_stack in stacks:
         if allocation_place.layer_index >= 0 and layer_stack.contains(allocation_place):
             return layer_stack.node_path(allocation_place)
@@ -160,7 +160,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
     collected_stack: LayerStack | None = None
 
     def add_stack_peaks() -> None:
-        """Adds the module peaks of a stack to `module_peaks`, for every listed layer."""
+        """Appends the peaks of the collected stack's modules to `module_peaks`, for every listed layer."""
         if collected_stack is None:
             return
         phase = stack_peaks[0][0].phase

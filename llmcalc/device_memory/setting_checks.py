@@ -1,4 +1,4 @@
-"""Checks of single settings: each function returns the valid value, or raises `InputError`."""
+"""Checks of single settings: each function returns the checked value, or raises `InputError`."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def check_cache_format(option_name: str, format_name: str) -> str:
 
 
 def check_optimizer(option_name: str, optimizer_name: str) -> str:
-    """Returns an optimizer's usual name. Raises `InputError` for a name that is neither a name nor an alias."""
+    """Returns an optimizer's main name. Raises `InputError` for a text that is neither a name nor an alias."""
     return optimizer_name if optimizer_name in OPTIMIZER_NAMES else optimizer(optimizer_name, option_name).name
 
 
 def check_recompute(option_name: str, recompute_value: str) -> str:
-    """Returns the value of `recompute` unchanged. Raises `InputError` for an invalid value."""
+    """Checks a value of the setting `recompute` and returns it unchanged. Raises `InputError` for an invalid value."""
     recompute_of(recompute_value)
     return recompute_value
 
 
 def check_capacity(option_name: str, capacity_text: str) -> str:
-    """Returns the value of `moe` unchanged. Raises `InputError` for an invalid value."""
+    """Checks a value of the setting `moe` and returns it unchanged. Raises `InputError` for an invalid value."""
     from ..workload.expert_capacity import capacity_of
 
     capacity_of(capacity_text)
@@ -49,7 +49,7 @@ def check_capacity(option_name: str, capacity_text: str) -> str:
 
 
 def check_fake_quantization(option_name: str, quantization_name: str) -> str:
-    """Returns the value of `fake_quantize` unchanged. Raises `InputError` for an invalid value."""
+    """Checks a value of `fake_quantize` and returns it unchanged. Raises `InputError` for an invalid value."""
     from ..workload.fake_quantization import fake_quantization_of
 
     fake_quantization_of(quantization_name)

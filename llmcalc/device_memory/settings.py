@@ -1,4 +1,4 @@
-"""Every setting of a run: its name, type, default and help, and the phases to which it applies.
+"""Every setting of a run on one device: name, type, default, help, and the phases in which it applies.
 
 One declaration a setting. The options of `memory`, `fit` and `plan`, the arguments of the Python functions, the fields
 of the page and of budgets, and the checks of all of them, are read from here (`workload/setting.py`). What runs with
@@ -110,7 +110,7 @@ def _scheme_names() -> Iterable[str]:
 
 @frozen
 class Settings:
-    """The settings of a run on one device. None means the default. A setting of another phase is an error."""
+    """The settings of a run on one device; None means the default. A setting of other phases is an error."""
 
     phase: Annotated[
         MemoryPhase,
@@ -643,7 +643,7 @@ class Settings:
     ] = None
 
     def with_changes(self, **changes: Any) -> Settings:
-        """Returns a copy with some settings changed."""
+        """Returns a copy of the settings in which some are changed."""
         return replace(self, **changes)
 
     @property
@@ -653,7 +653,7 @@ class Settings:
 
     @property
     def is_serving(self) -> bool:
-        """Whether kernels and KV cache default to those of a serving engine instead of transformers."""
+        """Whether kernels and KV cache have the defaults of a serving engine instead of those of transformers."""
         return self.phase == "inference"
 
     def recompute_choice(self) -> Recompute:
@@ -662,27 +662,27 @@ class Settings:
 
     @property
     def has_kbit_base(self) -> bool:
-        """Whether PEFT trains adapters on frozen weights of 4 or 8 bits."""
+        """Whether PEFT trains adapters on frozen weights that are quantized to 4 or 8 bits."""
         return self.base not in (None, "none") and self.lora_library in (None, "peft")
 
     @property
     def keeps_experts_in_16_bits(self) -> bool:
-        """Whether routed experts stay in 16 bits while the other frozen weights have 4 bits."""
+        """Whether routed experts stay in 16 bits while the other frozen weights are quantized to 4 bits."""
         return self.base in ("nf4", "nf4-dq") and not self.quantized_experts
 
     def with_usual_recomputation(self) -> Settings:
-        """Returns the settings with the default recomputation: of every layer, if frozen weights have 4 or 8 bits.
+        """Returns the settings with default recomputation: full if frozen weights are quantized to 4 or 8 bits.
 
         `peft.prepare_model_for_kbit_training` turns gradient checkpointing on (peft/utils/other.py).
         """
         return self.with_changes(recompute="full") if self.recompute is None and self.has_kbit_base else self
 
     def cached_tokens(self, seq: int) -> int:
-        """Cached tokens per sequence after the last pass."""
+        """Returns the number of cached tokens per sequence after the last pass."""
         return seq + 1 if self.phase == "decode" else seq
 
     def seq_in_context(self, context: int) -> int:
-        """Tokens of `seq` in a context, the inverse of `cached_tokens`: in decoding one is left for the new token."""
+        """Returns `seq` for a context length, the inverse of `cached_tokens`: decoding needs room for a new token."""
         return context - 1 if self.phase == "decode" else context
 
     def check(self, spec: ModelSpec) -> None:
@@ -719,7 +719,7 @@ class Settings:
 
 
 def _check_model(run_settings: Settings, spec: ModelSpec) -> None:
-    """Raises `InputError` for a setting that the model's architecture does not have."""
+    """Raises `InputError` for a setting that does not apply to the model's architecture."""
     from ..costs.context_length import check_source_tokens
     from ..ops import ExpertLinear
 
@@ -747,7 +747,7 @@ SETTINGS_BY_SHORTHAND: Mapping[str, DeclaredSetting] = {
 
 
 def users_in_training_error(conflicting_option: str) -> InputError:
-    """Returns the error for `--users` together with an option or a framework of training."""
+    """Returns the error for `--users` beside `conflicting_option`, an option or a framework of training."""
     return InputError(
         f"--users: training has no users, and {conflicting_option} asks for training; expected one of the two"
     )

@@ -1,4 +1,4 @@
-"""Translates settings for the simulator: kernels, the training configuration, and the passes of inference."""
+"""Translates settings for the replay: kernels, training configuration, and inference passes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def kernel_choices(
 
 
 def kernel_choices_on(kernel_choices: KernelChoices, cuda_runtime: CudaRuntime) -> KernelChoices:
-    """Returns the kernels that run on an accelerator with this runtime."""
+    """Returns the kernel choices adjusted to an accelerator with these CUDA properties."""
     return replace(
         kernel_choices, compute_capability=cuda_runtime.compute_capability, multiprocessors=cuda_runtime.multiprocessors
     )
@@ -78,7 +78,7 @@ def optimizer_implementation(run_settings: Settings, memory_use: MemoryUse) -> O
 
 
 def supports_sdpa(spec: ModelSpec) -> bool:
-    """Whether scaled_dot_product_attention can run all attention of a model that runs. Idle encoders do not count.
+    """Whether scaled_dot_product_attention can run all attention layers of a model, except layers that never run.
 
     It takes no sinks and no soft cap, computes no scores of float32 copies as some classes do, and takes here no
     selection per head and no term added to the scores that the model's class does not give it as a mask.
@@ -216,7 +216,7 @@ def cache_block_tokens(run_settings: Settings, memory_use: MemoryUse) -> int:
 
 
 def prompt_chunk(run_settings: Settings, memory_use: MemoryUse) -> int | None:
-    """Returns the tokens per sequence in a prompt pass; None if one pass reads the whole prompt."""
+    """Returns the number of tokens per sequence in a prompt pass; None if one pass reads the whole prompt."""
     if run_settings.chunk is None and run_settings.is_serving and memory_use.kv_dtype:
         return int(max(1, DEFAULT_PROMPT_PASS_TOKENS // memory_use.workload.batch))
     return run_settings.chunk
@@ -258,7 +258,7 @@ def inference_passes(
 
 
 def has_storage_format(memory_use: MemoryUse) -> bool:
-    """Whether the weights' storage format differs from the format of matrix products."""
+    """Whether weights are stored in another format than the one in which matrix products are computed."""
     return memory_use.quantized_size is not None or memory_use.dtype not in ACTIVATION_FORMATS
 
 
@@ -268,7 +268,7 @@ def activation_format(memory_use: MemoryUse) -> str:
 
 
 def computing_format(format_name: str, option_name: str) -> str:
-    """Returns the number format of matrix products. Raises `InputError` for an unsupported format of the option."""
+    """Returns the number format of matrix products for an option's format. Raises `InputError` if not supported."""
     if format_name not in ACTIVATION_FORMATS:
         formats_text = ", ".join(map(short_dtype, ACTIVATION_FORMATS))
         raise InputError(

@@ -77,7 +77,7 @@ class MemoryUse:
 
     @property
     def weights(self) -> Number:
-        """Bytes of all parameters, in `dtype` or under the quantization scheme. A tied weight counts once.
+        """Bytes of all parameters, in `dtype` or quantized under the scheme; a tied weight counts once.
 
         With adapters these are the bytes of the frozen weights as they are stored, and of the adapters.
         """
@@ -112,7 +112,7 @@ class MemoryUse:
 
     @property
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
-        """Returns the tensors of adapters and of trained module copies, with number formats."""
+        """Returns adapter tensors and fully trained module copies, each list with its number format."""
         assert self.adapters is not None
         model_tree, included_parts = self.parameter_count.tree, self.parameter_count.include
         adapters = self.adapters.adapters(model_tree, included_parts)
@@ -121,7 +121,7 @@ class MemoryUse:
 
     @property
     def trained_format(self) -> str:
-        """The number format of the trained tensors: adapters, only the last layers, or all weights."""
+        """The number format of what is trained: adapters, the last layers, or all weights."""
         return self.adapter_dtype or self.trained_dtype or self.dtype
 
     @property
@@ -150,14 +150,14 @@ class MemoryUse:
 
     @property
     def kv_cache(self) -> Number:
-        """Bytes of keys, values and recurrent states after the pass, with the included optional parts.
+        """Bytes of cached keys, values and recurrent states after the pass, including those of optional parts.
 
         There are `seq` tokens per sequence, after a decoding step one more.
         """
         return self._cache_size(self.workload.with_changes(seq=self.workload.seq + (self.phase == "decode")))
 
     def paged_cache_bytes(self, block_tokens: int, tokens: Number) -> Number:
-        """Returns the bytes of a paged cache of `tokens` per sequence, in whole blocks of `block_tokens` tokens."""
+        """Returns the bytes of a paged cache for `tokens` tokens per sequence, rounded up to whole blocks."""
         return self._cache_size(self.workload.with_changes(seq=ceil_div(tokens, block_tokens) * block_tokens))
 
     @property
@@ -176,7 +176,7 @@ class MemoryUse:
 
     @property
     def parts(self) -> dict[str, Number]:
-        """Bytes by kind of memory. The kinds are disjoint and add up to `total_bytes`."""
+        """Bytes by kind of memory, such as weights; the kinds are disjoint and add up to `total_bytes`."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -191,7 +191,7 @@ class MemoryUse:
 
     @property
     def uncounted_notes(self) -> list[str]:
-        """Notes on memory that is not counted: excluded optional parts of the model, and scales of narrow weights."""
+        """Notes on memory that is not counted: optional parts that are left out, and scales of narrow weights."""
         notes = [
             f"{part_name} modules: {adapter_elements:,} parameters ({OPTIONAL_PARTS[part_name].option} counts them)"
             for part_name, adapter_elements in self.parameter_count.left_out.items()
@@ -258,7 +258,7 @@ def _inference_memory(
     model_config: Mapping[str, Any] | Checkpoint | None,
     quantized_sizes: QuantizedSizes,
 ) -> MemoryUse:
-    """Counts the weights, adapters and cache of inference."""
+    """Counts the bytes of weights, adapters and cache in inference."""
     weight_format, stored_bytes = dtype(run_settings.dtype or published_dtype), None
     scheme = quantization_scheme(run_settings, model_config)
     if run_settings.quantize is not None and run_settings.dtype is None:  # `none`: as published, or at least 16 bits
@@ -316,7 +316,7 @@ def _inference_memory(
 def quantization_scheme(
     run_settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None
 ) -> QuantizationScheme | None:
-    """Returns the quantization scheme of `quantize` or of the config; None if only `dtype` is set."""
+    """Returns the quantization scheme from `quantize` or the model's config; None if only `dtype` is set."""
     config_table = config_fields(model_config)
     if run_settings.quantize is not None:
         if run_settings.quantize.strip().lower() == "none":
@@ -327,7 +327,7 @@ def quantization_scheme(
 
 
 def _unquantized_format(run_settings: Settings, published_dtype: str) -> str:
-    """Returns the number format of unquantized tensors: the published format, or bf16 for narrower formats."""
+    """Returns the format of tensors that are not quantized: the published one, or bf16 if that is narrower."""
     if run_settings.dtype is None:
         return dtype(published_dtype) if DTYPE_BITS[dtype(published_dtype)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(run_settings.dtype)] < 16:
@@ -344,7 +344,7 @@ def _training_memory(
     run_settings: Settings,
     model_config: Mapping[str, Any] | Checkpoint | None,
 ) -> MemoryUse:
-    """Counts the weights, gradients and optimizer states of training."""
+    """Counts the bytes of weights, gradients and optimizer states in training."""
     batch = 1 if run_settings.batch is None else run_settings.batch
     seq = default_sequence_tokens(spec) if run_settings.seq is None else run_settings.seq
     weight_format, has_master_weights = _training_formats(run_settings)
@@ -436,7 +436,7 @@ def _optimizer_state(
     adapter_dtype: str,
     first_trained_layer: int | None,
 ) -> OptimizerState:
-    """Returns the optimizer states: of adapters and copies of modules, or otherwise of all parameters."""
+    """Returns the optimizer state: of adapters and fully trained modules, else of all trained weights."""
     has_momentum = bool(run_settings.momentum)
     if adapters is None:
         state_format = _float_format(
@@ -521,7 +521,7 @@ def _precision_name(run_settings: Settings, weight_format: str, has_master_weigh
 
 
 def _gradient_format(format_name: str | None, weight_format: str) -> str:
-    """Returns the full name of the gradient format. Raises `InputError` for a format that cannot sum gradients.
+    """Returns the full name of the gradients' number format. Raises `InputError` for formats that cannot hold sums.
 
     weight_format: the number format of the trained weights, which is the default.
     """

@@ -1,4 +1,4 @@
-"""Replays training on one device, from set-up to the second step, with every tensor on a simulated allocator.
+"""Replays training on one device, from set-up to the second step; every tensor is allocated on a simulated allocator.
 
 The second step is the steady state: the optimizer's states exist, and the allocator has the free blocks that the first
 step left.
@@ -97,11 +97,11 @@ class TrainingConfig:
 
     @property
     def layer_period(self) -> int:
-        """The number of layers after which the run's pattern of layers repeats; with frozen layers it never repeats."""
+        """The number of layers after which the run's layer pattern repeats; with frozen layers, `MOST_LAYERS`."""
         return self.recompute.every if self.first_trained_layer is None else MOST_LAYERS
 
     def step_optimizer(self, autograd_graph: AutogradGraph, parameters: Sequence[OptimizedParameter]) -> None:
-        """Replays the optimizer's step on these parameters."""
+        """Replays the optimizer's step on these parameters, and allocates its states in the first step."""
         run_step(
             autograd_graph,
             self.optimizer,
@@ -119,12 +119,12 @@ MOST_LAYERS = 10**6
 
 
 def _path_without_indices(parameter_key: ModulePath) -> str:
-    """Returns the path of a parameter as text, without the indices of layers."""
+    """Returns a parameter's path as text without layer indices."""
     return ".".join(key_part.strip(".") for key_part in parameter_key if type(key_part) is str and key_part)
 
 
 class TrainingRun:
-    """Replays training steps of a model.
+    """Replays the training steps of a model on one device.
 
     repeats_by_stack: stack → repeats of its pattern that run; other stacks run whole (see `linear_in_layers`).
     workspace_bytes: bytes of the cuBLAS workspace that the forward and the backward thread each allocate at their first
@@ -181,7 +181,7 @@ class TrainingRun:
         self.offloaded_bytes: list[int] = []
 
     def _check_choices(self) -> None:
-        """Raises `InputError` for a chosen kernel of a part that the model does not have."""
+        """Raises `InputError` if a kernel is chosen for a component that the model does not have."""
         kernel_choices, has_logits = self.training_config.kernel_choices, self.spec.head.type == "lm"
         if kernel_choices.expert_capacity is not None and all(
             operation.verb != "dispatch" for operation in self.program.root.steps()
@@ -197,7 +197,7 @@ class TrainingRun:
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def set_up(self) -> None:
-        """Allocates the parameters in the program's order of use, then master weights and gradient buffers."""
+        """Allocates the parameters in order of use, then master weights and gradient buffers."""
         self.meter.place = AllocationPlace("set-up")
         self.lowering.allocate_parameters(self.program)
         self.prepare_training()
@@ -252,7 +252,7 @@ class TrainingRun:
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.tensor.role == "table")
 
     def _is_matrix(self, parameter_key: ModulePath) -> bool:
-        """Whether a parameter is a linear layer's weight matrix inside the layers, or an adapter's."""
+        """Whether a parameter is the matrix of a linear layer inside the transformer layers, or of an adapter."""
         parameter_path = _path_without_indices(parameter_key)
         if self.training_config.adapters is None:
             return parameter_path in self._layer_matrices
@@ -260,7 +260,7 @@ class TrainingRun:
         return is_in_layer and not parameter_path.endswith("modules_to_save.weight")
 
     def step(self) -> None:
-        """Runs one training step."""
+        """Replays one training step: all micro-batches, then the optimizer's update."""
         self.next_batch()
         self.run_micro_batches()
         if not self.training_config.optimizer_in_backward:
@@ -268,7 +268,7 @@ class TrainingRun:
         self.zero_grad()
 
     def run_micro_batches(self) -> None:
-        """Runs the micro-batches of a step. The tokens of the first micro-batch are allocated already."""
+        """Replays the micro-batches of a step, after the tokens of the first one have been allocated."""
         self.forward_and_backward()
         if self.training_config.microbatches > 1:
             self.next_batch()
@@ -281,12 +281,12 @@ class TrainingRun:
             self._allocate_batch()
 
     def forward_and_backward(self) -> None:
-        """Runs one micro-batch, whose loss stays referenced until the end of the backward pass."""
+        """Replays forward and backward pass of a micro-batch; the loss is referenced until the backward pass ends."""
         loss = self.forward()
         self.backward(loss)
 
     def forward(self) -> Tensor:
-        """Runs the forward pass. Returns the loss, or the model's output without a language-model head."""
+        """Replays the forward pass; returns the loss, or the model's output if it has no language-model head."""
         self.meter.place = AllocationPlace("forward")
         self.graph.autocast_dtype = BFLOAT16 if self.training_config.autocast else None
         offload = Offload(self.graph)
@@ -304,7 +304,7 @@ class TrainingRun:
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        """Runs the backward pass from a loss."""
+        """Replays the backward pass from a loss."""
         self.meter.place = AllocationPlace("backward", path="loss")
         self._allocate_workspaces(2)
         loss_gradient = self.graph.new_tensor(loss.shape, loss.dtype, loss.strides)
@@ -314,20 +314,20 @@ class TrainingRun:
 
     @property
     def gradient_hook(self) -> Callable[[Tensor], None] | None:
-        """Returns the function to call when a parameter's gradient is complete; None if nothing is to be called."""
+        """Returns a function to call once a parameter's gradient is complete; None if nothing follows."""
         return self._update_parameter if self.training_config.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
-        """Hook between a backward pass and the release of its autograd graph; does nothing on one device."""
+        """Runs after the backward pass, before its autograd graph is freed; subclasses override it."""
 
     def _allocate_workspaces(self, thread_count: int) -> None:
-        """Allocates the workspaces of the first `thread_count` threads, unless already allocated."""
+        """Allocates the cuBLAS workspaces of the first `thread_count` threads if they do not exist yet."""
         if self.workspace_bytes and len(self.workspaces) < thread_count:
             with count_storages_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace_bytes))
 
     def _allocate_batch(self) -> None:
-        """Allocates the token ids (also the labels), and frees the previous batch's ids."""
+        """Allocates token ids, which are also the labels, and frees the token ids of the previous batch."""
         config, inputs = self.training_config, self.lowering.inputs
         token_ids = empty(self.meter, (config.batch, config.seq), INT64)
         inputs[TOKENS] = token_ids
@@ -353,7 +353,7 @@ class TrainingRun:
         return dict(zip(map(id, self.parameters), self.updated_parameters, strict=True))
 
     def update(self) -> None:
-        """Runs the optimizer's step, with master weights on fp32 copies of the gradients."""
+        """Replays the optimizer's step; with master weights, gradients are first copied to fp32."""
         self.meter.place = AllocationPlace("step")
         gradient_copies: list[Tensor] = []
         gradients: Sequence[Tensor | None] = self.gradient_buffers or [weight.grad for weight in self.parameters]
@@ -370,7 +370,7 @@ class TrainingRun:
             trained_parameter.gradient = None
 
     def zero_grad(self) -> None:
-        """Frees the gradients or sets them to zero."""
+        """Frees the gradients, or sets gradients that stay allocated to zero."""
         if not self.training_config.keeps_gradients:
             for weight in self.parameters:
                 weight.grad = None
@@ -393,23 +393,23 @@ def replay(
 
 
 class TrainingSteps(Protocol):
-    """The interface of a run of identical training steps."""
+    """The interface of a training run whose steps can be replayed."""
 
     def set_up(self) -> None:
         """Allocates the tensors that exist before the first step."""
 
     def step(self) -> None:
-        """Runs one training step."""
+        """Replays one training step."""
 
 
 def replay_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResult:
-    """Replays the set-up and two training steps, and returns the result. memory_meter: the run's meter."""
+    """Replays set-up and two training steps, and returns the peaks. memory_meter: the meter of the run."""
     training_run.set_up()
     return _replay_two_steps(training_run, memory_meter)
 
 
 def _replay_two_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResult:
-    """Replays two steps after a run's set-up, and returns the bytes of all three."""
+    """Replays two steps after the set-up, and returns the peaks and bytes of set-up and steps."""
     replay_result = ReplayResult(set_up_bytes=memory_meter.live_bytes)
     training_run.step()
     first_peaks, memory_meter.peaks = memory_meter.peaks, {}
@@ -425,7 +425,7 @@ def _replay_two_steps(training_run: TrainingSteps, memory_meter: Meter) -> Repla
 
 @frozen
 class CountedSteps:
-    """Two replayed steps, whose allocations and releases can be played on several allocators.
+    """Two replayed steps, whose recorded allocations and frees can be replayed on several caching allocators.
 
     result: the result of the replay, without the allocator's bytes.
     step_lists, storage_count: as in `play_step_lists`.
@@ -439,7 +439,7 @@ class CountedSteps:
     peak_requested: int
 
     def result_on_allocator(self, expandable_segments: bool) -> ReplayResult:
-        """Returns the result with the bytes of an allocator that plays the steps."""
+        """Returns the result with the reserved bytes of a caching allocator that replays the recorded steps."""
         replay_result = self.result.copy()
         allocator = play_step_lists(self.step_lists, self.storage_count, expandable_segments)
         replay_result.read_allocator(allocator, self.requested_bytes, self.peak_requested)
@@ -447,7 +447,7 @@ class CountedSteps:
 
 
 def count_steps(training_run: TrainingSteps, memory_meter: EventMeter) -> CountedSteps:
-    """Replays two steps of a run after its set-up, without an allocator. memory_meter: the run's meter."""
+    """Replays two steps after a run's set-up without a caching allocator. memory_meter: the meter of the run."""
     replay_result = _replay_two_steps(training_run, memory_meter)
     memory_meter.end_event_list()
     return CountedSteps(
@@ -462,7 +462,7 @@ def count_steps(training_run: TrainingSteps, memory_meter: EventMeter) -> Counte
 def replay_steps_on_allocator(
     training_run: TrainingSteps, memory_meter: EventMeter, expandable_segments: bool
 ) -> ReplayResult:
-    """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
+    """Replays set-up and two steps on a caching allocator. memory_meter: the meter of the run."""
     return count_steps(training_run, memory_meter).result_on_allocator(expandable_segments)
 
 
@@ -472,7 +472,7 @@ def replay_shorter_on_allocator(
     expandable_segments: bool,
     micro_batches: int,
 ) -> ReplayResult:
-    """Counts the tensors of the full run, and replays only a shorter run on the caching allocator.
+    """Counts the full run's tensors; estimates the caching allocator's overhead from a shorter run.
 
     full_run, shorter_run: the runs after their set-up, each with its meter.
     micro_batches: the micro-batches of a step of the shorter run.
@@ -490,7 +490,7 @@ def record_training(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records set-up and two steps for `RepeatAnalysis`. repeats_by_stack, workspace_bytes: as in `TrainingRun`."""
+    """Records the allocations of set-up and two steps for `RepeatAnalysis`. Last arguments: as in `TrainingRun`."""
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(
@@ -504,7 +504,7 @@ def record_training(
 
 
 def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) -> RecordedEvents | None:
-    """Records two training steps from a single run of the micro-batches; None if the steps differ.
+    """Records two training steps but replays the micro-batches only once; None if the steps differ.
 
     The first pass allocates the parameters in the order in which it reads them, as the set-up would.
     """
@@ -529,7 +529,7 @@ def repeat_steps(
     batch: Sequence[Event],
     pass_events: Sequence[Event],
 ) -> RecordedEvents | None:
-    """Returns two training steps whose micro-batches repeat the recorded passes; None if the steps differ."""
+    """Returns the allocations and frees of two steps, which repeat the recorded passes; None if the steps differ."""
     training_run.update()
     first_events = memory_meter.take_events()
     training_run.update()
@@ -550,7 +550,7 @@ def repeat_steps(
 
 
 def record_two_steps(training_run: TrainingRun, memory_meter: EventRecorder) -> RecordedEvents:
-    """Records two training steps in sequence."""
+    """Records two training steps by replaying both, one after the other."""
     training_run.set_up()
     set_up_events = memory_meter.take_events()
     training_run.step()

@@ -1,4 +1,4 @@
-"""Named axes: the shape of a value, with a name for each dimension."""
+"""Named axes, which give every dimension of a tensor's shape a name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..frozen import frozen
 
 @frozen(slots=True)
 class Axis:
-    """A named dimension of a value, with its length.
+    """A named dimension of a tensor, with its length.
 
     name: what the axis counts (`heads`, `ffn`, `experts`).
     size: its length.
@@ -23,7 +23,7 @@ class Axis:
 
 @frozen(slots=True)
 class JoinedShapes:
-    """Several shapes whose elements are concatenated along one axis, such as the output of a fused QKV projection.
+    """Several shapes whose elements are concatenated into one axis, such as the output of a fused QKV projection.
 
     shapes: the shapes.
     name: the name of the axis.

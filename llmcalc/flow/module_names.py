@@ -1,4 +1,4 @@
-"""The names of a model's modules in its published checkpoint, by the path of the node in llmcalc's tree.
+"""The names that a published checkpoint gives to a model's modules, by the paths of nodes in llmcalc's tree.
 
 `MODULE_NAMES_BY_PATH` has the names of most classes of `transformers`; a family's record has those of its own classes.
 `EARLIER_NAMES` has names in checkpoints that an earlier version or another library wrote. Names are known without
@@ -67,7 +67,7 @@ CLASS_PREFIXES = ("", "model.", "model.language_model.", "language_model.model."
 
 
 class ModuleNames:
-    """A table from the paths of a spec's tree nodes to module names in a published checkpoint.
+    """A table from the paths of nodes in a spec's tree to the names of modules in a published checkpoint.
 
     A call with the path of a node returns its names, most usual first; numbers of layers are those of the path, and of
     several experts the first stands for all.
@@ -147,7 +147,7 @@ class ModuleNames:
         return tuple(joined_name for joined_name in joined_names if joined_name) or (module_path,)
 
     def _layer_names(self, stack_path: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-        """Returns the published names of a layer and of the layer's modules by path."""
+        """Returns the published names of a layer, and those of the modules inside the layer by path."""
         for layer_group in reversed(self._layers.get(stack_path, [])):
             if layer_index in layer_group.indices:
                 return layer_group.names(layer_index), layer_group.names_in_layer
@@ -162,7 +162,7 @@ class ModuleNames:
         return (*root_names, *side_prefixes)
 
     def _add_stack_names(self, stack_name: str, child_nodes: Sequence[Node], root_names: tuple[str, ...]) -> None:
-        """Adds the names of a stack's nodes: layers by module list, and parts before and after the layers."""
+        """Adds the names of a stack's nodes: its layers' by module list, and those of components around the layers."""
         layers = [child_node for child_node in child_nodes if child_node.name == "layers"]
         mtp_nodes = [child_node for child_node in child_nodes if child_node.name == "mtp"]
         for child_node in child_nodes:
@@ -218,7 +218,7 @@ class ModuleNames:
         outer_parents: tuple[str, ...],
         table_keys_of_node: tuple[str, ...],
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yields the path and published names of a node and all nodes below.
+        """Yields the path and the published names of a node and of all nodes below it.
 
         parent_paths: the prefixes of its parent's modules.
         outer_parents: the prefixes of its layer, or of the stack outside of layers.
@@ -270,7 +270,7 @@ class ModuleNames:
             )
 
     def _table_entry(self, table_keys: tuple[str, ...]) -> str | None:
-        """Returns the published-name entry for a node's path, from the family's table first; None without an entry."""
+        """Returns the published-name entry for the first known key, from the family's table first; None without one."""
         return next(
             (
                 name_table[table_key]
@@ -287,7 +287,7 @@ class ModuleNames:
 
 
 class _LayerNames(NamedTuple):
-    """The layers of one kind in a stack, and the names of the module lists with these layers.
+    """The layers of one type in a stack, and the checkpoint's names for the module lists that contain them.
 
     indices: their indices. are_predictors: whether they are multi-token-prediction modules, numbered after the others.
     layer_numbers: index → number among the stack's layers with parameters of their own.
@@ -303,7 +303,7 @@ class _LayerNames(NamedTuple):
     names_in_layer: Mapping[str, tuple[str, ...]]
 
     def names(self, layer_index: int) -> tuple[str, ...]:
-        """Returns the published names of a layer."""
+        """Returns the published names of the layer with this index."""
         layer_number = (
             len(self.layer_numbers) + layer_index
             if self.are_predictors
@@ -319,7 +319,7 @@ class _LayerNames(NamedTuple):
 
 
 def _name_in_layer(layer_name: str, name_in_layer: str) -> str:
-    """Returns the checkpoint name of a module inside a layer; empty if another module list has the module."""
+    """Returns a module's full name in a checkpoint; empty if the module is only in another module list's layers."""
     if name_in_layer.startswith("&"):
         module_list, _, name_in_layer = name_in_layer[1:].partition(".")
         if module_list not in layer_name.split("."):
@@ -328,7 +328,7 @@ def _name_in_layer(layer_name: str, name_in_layer: str) -> str:
 
 
 def _layer_name(joined_list_names: str, layer_number: int, layer_count: int) -> str:
-    """Returns the checkpoint name of a layer. With several module lists of equal length, ` + ` joins the names.
+    """Returns the checkpoint's name for a layer. joined_list_names: one or several equally long module lists.
 
     layer_number: its number among the layers with parameters of their own.
     layer_count: the number of these layers.
@@ -344,7 +344,7 @@ def _layer_name(joined_list_names: str, layer_number: int, layer_count: int) -> 
 
 
 def _layer_parts(layer: Node) -> Iterator[Node]:
-    """Yields the nodes inside a layer. The block of a multi-token-prediction module counts as a layer.
+    """Yields a layer's child nodes; the block in a multi-token-prediction module is replaced by its children.
 
     DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
     """
@@ -354,7 +354,7 @@ def _layer_parts(layer: Node) -> Iterator[Node]:
 
 @frozen(slots=True)
 class Checkpoint:
-    """A published checkpoint: its config, and the names of the modules in its classes.
+    """A published checkpoint: its config, and the module names that its classes use.
 
     config: its parsed `config.json`.
     module_names: nodes of the tree whose modules have other names than those in `MODULE_NAMES_BY_PATH`, as a family's
@@ -369,17 +369,17 @@ class Checkpoint:
     class_prefixes: tuple[str, ...] = CLASS_PREFIXES
 
     def names(self, node_tree: Node, model_kind: str) -> ModuleNames:
-        """Returns the published module names of a tree. model_kind: the kind of the tree's spec."""
+        """Returns the published module names for the nodes of a tree. model_kind: the kind of the tree's spec."""
         return ModuleNames(node_tree, model_kind, self.module_names, self.earlier_names, self.class_prefixes)
 
 
 def config_fields(model_config: Mapping[str, Any] | Checkpoint | None) -> Mapping[str, Any] | None:
-    """Returns the fields of a parsed `config.json`, which may be a checkpoint's; None for None."""
+    """Returns the fields of a parsed `config.json` or of a `Checkpoint`; None for None."""
     return model_config.config if isinstance(model_config, Checkpoint) else model_config
 
 
 def _parse_alternatives(joined_names: str, layer_level_names: Iterable[str] | None) -> list[list[str]]:
-    """Parses an entry of the name table into alternative module names; an alternative may join several modules.
+    """Parses an entry of the name table into alternatives, each of which is a list of one or several module names.
 
     layer_level_names: names of the node's parts that the tables give from the layer down; None without parts.
     An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
@@ -405,7 +405,7 @@ def _parse_alternatives(joined_names: str, layer_level_names: Iterable[str] | No
 
 
 def _modules_without_parts(alternative: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns an alternative's modules, without the modules that are themselves parts of the node."""
+    """Returns an alternative's module names, except those that belong to components inside the node."""
     if len(alternative) == 1:
         return alternative
     return [name for name in alternative if f".{name.removeprefix('.')}" not in part_names] or alternative
@@ -414,14 +414,14 @@ def _modules_without_parts(alternative: list[str], part_names: Iterable[str]) ->
 def _paths_below(
     module_names: list[str], parent_paths: tuple[str, ...], outer_parents: tuple[str, ...]
 ) -> Iterator[str]:
-    """Yields the module paths of `names` below parent modules. A name with a leading dot is below `outer_parents`."""
+    """Yields the paths of modules below their parents. A name that starts with a dot is below `outer_parents`."""
     for module_name in module_names:
         for name_prefix in outer_parents if module_name.startswith(".") else parent_paths:
             yield name_prefix + module_name.removeprefix(".")
 
 
 def _name_pattern(current_name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
-    """Returns a regular expression for a module's name, and the text that replaces a match. `*` is an index in both."""
+    """Returns a regular expression for a module's name, and the replacement. `*` stands for an index in both."""
     name_pattern = re.escape(current_name).replace(r"\*", r"(\d+)")
     return re.compile(rf"(?<![^.]){name_pattern}(?![^.])"), earlier_name.replace("*", r"\1")
 
@@ -431,7 +431,7 @@ def _split_alternatives(joined_names: str) -> list[str]:
 
 
 def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds module names of older checkpoints, and the names of single experts, to the names of a node.
+    """Extends a node's module names by those in older checkpoints and by those of single experts.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
@@ -454,11 +454,11 @@ def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str
 
 
 def replace_numbers(module_path: str) -> str:
-    """Returns a module path with `*` in place of every number, such as a layer index."""
+    """Returns a module path in which every number, such as a layer index, is replaced by `*`."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module_path)
 
 
 def _fill_stars(name_with_stars: str, layer_numbers: Sequence[str]) -> str:
-    """Replaces each `*` of a name by the next layer index; when the indices are used up, by 0."""
+    """Replaces each `*` in a name by the next layer index, or by 0 when no index is left."""
     remaining_numbers = iter(layer_numbers)
     return re.sub(r"\*", lambda _: next(remaining_numbers, "0"), name_with_stars)

@@ -1,4 +1,4 @@
-"""A program: the steps that a model runs, in scopes of modules. Equal layers are one scope with a repeat.
+"""The compute graph (program) of a model: operations in nested modules; equal layers are one module with a repeat.
 
 A program does not depend on a workload, dtype, device or framework. The tree of nodes is derived from it: every scope
 is a node, and so is every named step with parameters or costs.
@@ -21,7 +21,7 @@ UNEXECUTED_ROLES = ("idle", "kept")
 
 
 class Step:
-    """One operation of a program, with inputs and outputs.
+    """One operation in a compute graph, with its inputs and outputs.
 
     verb: the kind of operation.
     name: the name of its module; empty if it is not a module.
@@ -56,7 +56,7 @@ class Step:
 
 
 class ModuleScope:
-    """A module of a program: steps, inner scopes and alternatives, in execution order.
+    """A module in a compute graph: operations, inner modules and alternative branches, in execution order.
 
     node_fields: fields of its node.
     first_input, output: for a scope with a repeat, the input of its first run and the output of its last; each run's
@@ -104,25 +104,25 @@ class ModuleScope:
 
     @property
     def layer_values(self) -> tuple[Value, Value]:
-        """The input and the output of one layer, in a scope that stands for several equal layers."""
+        """The input and the output of a single layer, in a module that represents several equal layers."""
         assert self.first_input is not None
         assert self.output is not None
         return self.first_input, self.output
 
     @property
     def call_values(self) -> tuple[Value, Value]:
-        """The input and output of a module with one argument."""
+        """The input and the output of the module, which must have one argument."""
         assert self.module_argument is not None
         assert self.output is not None
         return self.module_argument, self.output
 
     def node(self) -> Node:
-        """Returns the tree node of this scope, with the nodes of all nested scopes."""
+        """Returns the tree node for this module, with nodes for all modules inside it."""
         op, ops_by_form, child_nodes = _nodes_of_items(self.items)
         return Node(self.name, op, tuple(child_nodes), ops_by_form=ops_by_form, **self.node_fields)
 
     def scopes(self) -> Iterator[ModuleScope]:
-        """Yields this scope and all nested scopes in order; of alternative branches, only the first."""
+        """Yields this module and all modules inside it, in order; of alternative branches, only the first one's."""
         yield self
         for program_item in self.items:
             if isinstance(program_item, ModuleScope):
@@ -132,7 +132,7 @@ class ModuleScope:
                 yield from inner_scopes
 
     def steps(self, includes_idle: bool = True) -> Iterator[Step]:
-        """Yields every step in this scope in order; of alternative branches, only the first.
+        """Yields all operations in this module, in order; of alternative branches, only the first one's.
 
         includes_idle: whether to include steps that no pass runs, true by default.
         """
@@ -148,7 +148,7 @@ class ModuleScope:
 
 
 class AlternativeBranches:
-    """Alternative computations of one value, by form name; the first branch is the default.
+    """Alternative computations of the same value by name, such as expanded or absorbed MLA; the first is the default.
 
     All branches have the same nodes with the same parameters.
     """
@@ -163,7 +163,7 @@ ProgramItem: TypeAlias = Step | ModuleScope | AlternativeBranches
 
 
 def all_steps(program_items: Iterable[ProgramItem]) -> Iterator[Step]:
-    """Yields all steps of a program's items and nested scopes, in every alternative branch."""
+    """Yields all operations in a list of operations and modules, including those in every alternative branch."""
     for program_item in program_items:
         if isinstance(program_item, Step):
             yield program_item
@@ -175,7 +175,7 @@ def all_steps(program_items: Iterable[ProgramItem]) -> Iterator[Step]:
 
 
 def _nodes_of_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the scope's operation, the operations of its other forms by form name, and the child nodes."""
+    """Returns a module's own operation, its operations in other forms by name of the form, and its child nodes."""
     op: Op | None = None
     ops_by_form: dict[str, Op] = {}
     child_nodes: list[Node] = []
@@ -198,7 +198,7 @@ def _nodes_of_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, di
 
 
 def _merge_forms(alternatives: AlternativeBranches) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the nodes of the first form, and stores in each node its operations in the other forms."""
+    """Returns the first alternative's operation, the other alternatives' by name, and child nodes with both."""
     (_, first_branch), *other_branches = alternatives.branches.items()
     other_nodes = [(form_name, _nodes_of_items(branch.items)) for form_name, branch in other_branches]
     op, ops_by_form, child_nodes = _nodes_of_items(first_branch.items)

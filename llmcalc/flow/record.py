@@ -1,4 +1,4 @@
-"""The recorder of operations: a component's `flow` calls the recorder once per operation, in forward order.
+"""The class `Flow`, which records operations: a component's `flow` calls it once per operation, in forward order.
 
 Every verb takes values and returns values; its `name` is the module with the operation's weights. The cost of a step is
 an op, built from the axes of its inputs and outputs. Nothing here depends on a workload, a phase, a dtype or a
@@ -16,4 +16,4 @@ from .verbs.weights import WeightVerbs
 
 
 class Flow(WeightVerbs, MixingVerbs, EntryVerbs, DistanceVerbs, ExpertVerbs, ElementwiseVerbs):
-    """Records the operations of a model's components, with a method for each operation (`flow/verbs`)."""
+    """Records the operations of a model's components in a compute graph; each operation is a method (`flow/verbs`)."""

@@ -1,4 +1,4 @@
-"""The recorder of modules, layers and variables. Its methods for single operations are in `verbs/`."""
+"""The base class that records modules, layers and values; methods for single operations are in `verbs/`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .value import Value, Weight
 
 
 class Recordable(Protocol):
-    """The interface of a component that a recorder can record: its kind, its formula's source, and `flow`."""
+    """The interface that components need to be recorded: their kind, the source of their formula, and `flow`."""
 
     kind: ClassVar[str]
 
@@ -27,7 +27,7 @@ class Recordable(Protocol):
 
 
 class Recorder:
-    """Records the operations, modules and layers of a model's components.
+    """Records the modules and layers of a model's components, and the operations in them.
 
     causal: whether the recorded stack is causal.
     encoder_output: the encoder's output that the stack may attend to; None without one.
@@ -60,7 +60,7 @@ class Recorder:
 
     @contextmanager
     def scope(self, scope_name: str, *, is_counted_whole: bool = False, **node_fields: Any) -> Iterator[ModuleScope]:
-        """Records the operations inside a `with` block as operations of a named module.
+        """Records the operations in a `with` block as those of a module with this name.
 
         is_counted_whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
@@ -86,7 +86,7 @@ class Recorder:
         first_layer_output: Value | None = None,
         **arguments: Any,
     ) -> Value:
-        """Records a component as a module with this name.
+        """Records a component's operations as those of a module with this name, and returns the output.
 
         list_index: its index in a list of equal parts; the tree shows them as one node, in the place of the first.
         is_separate_model: whether it runs as a model of its own, as in `ModuleScope`; false by default.
@@ -118,7 +118,7 @@ class Recorder:
         layers_name: str = "layers",
         **node_fields: Any,
     ) -> Value:
-        """Records one of `repeat` equal layers; each layer's output is the next layer's input."""
+        """Records one layer for `repeat` equal layers, each of which reads the output of the previous one."""
         with self.scope(layers_name, repeat=repeat, indices=indices, **node_fields) as layer_scope:
             layer_scope.first_input, layer_scope.output = x, run(x)
         return layer_scope.output
@@ -134,7 +134,7 @@ class Recorder:
         slices_input: bool = False,
         **node_fields: Any,
     ) -> Value:
-        """Records equal parallel modules once, with an axis for their number; stacks `first_value` and their outputs.
+        """Records equal parallel modules as one, with an axis for their number; stacks `first_value` and their outputs.
 
         slices_input: whether each module reads its own slice of x's first axis instead of all of x, false by default.
         """
@@ -151,7 +151,7 @@ class Recorder:
         return self.step("stack", "", (first_value, output), Value(output.rows, (stacked_axis, *output.axes)))
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
-        """Records several equivalent computations of one value, by form name. The first form is the default.
+        """Records equivalent computations of a value by name (expanded and absorbed MLA); the first is the default.
 
         Returns the value of the first form; each branch's scope has its own.
         """
@@ -167,7 +167,7 @@ class Recorder:
 
     @contextmanager
     def separate_stack(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
-        """Records the operations inside a `with` block as a separate stack, which cannot read other layers' values."""
+        """Records the operations in a `with` block as a separate stack, which reads no values of other stacks."""
         outer_state = self.causal, self.encoder_output, self.layer_memo
         self.causal, self.encoder_output, self.layer_memo = causal, memory, {}
         try:
@@ -181,7 +181,7 @@ class Recorder:
         return node_fields
 
     def part_on_rank(self, argument: Any) -> Any:
-        """Returns an axis, a shape or a weight unchanged. `RankFlow` overrides this to return one rank's part."""
+        """Returns an axis, shape or weight unchanged; `RankFlow` overrides this to return one rank's shard."""
         return argument
 
     def element_count(self, shape: Shape) -> Number:
@@ -189,7 +189,7 @@ class Recorder:
         return element_count(shape)
 
     def node(self) -> Node:
-        """Returns the tree of nodes of the program."""
+        """Returns the tree of named nodes for everything that has been recorded."""
         return self.root.node()
 
     def record(
@@ -203,7 +203,7 @@ class Recorder:
         about: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Records one step with several outputs, and returns the outputs."""
+        """Records one operation with any number of outputs, and returns these outputs."""
         if weight is not None:
             weight.is_counted = True
         self.current_scope.items.append(
@@ -211,13 +211,13 @@ class Recorder:
         )
 
     def step(self, verb: str, node_name: str, inputs: tuple[Value, ...], output: Value, **options: Any) -> Value:
-        """Records one step and returns the step's output."""
+        """Records one operation with a single output, and returns this output."""
         self.record(verb, node_name, inputs, (output,), **options)
         return output
 
     @contextmanager
     def function(self) -> Iterator[None]:
-        """Records the operations inside a `with` block as a Python function of the model, without a module.
+        """Records the operations in a `with` block as a Python function whose variables are released at its end.
 
         At its end, the variables that `hold` names inside let go of their values.
         """
@@ -226,20 +226,20 @@ class Recorder:
         self.record("leave", "", ())
 
     def add_output(self, output_value: Value) -> None:
-        """Records another output of the model besides `result`, such as predictions with a separate loss."""
+        """Records a further output of the model besides the main result, such as predictions with a separate loss."""
         self.record("add_output", "", (output_value,))
 
     def hold(self, **variables: Value) -> None:
-        """Keeps values in memory under variable names of the forward pass, until reassignment or return.
+        """Keeps values alive under names of variables in the forward pass, until reassignment or the function's end.
 
         Only a profile that runs this very code reads them. A value that has no name lives until its last use.
         """
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=False)
 
     def hold_outside(self, **variables: Value) -> None:
-        """Keeps values in memory under variable names of the enclosing module's forward pass."""
+        """Keeps values alive under names of variables in the enclosing module's forward pass."""
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=True)
 
     def keep(self, **named_values: Value) -> None:
-        """Keeps values in memory under names until the end of the whole forward pass, for all layers."""
+        """Keeps values alive under names until the whole model's forward pass ends."""
         self.record("keep", "", tuple(named_values.values()), names=tuple(named_values))

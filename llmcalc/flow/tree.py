@@ -1,4 +1,4 @@
-"""The tree of named nodes from which every count, table and check is computed.
+"""The tree of named nodes, from which counts, tables and checks of a model are computed.
 
 A node's path equals the path of a module in the PyTorch reference, so that the two can be compared node by node.
 Identical layers are one node with a `repeat`; totals are recomputed by walking the tree and never stored.
@@ -43,13 +43,13 @@ EXCLUDED_EFFECTS_BY_ROLE: Mapping[Role, frozenset[str]] = {
 
 @cache
 def _excluded_effects(node_roles: frozenset[Role]) -> frozenset[str]:
-    """Returns the effects (parameters, FLOPs, …) excluded from the counts of a node with these roles."""
+    """Returns the effects (parameters, FLOPs, …) that nodes with these roles do not have."""
     return frozenset().union(*(EXCLUDED_EFFECTS_BY_ROLE[role] for role in node_roles))
 
 
 @frozen(slots=True, repr=False)
 class Node:
-    """A named part of a model: a single primitive operation (`op`), or a group of parts (`children`).
+    """A named node of a model's tree: one operation (`op`), or a group of child nodes (`children`).
 
     name: its attribute name in the reference model; for repeated parts, the container's (`layers`).
     op: its primitive; None for a group.
@@ -93,7 +93,7 @@ class Node:
         return any(child_node.kind == "layer" for child_node in self.children)
 
     def with_effect(self, effect: str) -> Node:
-        """Returns the tree without the nodes that cannot have an effect, such as parameters; the totals stay equal."""
+        """Returns the tree with only nodes that can have an effect, such as parameters; the effect's totals stay."""
         reduced_children = (child_node.with_effect(effect) for child_node in self.children)
         child_nodes = tuple(child for child in reduced_children if child.children or child._can_have_effect(effect))
         return replace(self, children=child_nodes)
@@ -102,7 +102,7 @@ class Node:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.ops_by_form.values()))
 
     def has_form(self, form_name: str) -> bool:
-        """Whether this node, or a node below, has an alternative computation of this name."""
+        """Whether this node, or a node below it, has an alternative computation of this name."""
         return form_name in self.ops_by_form or any(child_node.has_form(form_name) for child_node in self.children)
 
     def root_position(self, run_config: RunConfig | None = None) -> NodePosition:
@@ -114,19 +114,19 @@ class Node:
         return self.root_position(run_config).walk()
 
     def total(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of all repeats of this node as a root, including all nodes below."""
+        """Returns the cost of all repeats of this node, as the root of a tree, including all nodes below it."""
         return self.root_position(run_config).total(cost, include)
 
     def cost_per_repeat(
         self, cost: Cost, run_config: RunConfig | None = None, included_parts: frozenset[str] = frozenset()
     ) -> Number:
-        """Returns the cost of one repeat of this node, which includes all nodes below."""
+        """Returns the cost of one repeat of this node, as the root of a tree, including all nodes below it."""
         return self.root_position(run_config).cost_per_repeat(cost, included_parts)
 
 
 @frozen
 class NodePosition:
-    """A node at its position in the model, with the repeats and roles of its ancestors and a run config.
+    """A node at its place in the tree, with its copies and roles, which depend on its ancestors, and the run config.
 
     node: the node.
     parent: the position of its parent; None for the root.
@@ -153,7 +153,7 @@ class NodePosition:
         return f"{self.parent.path}.{self.node.path_segment}" if self.parent.path else self.node.path_segment
 
     def child_position(self, node: Node) -> NodePosition:
-        """Returns the position of a child of this node."""
+        """Returns the position of one of this node's children."""
         return NodePosition(
             node,
             self,
@@ -169,30 +169,30 @@ class NodePosition:
         return map(self.child_position, self.node.children)
 
     def walk(self) -> Iterator[NodePosition]:
-        """Yields this position and every position below, parents first."""
+        """Yields this position and the positions of all nodes below it, parents first."""
         yield self
         for child_node in self.children():
             yield from child_node.walk()
 
     @property
     def counted_op(self) -> CountedOp | None:
-        """Returns the node's primitive operation with its roles and run config; None for a group of nodes."""
+        """Returns the node's operation with its roles and run config; None for a node that only groups others."""
         return _counted_primitive(self.node, self.roles, self.run_config)
 
     def cost_of_operation(self, cost: Cost) -> Number:
-        """Returns the cost of one repeat of this node's operation, without child nodes."""
+        """Returns the cost of the node's own operation for one repeat, without child nodes."""
         counted_op = self.counted_op
         return 0 if counted_op is None else cost(counted_op)
 
     def cost_per_repeat(self, cost: Cost, included_parts: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of one repeat of the node, which includes all nodes below.
+        """Returns the cost of one repeat of the node, including all nodes below it.
 
         included_parts: the optional parts below it that are counted.
         """
         return _cost_per_repeat(self.node, self.roles, self.run_config, cost, included_parts)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of all repeats of the node within one copy of the parent."""
+        """Returns the cost of all repeats of the node inside one copy of its parent."""
         return times(self.cost_per_repeat(cost, include), self.node.repeat)
 
     def cost_in_model(self, cost: Cost, included_parts: frozenset[str] = frozenset()) -> Number:
@@ -202,7 +202,7 @@ class NodePosition:
 
 @frozen(slots=True)
 class CountedOp:
-    """A primitive operation, with the roles of its node and the run config for its costs.
+    """An operation to be counted, with the roles of its node and the run config.
 
     A cost that it lacks, or that its roles exclude, is 0.
     """
@@ -212,7 +212,7 @@ class CountedOp:
     run_config: RunConfig | None
 
     def has_effect(self, effect: str) -> bool:
-        """Whether the operation counts for an effect (parameters, FLOPs, …) in the roles of its node."""
+        """Whether the operation has an effect (parameters, FLOPs, …), given the roles of its node."""
         return effect in self.op.effects and effect not in _excluded_effects(self.roles)
 
     def _value_of_effect(self, effect: str, *arguments: Any) -> Number:
@@ -251,7 +251,7 @@ class CountedOp:
 
 
 def _counted_primitive(node: Node, node_roles: frozenset[Role], run_config: RunConfig | None) -> CountedOp | None:
-    """Returns the primitive operation that runs at a node with these roles; None for a group of nodes."""
+    """Returns the operation that runs at a node with these roles; None for a node that only groups others."""
     op = node.op
     if op is None:
         return None
@@ -263,7 +263,7 @@ def _counted_primitive(node: Node, node_roles: frozenset[Role], run_config: RunC
 def _cost_per_repeat(
     node: Node, node_roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, included_parts: frozenset[str]
 ) -> Number:
-    """Returns the cost of one repeat of a node for the given roles, which includes all nodes below."""
+    """Returns the cost of one repeat of a node with these roles, including all nodes below it."""
     counted_op = _counted_primitive(node, node_roles, run_config)
     total_cost: Number = 0 if counted_op is None else cost(counted_op)
     for child_node in node.children:
@@ -282,7 +282,7 @@ Cost: TypeAlias = Callable[[CountedOp], Number]
 def cost_by_kind(
     root_node: Node, cost: Cost, run_config: RunConfig | None = None, included_parts: frozenset[str] = frozenset()
 ) -> dict[str, Number]:
-    """Returns the summed cost of each kind of component; the sums add up to the total of the tree."""
+    """Returns the cost of each kind of component, such as attention; the costs add up to the tree's total."""
     costs_by_kind: dict[str, Number] = {}
     for node_position in root_node.walk(run_config):
         if node_position.optional_part and node_position.optional_part not in included_parts:
@@ -294,7 +294,7 @@ def cost_by_kind(
 
 
 def index_ranges(indices: Sequence[int]) -> str:
-    """Writes layer indices as ranges: `0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride of more than two."""
+    """Returns layer indices as ranges: `0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride above two."""
     if len(indices) > 2:
         stride = indices[1] - indices[0]
         if stride > 1 and all(last_index - first_index == stride for first_index, last_index in pairwise(indices)):

@@ -1,4 +1,4 @@
-"""Values of a program: tensors with rows and named axes, and weights, which count once if tied."""
+"""The values of a compute graph: symbolic tensors with rows and named axes, and weights, which count once if tied."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .axis import Axis, JoinedShapes, Shape, element_count
 
 
 class Value:
-    """A tensor of [rows, *axes]. Two operations that read the same value object read the same storage.
+    """A symbolic tensor of shape [rows, *axes]; operations that read the same object read the same storage.
 
     rows: its rows.
     axes: the axes of one row.
@@ -35,18 +35,18 @@ class Value:
 
     @property
     def width(self) -> Number:
-        """The number of elements per row, computed once."""
+        """The number of elements per row."""
         if self._width is None:
             self._width = element_count(self.axes)
         return self._width
 
     def view(self, *axes: Axis | JoinedShapes, new_rows: Rows | None = None) -> Value:
-        """Returns a view of the same storage with other axes."""
+        """Returns a view of the same storage with other axes, and optionally other rows."""
         return Value(self.rows if new_rows is None else new_rows, axes, self, self.is_constant, self.cache_name)
 
 
 class Weight:
-    """A trained tensor. The first operation that uses the weight counts it; later operations tie to it.
+    """A trained tensor, which is counted at the first operation that uses it; later operations are tied to it.
 
     output_axes, input_axes: the axes of its output and of its input.
     is_counted: whether a step uses it, and counts it. is_tied: whether a second step uses it.

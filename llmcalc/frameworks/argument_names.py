@@ -1,4 +1,4 @@
-"""The argument names that each reader knows, from the file `argument_names.toml` in the reader's folder."""
+"""The argument names known in each kind of launch file, from the file `argument_names.toml` in its folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def argument_names(reader_file: str, table_name: str) -> frozenset[str]:
 
 
 def keyword_of(flag_spelling: str) -> str:
-    """Returns the Python keyword of a flag or an option, `max_model_len` for `--max-model-len`."""
+    """Returns the Python keyword of a flag or option, such as `max_model_len` for `--max-model-len`."""
     return flag_spelling.lstrip("-").replace("-", "_")
 
 

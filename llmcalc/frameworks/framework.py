@@ -1,4 +1,4 @@
-"""The registry record of a training framework: name, rules and functions.
+"""The registry record of a training framework: its name, its rules, and the functions that llmcalc calls.
 
 Each framework is a folder beside this file with a `record.py` that fills one `Framework`; `registry.py` finds it by its
 name. A record is read whenever options are listed, so it names functions by their files (`LazyFunction`), which are
@@ -52,14 +52,14 @@ class RunOnRanks:
     _settings: dict[CudaRuntime, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def recorded_ranks(self, cuda_runtime: CudaRuntime) -> dict[Any, Any]:
-        """Returns the recorded passes of ranks with a CUDA runtime, shared by ranks with equal passes.
+        """Returns the cache of recorded passes for this CUDA runtime, which ranks with equal passes share.
 
         Passes do not depend on the allocator, so runs with and without expandable segments share them.
         """
         return self._recorded_ranks.setdefault(replace(cuda_runtime, has_expandable_segments=False), {})
 
     def settings_on(self, cuda_runtime: CudaRuntime, make_settings: Callable[[], Any]) -> Any:
-        """Returns the framework's settings on an accelerator, created by `make_settings` at the first call."""
+        """Returns the framework's settings for an accelerator, which `make_settings` creates at the first call."""
         if cuda_runtime not in self._settings:
             self._settings[cuda_runtime] = make_settings()
         return self._settings[cuda_runtime]
@@ -67,7 +67,7 @@ class RunOnRanks:
 
 @frozen
 class LazyFunction:
-    """A function in a file that is imported at the function's first call.
+    """A function whose file is imported when the function is first called.
 
     package: the package of the file, `__package__` in a record. location: `file:function`.
     """
@@ -104,11 +104,11 @@ class EstimateErrors(NamedTuple):
     share_between_stages: float = 0.4
 
     def lower_bound(self, estimated_bytes: int) -> int:
-        """Returns a lower bound of a layout's memory in bytes. estimated_bytes: the estimated peak."""
+        """Returns a lower bound of the memory, in bytes, from the estimated peak and the largest errors."""
         return estimated_bytes - int(self.share_below * estimated_bytes)
 
     def upper_bound(self, estimated_bytes: int) -> int:
-        """Returns an upper bound of a layout's memory in bytes. estimated_bytes: the estimated peak."""
+        """Returns an upper bound of the memory, in bytes, from the estimated peak and the largest errors."""
         return estimated_bytes + int(self.share_above * estimated_bytes)
 
     def upper_bound_of_stage(self, estimated_bytes: int, replayed_stage_estimate: int, replayed_bytes: int) -> int:
@@ -126,11 +126,11 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, CudaRuntime], DeviceMemory
 
 
 def _accept_every_run(memory_estimate: Memory, framework_version: str) -> None:
-    """Accepts every run, as the default `Framework.check_run`."""
+    """Accepts every run; the default value of `Framework.check_run`."""
 
 
 def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
-    """Accepts every layout, as the default `Framework.check_layout`."""
+    """Accepts every layout; the default value of `Framework.check_layout`."""
 
 
 @frozen
@@ -220,9 +220,9 @@ class Framework:
     loss: CrossEntropy | None = None
 
     def evidence_for(self, layout: Layout, is_training: bool) -> FrameworkEvidence:
-        """Returns the tests and measurements behind the results for a layout. is_training: of a training run."""
+        """Returns the evidence (tests and measurements) for results with this layout, in training or inference."""
         return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, is_training)
 
     def is_implied(self, layout_request: LayoutRequest) -> bool:
-        """Whether the user's layout options imply the framework without its name."""
+        """Whether the user's layout options imply this framework, so that the user need not name it."""
         return self.implied_by is not None and self.implied_by[1](layout_request)

@@ -1,4 +1,4 @@
-"""Memory on the devices beside the replayed model: frozen copies, second losses, and encoders of images and sound.
+"""Memory of training besides the trained model: frozen models, second losses, and encoders of images and sound.
 
 A frozen copy of the trained model is the reference model of preference training.
 
@@ -46,7 +46,7 @@ class FrozenModel:
 
     @property
     def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
-        """The frozen model's additions to training memory: named parts with bytes."""
+        """The terms that the frozen model adds to training memory: its weights and, if any, a second loss."""
         return (self,) if self.loss is None else (self, self.loss)
 
     def weight_bytes(self, parameter_count: int, trained_dtype: str) -> int:
@@ -57,7 +57,7 @@ class FrozenModel:
         return -(-parameter_count // self.rank_count) * DTYPE_BITS[self.dtype or trained_dtype] // 8
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
-        """Returns the frozen weights' bytes per device, which add to the memory of the training run.
+        """Returns the bytes per device that the frozen weights add to the memory of training.
 
         device_memory: the memory of the rank's training.
         """
@@ -66,13 +66,13 @@ class FrozenModel:
         return self.weight_bytes(memory_estimate.states.parameter_count.total, memory_estimate.states.dtype)
 
     def data(self) -> dict[str, object]:
-        """Returns the frozen model as values of a JSON document."""
+        """Returns the frozen model as a dict for JSON documents."""
         return {"name": self.name, "dtype": self.dtype or None, "ranks": self.rank_count, "source": self.source}
 
 
 @frozen
 class SecondLoss:
-    """A loss in addition to the cross-entropy of the logits, which saves another copy of the logits.
+    """A second loss besides the cross-entropy of the logits, for which another copy of the logits is saved.
 
     source: the file that computes it.
     bytes_per_logit: bytes per logit.
@@ -90,24 +90,24 @@ class SecondLoss:
 
     @property
     def parts(self) -> tuple[SecondLoss]:
-        """The second loss's addition to training memory, as a named part."""
+        """The term that the second loss adds to training memory, in a tuple."""
         return (self,)
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
-        """Returns the second loss's logits in bytes per device, as if never freed: an upper bound."""
+        """Returns the bytes per device that the second loss adds: its copies of the logits, an upper bound."""
         workload = memory_estimate.states.workload
         tokens = int(workload.batch) * int(workload.seq)
         logit_bytes = self.bytes_per_logit * tokens + self.chunk_bytes_per_logit * min(tokens, self.chunk_tokens)
         return logit_bytes * memory_estimate.spec.vocab_size
 
     def data(self) -> dict[str, object]:
-        """Returns the second loss as values of a JSON document."""
+        """Returns the second loss as a dict for JSON documents."""
         return {"name": self.name, "bytes_per_logit": self.bytes_per_logit, "source": self.source}
 
 
 @frozen
 class EncoderBytes:
-    """The bytes of one kind of memory (such as weights) that encoders of images and sound take on a rank.
+    """The bytes of weights, gradients or optimizer states that image and audio encoders take on a rank.
 
     kind: weights, gradients or optimizer. bytes: their number.
     model_name: the frozen model that has them; empty (default) for the trained model.
@@ -120,11 +120,11 @@ class EncoderBytes:
 
     @property
     def name(self) -> str:
-        """The name in reports of the encoders' part of one kind of memory."""
+        """The name of the encoders' bytes in reports."""
         return f"{self.model_name} encoders: {self.kind}".lstrip()
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
-        """Returns the bytes, which add to the memory of the training run."""
+        """Returns the bytes that the encoders add to the memory of training."""
         return self.bytes
 
 
@@ -138,7 +138,7 @@ def encoders_on_rank(
     loaded_encoders: LoadedEncoders | None,
     frozen_model: FrozenModel | SecondLoss | None = None,
 ) -> list[EncoderBytes]:
-    """Returns the encoders' bytes on a rank of the first pipeline stage. Ranks of tensor parallelism have all of them.
+    """Returns the encoders' bytes on a rank of the first pipeline stage; tensor parallelism does not divide them.
 
     loaded_encoders: use of encoders that the run does not include; None if they are not loaded.
     frozen_model: a copy of the trained model, which has the encoders too; None (default) without one.
@@ -161,7 +161,7 @@ def encoders_on_rank(
 
 @frozen
 class Teacher(FrozenModel):
-    """A frozen model of another size, whose outputs the trained model is trained to reproduce.
+    """A frozen model of another size whose outputs the trained model learns to reproduce (distillation).
 
     parameter_count: number of its parameters.
     """

@@ -1,4 +1,4 @@
-"""Inference on several devices: a rank's weights, cache shard and part of each pass.
+"""Inference on several devices: the rank's weights, its part of the cache, and its part of each pass.
 
 Heads, widths and the vocabulary are divided as torch's tensor parallelism divides them, layers over the stages of a
 pipeline, experts over the ranks that hold some of them each. Key and value heads that are fewer than the ranks are
@@ -30,7 +30,7 @@ SOURCE_WITHOUT_PLAN = (
 
 
 def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime: CudaRuntime) -> Memory:
-    """Returns the memory of one inference rank. whole_model: the unsharded model and its workload.
+    """Returns the memory of one rank in inference. whole_model: the memory estimate of the undivided model.
 
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
     """
@@ -50,7 +50,7 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime:
 
 
 def rank_memory(memory_estimate: Memory) -> DeviceMemory:
-    """Returns a rank's device memory, with layers numbered as in the whole model.
+    """Returns a rank's device memory, in which layers have their indices in the whole model.
 
     memory_estimate: from `inference_rank`.
     """
@@ -84,7 +84,7 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
 
 
 def has_tensor_parallel_plan(model: RankModel) -> bool:
-    """Whether PyTorch has a tensor-parallel plan for every module that the layout divides."""
+    """Whether torch's tensor parallelism can divide every module that the layout divides."""
     model_program, layout = model.program(), model.layout
     assert isinstance(model_program, RankFlow)
     if layout.tp == layout.ep == layout.expert_tp == 1:
@@ -97,7 +97,7 @@ def has_tensor_parallel_plan(model: RankModel) -> bool:
 
 
 def check_serving(layout: Layout, framework: Framework) -> None:
-    """Raises `InputError` for options and frameworks that only training supports."""
+    """Raises `InputError` for layout options and frameworks that only training has."""
     if not framework.runs_inference:
         implying_options = "" if framework.implied_by is None else f" ({framework.implied_by[0].removeprefix('with ')})"
         raise InputError(
@@ -107,7 +107,7 @@ def check_serving(layout: Layout, framework: Framework) -> None:
 
 
 def check_layout(layout: Layout) -> None:
-    """Raises `InputError` for a layout that only training supports."""
+    """Raises `InputError` for a layout that only training can have."""
     for size_name, parallel_size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
         if parallel_size > 1:
             typed_option = f"--{size_name} {parallel_size - (size_name == 'zero')}"

@@ -13,7 +13,7 @@ from .files import PaperColumnsOption, checked_picture_path, write_picture
 
 
 def _checked_picture_path(picture_path: Path | None) -> Path | None:
-    """Returns the path unchanged if it can be written; `-` means standard output."""
+    """Returns the picture's path unchanged if the file can be written; `-` means standard output."""
     if picture_path is None or picture_path == Path("-"):
         return None
     return checked_picture_path(picture_path)

@@ -1,4 +1,4 @@
-"""The rules by which a processor cuts an image or audio into patches or frames, and the resulting tokens.
+"""The base classes of rules by which a processor cuts images or audio into patches or frames, and their token counts.
 
 A rule repeats the arithmetic of the processor of its class in transformers. The limits in it (pixels, tiles) are those
 of the published processor: `preprocessor_config.json` of a model may state others.
@@ -15,7 +15,7 @@ from ..base import Part
 
 @frozen(slots=True)
 class InputSizes:
-    """The patches and tokens of one image or one recording, as an encoder and a text model read them.
+    """The numbers of patches and tokens of an image or recording: what the encoder reads and what the text model reads.
 
     tile_or_clip_count: the tiles of the image, or the clips of the audio, that the encoder reads, all of one size.
     rows, columns: the patches along both sides of each part; frames of audio are one column.
@@ -45,7 +45,7 @@ class ImageRule(Part):
         return self
 
     def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
-        """Returns the patches and tokens of an image. height, width: pixels.
+        """Returns the numbers of patches and tokens of an image. height, width: pixels.
 
         Raises `InputError` for a size that the processor refuses.
         """
@@ -58,7 +58,7 @@ class AudioRule(Part):
     noun = "rule of a processor"
 
     def encode(self, seconds: float) -> InputSizes:
-        """Returns the clips, frames and tokens of a recording.
+        """Returns the numbers of clips, frames and tokens of a recording.
 
         Raises `InputError` for a length that the processor refuses.
         """

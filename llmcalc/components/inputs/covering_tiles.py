@@ -17,7 +17,7 @@ COVERED_SHARE = 0.9
 
 
 class CoveringTiles(ImageRule):
-    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
+    """The rule for images cut into tiles of `size` × `size` pixels; an image of several tiles gets one of the whole.
 
     size: the side of a tile in pixels.
     max_tiles: the most tiles, without the whole image.
@@ -32,7 +32,7 @@ class CoveringTiles(ImageRule):
     merge: InnerWidth
 
     def _covered_share(self, height: int, width: int, tile_columns: int, tile_rows: int) -> float:
-        """Returns the share of an image's area that remains after each piece is shrunk to the side of a tile."""
+        """Returns the share of an image's pixels that remain after each piece is shrunk to fit into a tile."""
         row_heights = [height // tile_columns] * (tile_columns - 1) + [
             height - height // tile_columns * (tile_columns - 1)
         ]

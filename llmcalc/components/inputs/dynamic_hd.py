@@ -19,7 +19,7 @@ LEAST_SIDE = 10
 
 
 class DynamicHd(ImageRule):
-    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile.
+    """The rule for images cut into tiles of `size` × `size` pixels, with the whole image as an additional tile.
 
     size: the side of a tile in pixels.
     max_tiles: the most tiles, without the whole image; more become the grid of nearest aspect ratio.
@@ -58,7 +58,7 @@ class DynamicHd(ImageRule):
     def line_break_input(
         self, tile_count: int, patches_per_side: int, token_rows: int, token_columns: int
     ) -> InputSizes:
-        """Returns the patches and tokens of the whole image and of its lines; a marker token ends each line."""
+        """Returns the numbers of patches and tokens of all tiles; each row of tokens ends with a marker token."""
         tokens_per_side = -(-patches_per_side // self.merge)
         tokens_of_lines = token_rows * (token_columns + 1) + tokens_per_side * (tokens_per_side + 1)
         real_patches = (tokens_of_lines - 1) * self.merge**2

@@ -15,7 +15,7 @@ from .dynamic_hd import DynamicHd
 
 
 class HdTransform(DynamicHd):
-    """The rule for images whose longer side becomes as many tiles as fit; the encoder reads max_tiles + 1 tiles.
+    """The rule for images whose longer side is scaled to as many tiles as fit; the encoder reads max_tiles + 1 tiles.
 
     size: the side of a tile in pixels.
     max_tiles: the most tiles, without the whole image.

@@ -16,7 +16,7 @@ from .base import ImageRule, InputSizes
 
 
 class ImageSlices(ImageRule):
-    """The rule for slices of about `size`² pixels, in addition to the whole image resized to about as many pixels.
+    """The rule for images cut into slices of about `size`² pixels, besides the whole image at about as many pixels.
 
     size: the side in pixels of a square with as many pixels as a slice.
     max_slices: the most slices, without the whole image.
@@ -57,7 +57,7 @@ class ImageSlices(ImageRule):
         return InputSizes(len(image_sides), patches, 1, tokens)
 
     def _slice_grid(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the numbers of slices down and across, in the grid nearest to the image's aspect ratio."""
+        """Returns the numbers of slice rows and columns of the grid whose aspect ratio is nearest to the image's."""
         slice_count = min(ceil(width * height / self.size**2), self.max_slices)
         if slice_count <= 1:
             return 1, 1

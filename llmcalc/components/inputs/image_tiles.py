@@ -18,7 +18,7 @@ from .base import ImageRule, InputSizes
 
 
 class ImageTiles(ImageRule):
-    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
+    """The rule for images cut into tiles of `size` × `size` pixels; an image of several tiles gets one of the whole.
 
     size: the side of a tile in pixels.
     min_tiles, max_tiles: limits of the number of tiles, without the whole image.
@@ -43,7 +43,7 @@ class ImageTiles(ImageRule):
             raise ValueError(f"min_tiles: {self.min_tiles} is more than max_tiles {self.max_tiles}; expected less")
 
     def tile_grid(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the tiles across and down of the grid of nearest aspect ratio; in a tie the larger if half full."""
+        """Returns tile columns and rows with the aspect ratio nearest to the image's; some ties go to more tiles."""
         tile_grids = [
             (tiles_across, tiles_down)
             for tiles_across in range(1, self.max_tiles + 1)

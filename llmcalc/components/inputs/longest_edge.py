@@ -14,7 +14,7 @@ from .base import ImageRule, InputSizes
 
 
 class LongestEdge(ImageRule):
-    """The rule for sides of at most `size` pixels, rounded up to multiples of merge · patch_size.
+    """The rule for images whose sides are at most `size` pixels, rounded up to multiples of merge · patch_size.
 
     size: the longest side in pixels.
     merge: the side of the square of patches of a token, 1 by default.

@@ -14,7 +14,7 @@ from .base import ImageRule, InputSizes
 
 
 class PaddedImage(ImageRule):
-    """The rule for sides that are padded to multiples of merge · patch_size.
+    """The rule for images whose sides are padded to multiples of merge · patch_size.
 
     merge: the side of the square of patches of a token.
     max_patches: the most patches of an image, before it is padded.

@@ -15,7 +15,7 @@ from .base import ImageRule, InputSizes
 
 
 class PatchGrid(ImageRule):
-    """The rule for rows and columns of patches that are multiples of `merge`; merge × merge patches become one token.
+    """The rule for images whose rows and columns of patches are multiples of `merge`; merge × merge give one token.
 
     merge: the side of the square of patches of a token.
     min_patches, max_patches: limits of the number of patches.
@@ -44,7 +44,7 @@ class PatchGrid(ImageRule):
         return InputSizes(1, patch_rows, patch_columns, patch_rows * patch_columns // self.merge**2 + self.marks)
 
     def _rounded_patch_count(self, patches: int, other_patches: int) -> int:
-        """Returns a side's number of patches, rounded up to a multiple of `merge`, or down if the grid is too large."""
+        """Returns the patches along a side, rounded up to a multiple of `merge`, or down if the grid is too large."""
         missing_patches = -patches % self.merge
         if (patches + missing_patches) * other_patches <= self.max_patches:
             return patches + missing_patches

@@ -17,7 +17,7 @@ from .base import ImageRule, InputSizes
 
 
 class ResolutionPinpoints(ImageRule):
-    """The rule for tiles of `size` × `size` pixels in one of several resolutions, plus a tile of the whole image.
+    """The rule for images cut into tiles of `size` × `size` pixels at one of several resolutions, plus the whole image.
 
     size: the side of a tile in pixels.
     resolutions: [height, width] of each, in pixels; without any, images are read as a whole alone.

@@ -13,7 +13,7 @@ from .pinpoints import ResolutionPinpoints
 
 
 class ResolutionCrops(ResolutionPinpoints):
-    """The rule for crops of at most `size` × `size` pixels, each padded to that size.
+    """The rule for images cut into crops of at most `size` × `size` pixels, each padded to that size.
 
     size: the side of a padded crop in pixels.
     resolutions: [height, width] of each, in pixels.

@@ -20,7 +20,7 @@ MOST_ASPECT = 200
 
 
 class SmartResize(ImageRule):
-    """The rule for sides that are multiples of merge · patch_size; merge × merge patches become one token.
+    """The rule for images whose sides become multiples of merge · patch_size; merge × merge patches give one token.
 
     merge: the side of the square of patches of a token.
     min_pixels, max_pixels: limits of the product of the sides.

@@ -98,7 +98,7 @@ class AdapterLayer(Block):
         raise AssertionError("the last sublayer is the feed-forward network")
 
     def _add_adapter_output(self, recorder: Flow, x: Value, normed_x: Value) -> Value:
-        """Records the adapters and returns the layer's output. x: the residual stream after the feed-forward network.
+        """Records the adapters' operations and returns the layer's output. x: the stream after the network.
 
         normed_x: the network's input.
         """

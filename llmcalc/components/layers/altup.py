@@ -67,7 +67,7 @@ class AltUp(ResidualStreams):
             recorder.hold(length=first_rms)
 
             def project_stream(stream: Value) -> Value:
-                """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
+                """Returns a linear projection of a residual stream, rescaled to the magnitude of the first stream."""
                 projected_stream = recorder.linear("", stream, hidden_axis)
                 recorder.hold_outside(y=projected_stream)
                 return recorder.div(
@@ -235,7 +235,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
 
         def _project_streams(self, first_stream: Tensor, stream_inputs: Sequence[Tensor]) -> Tensor:
-            """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
+            """Stacks the first stream and the rescaled projections of the others as [.., streams, hidden]."""
             first_rms, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, stream_inputs, strict=True):
                 projected_x = projection(x)

@@ -77,7 +77,7 @@ SCALE_SOURCES: Mapping[bool | str, str] = {
 
 @frozen(slots=True)
 class LayerSharing:
-    """The role of a layer among layers with shared parameters.
+    """Whether a layer is the first of the layers that share one set of parameters, and the number of the others.
 
     is_first: whether it is the first of them, which has the parameters.
     other_layer_count: the number of other layers that use them.
@@ -88,7 +88,7 @@ class LayerSharing:
 
 
 class Layer(Component):
-    """The base class of all kinds of layers, with the fields that reports and counts need.
+    """The base class of all types of layers, with the fields that reports and counts need.
 
     attention: the token mixer: attention, state-space or linear attention; `{ type = "none" }` without one.
     feed_forward: the part that works on each token separately; `{ type = "none" }` without one.
@@ -164,7 +164,7 @@ class Layer(Component):
         return self.attention.required_stack_fields() if isinstance(self.attention, Component) else {}
 
     def check_can_share_parameters(self, layer_name: str) -> None:
-        """Raises `ValueError` if layers of this kind cannot share parameters. layer_name: the kind's name."""
+        """Raises `ValueError` if layers of this type cannot share parameters. layer_name: the type in words."""
 
     def dependency_field(self) -> str:
         if not self.can_run_alone:
@@ -192,7 +192,7 @@ class Layer(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns the default examples for a layer that runs outside a stack, and no examples for others."""
+        """Returns the default examples if the layer can run outside a stack, else no examples."""
         return super().examples() if cls.can_run_alone else []
 
 
@@ -320,7 +320,7 @@ class Block(Layer):
         return x
 
     def _cross_arguments(self, recorder: Flow, sublayer_name: str) -> dict[str, Any]:
-        """Returns the keyword arguments of a sublayer: for cross-attention the encoder's output, for others none."""
+        """Returns a sublayer's keyword arguments: the encoder's output for cross-attention, none for others."""
         return {"memory": recorder.encoder_output, "kind": "cross_attention"} if sublayer_name == "cross_attn" else {}
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, norm_role: Role = "own") -> Value:
@@ -343,7 +343,7 @@ class Block(Layer):
         return recorder.add(x, sublayer_output)
 
     def _record_idle(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> None:
-        """Records the parameters of a sublayer that no forward pass runs, and of its norms."""
+        """Records the parameters of a sublayer, and of the sublayer's norms, that no forward pass runs."""
         if self.norm_placement in ("pre", "sandwich"):
             self._normalize(recorder, f"{sublayer_name}_pre_norm", x, "idle")
         source_axes = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)

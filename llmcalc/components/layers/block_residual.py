@@ -41,7 +41,7 @@ def record_mix(
     normed_values: bool = False,
     query_count: int = 1,
 ) -> list[Value]:
-    """Records, per learned query, a weighted sum of the residual sums of finished blocks and the running sum.
+    """Records a weighted sum, per learned query, of all finished blocks' residual sums and of the current block's sum.
 
     x: the running sum. block_count: the number of finished blocks.
     normed_values: whether the sums that are added up are those after the norm.
@@ -133,7 +133,7 @@ class BlockResidualLayer(PreNormLayer):
 
 
 class BlockResiduals(ResidualStreams):
-    """The residual sums of layer blocks, and a weighted sum of these after the last layer.
+    """The list of residual sums of all layer blocks, and the weighted sum of the list after the last layer.
 
     blocks: the number of blocks whose sums the output reads when the last layer has run.
     norm: the norm on the sums, of which the scores are computed.
@@ -170,25 +170,25 @@ class BlockResiduals(ResidualStreams):
 
 
 def block_residual_example(**layer_fields: Any) -> BlockResidualLayer:
-    """Returns a small layer for examples, by default a first layer. layer_fields: fields with other values."""
+    """Returns a small layer for the contract tests, by default a stack's first. layer_fields: fields to change."""
     default_fields = {**small_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
     return BlockResidualLayer(**{**default_fields, **layer_fields})
 
 
 @cache
 def block_residual_classes() -> dict[str, type[nn.Module]]:
-    """Returns PyTorch classes to check against: the layer, the residual streams and the mix of blocks' sums."""
+    """Returns the PyTorch classes of the reference: the layer, the residual streams and the mix of block sums."""
     import torch
     from torch import nn
 
     class BlockSumScores(nn.Module):
-        """Scores the sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
+        """Computes attention scores of block sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden]."""
 
         def forward(self, keys: Tensor, query: Tensor) -> Tensor:
             return (keys @ query.reshape(-1, query.shape[-1]).t()).transpose(-1, -2)
 
     class WeightedSum(nn.Module):
-        """Mixes sums. mix_weights: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
+        """Computes weighted sums. mix_weights: [.., queries, sums] → [.., queries, hidden]."""
 
         def forward(self, mix_weights: Tensor, sources: Tensor) -> Tensor:
             return mix_weights @ sources
@@ -254,7 +254,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             return x
 
     class StreamsReference(nn.Module):
-        """Starts the list of residual sums, and mixes them after the last layer."""
+        """Creates an empty list of residual sums before the first layer, and mixes the sums after the last layer."""
 
         def __init__(self, spec: BlockResiduals, model_properties: ModelProperties) -> None:
             super().__init__()

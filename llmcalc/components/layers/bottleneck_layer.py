@@ -33,7 +33,7 @@ MOST_NETWORKS = 64
 
 
 class InnerNetwork(Component):
-    """A feed-forward network with a residual connection and a norm after it.
+    """A feed-forward network inside the bottleneck, computed as norm(x + network(x)).
 
     feed_forward: the network.
     norm: the norm of the sum.

@@ -56,7 +56,7 @@ class ConformerLayer(PreNormLayer):
         return recorder.part("norm", self.norm, x)
 
     def _add_half_network_output(self, recorder: Flow, network_name: str, x: Value) -> Value:
-        """Records the sum of x and half of a named network's output."""
+        """Records the computation of x plus half of the output of the named half-step network."""
         recorder.hold(x=x)
         return recorder.add(x, recorder.scale(self._record_sublayer(recorder, network_name, self.feed_forward, x), 0.5))
 

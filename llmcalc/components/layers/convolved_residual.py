@@ -87,7 +87,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
 
 
 def convolved_residual_example(**layer_fields: Any) -> ConvolvedResidualLayer:
-    """Returns a small layer for examples, by default a first layer. layer_fields: fields with other values."""
+    """Returns a small layer for the contract tests, by default a stack's first. layer_fields: fields to change."""
     attention = GatedProfileAttention(
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -77,7 +77,7 @@ class DelayedHyperStreams(CopiedStreams):
 
 
 def delayed_hyper_example(**layer_fields: Any) -> DelayedHyperLayer:
-    """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
+    """Returns a small layer for the contract tests' examples. layer_fields: fields with other values."""
     return DelayedHyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
 
 

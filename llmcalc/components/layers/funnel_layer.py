@@ -51,7 +51,7 @@ class FunnelAttention(MultiHeadMixer):
     head_dim: HeadDim
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
-        """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
+        """Records the attention's operations. x: the queries' input. memory: the keys' and values' input; default x."""
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
         q = recorder.linear("q_proj", x, heads, head_dim)

@@ -69,7 +69,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class NormGate(nn.Module):
-        """Multiplies a norm's output by its gate, between 0 and 1. x: [batch, tokens, hidden] → same shape."""
+        """Multiplies a norm's output by a computed gate between 0 and 1. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, hidden_size: int, rank: int) -> None:
             super().__init__()

@@ -116,7 +116,7 @@ class GatedStreams(CopiedStreams):
 
 
 def gated_streams_example(**layer_fields: Any) -> GatedStreamsLayer:
-    """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
+    """Returns a small layer for the contract tests' examples. layer_fields: fields with other values."""
     indexer = MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2)
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer)
     default_fields = {**small_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}
@@ -129,7 +129,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch.nn import functional as F
 
     class GatedConnection(nn.Module):
-        """Computes the gated mean of streams [batch, tokens, streams, hidden], and each stream's factor or None."""
+        """Computes the gated mean of streams [batch, tokens, streams, hidden], and the optional write factors."""
 
         def __init__(self, norm: Norm, stream_count: int, rank: int, hidden_size: int, has_write_weights: bool) -> None:
             super().__init__()

@@ -72,7 +72,7 @@ class GlobalTokens(ResidualStreams):
         return recorder.resized(x, x.rows.second_rows.source_rows)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the global tokens before the text. x: the token embeddings."""
+        """Records the concatenation of the learned global tokens and the text. x: the token embeddings."""
         global_rows = FixedRows("global tokens", length=self.num_global_tokens)
         token_table = recorder.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
         text_rows = PaddedRows(source_rows=x.rows, block_rows=self.block_size)

@@ -1,4 +1,4 @@
-"""A draft block's layer with a convolution of computed kernels before and after attention and network (DFlash 2).
+"""A DFlash 2 draft layer: convolutions with input-dependent kernels around attention and around the network.
 
 Sources: specforge/modeling/draft/dflash2.py of sgl-project/SpecForge; vllm/model_executor/models/qwen3_dflash2.py of
 vLLM. One projection of a sublayer's input gives, per token and group of channels, what is added to both kernels.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class GroupedConvLayer(PreNormLayer):
-    """Attention to a target's states, then a network, each between two convolutions over the tokens of the block.
+    """Attention to a target's states, then a network, each between two convolutions over the tokens of a draft block.
 
     conv_kernel_size: the number of tokens that a convolution reads, the token itself and those before it in the block.
     conv_group_size: the number of channels that share what is added to the kernels, a divisor of the layer's width.
@@ -110,7 +110,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class SublayerKernels(nn.Module):
-        """The kernels before and after a sublayer. x: [batch, tokens, width] → [batch, tokens, 2, taps, width]."""
+        """Computes kernels before and after a sublayer. x: [batch, tokens, width] → [batch, tokens, 2, taps, width]."""
 
         def __init__(self, hidden_size: int, filter_taps: int, group_size: int) -> None:
             super().__init__()
@@ -129,7 +129,7 @@ def _reference_class() -> type[nn.Module]:
             return kernels
 
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:
-        """Convolves the tokens of a pass as one block. kernel: [batch, tokens, taps, width]."""
+        """Convolves all tokens of a forward pass as one block of tokens. kernel: [batch, tokens, taps, width]."""
         conv_output = kernel[..., 0, :] * x
         for tap in range(1, kernel.shape[-2]):
             conv_output = conv_output + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]

@@ -90,7 +90,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class HybridReference(nn.Module):
-        """Adds attention and state-space outputs of the same input to x, then a network. x: [batch, tokens, hidden]."""
+        """Adds attention, state-space mixer and network outputs to x. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: HybridBlock, model_properties: ModelProperties) -> None:
             super().__init__()

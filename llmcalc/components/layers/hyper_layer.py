@@ -78,7 +78,7 @@ class HyperLayer(PreNormLayer):
         return x
 
     def _connect_sublayer(self, recorder: Flow, sublayer_name: str, x: Value) -> tuple[Value, Value, Value]:
-        """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
+        """Returns a sublayer's input, the weights that add its output to each stream, and the mixed streams."""
         stream_axis, hidden_axis = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((stream_axis, Axis("mixed", stream_axis.size)),)
         with recorder.scope(sublayer_name, kind="residual"):
@@ -138,7 +138,7 @@ class HyperStreams(CopiedStreams):
 
 
 def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> tuple[Value, ...]:
-    """Records one projection of all streams and splits the result; each part has a scale and offsets."""
+    """Records a projection of all streams, split into groups of weights that each have a scale and offsets."""
     raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), output_axes)
     weight_parts = tuple(Value(x.rows, component) for component in output_axes.shapes)
     recorder.record(
@@ -152,7 +152,7 @@ def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> 
 
 
 def hyper_example(**layer_fields: Any) -> HyperLayer:
-    """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
+    """Returns a small layer for the contract tests' examples. layer_fields: fields with other values."""
     return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
 
 
@@ -163,7 +163,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class WeightOffsets(nn.Module):
-        """Scales and offsets the mixing weights of a token; each kind of weight has a separate scale and offset."""
+        """Applies a scale per group of a token's mixing weights, and an offset per weight."""
 
         def __init__(self, *part_sizes: int) -> None:
             super().__init__()
@@ -189,7 +189,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return mix_matrix.transpose(-1, -2) @ streams
 
     class HyperConnection(nn.Module):
-        """Computes a sublayer's stream weights. streams → (sublayer input, output weights, mixed streams)."""
+        """Computes weights for reading and writing streams. streams → (sublayer input, output weights, streams)."""
 
         def __init__(self, spec: HyperLayer, hidden_size: int) -> None:
             super().__init__()

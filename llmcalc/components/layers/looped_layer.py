@@ -59,7 +59,7 @@ class LoopedAttention(GroupedQueryMixer):
         return (self.loop_window_size,)
 
     def flow(self, recorder: Flow, x: Value, is_second_loop: bool = False) -> Value:
-        """Records attention. is_second_loop: whether this is the second loop, which has the gate."""
+        """Records the operations of attention. is_second_loop: whether this is the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim = Axis("head_dim", self.head_dim)
         projection_role: Role = "shared" if is_second_loop else "own"
@@ -121,7 +121,7 @@ class LoopedAttention(GroupedQueryMixer):
 
 
 class LoopedLayer(PreNormLayer):
-    """A pre-norm layer; the second layer with the same weights (`Stack.shared_layers`) is the second loop.
+    """A pre-norm layer of a model that runs its layers twice; each loop has its own layers, which share weights.
 
     attention: its attention, of type 'looped'.
     feed_forward: its feed-forward network.

@@ -1,4 +1,4 @@
-"""A standard layer with a second set of weights for tokens of another kind, which a text alone does not use.
+"""A standard layer with a second set of weights for another kind of tokens, such as image tokens, unused by text.
 
 CogVLM (Wang 2023, arXiv:2311.03079, §2.1) has it for images, Higgs Audio v2 for sound. transformers:
 models/higgs_audio_v2 (`HiggsAudioV2DecoderLayer`).
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PairedLayer(Block):
-    """A standard layer, with the parameters of a second network and perhaps more for tokens of another kind.
+    """A standard layer that also stores the weights for another kind of tokens, such as image tokens.
 
     other_feed_forward: the network of the other tokens.
     other_attention: their projections of queries, keys, values and output; by default they use the layer's.
@@ -66,7 +66,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class PairedReference(nn.Module):
-        """Runs the standard layer; the weights of other tokens are only stored. x: [batch, tokens, hidden]."""
+        """Runs the standard layer; weights for another kind of tokens are only stored. x: [batch, tokens, hidden]."""
 
         def __init__(self, layer: nn.Module, spec: PairedLayer, model_properties: ModelProperties) -> None:
             super().__init__()

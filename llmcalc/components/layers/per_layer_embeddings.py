@@ -94,11 +94,11 @@ class PerLayerGate(Part):
     hidden_act: Activation
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
-        """The components of the stack that compute the gated vector, as in `Layer.required_stack_fields`."""
+        """The stack's components that compute the per-layer vectors, as in `Layer.required_stack_fields`."""
         return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:
-        """Returns the term to add to x. norm: the layer's norm of the term."""
+        """Records the gate's operations and returns the term to add to x. norm: the norm applied to this term."""
         vector_axis = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = recorder.act(recorder.linear("gate", x, vector_axis), self.hidden_act)
         # for a gate that is recorded without its stack

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ReversibleStreams(ResidualStreams):
-    """Two residual streams: both start as the embedding; at the end they are concatenated and normalized.
+    """Two residual streams that start as the embedding; after the last layer they are concatenated and normalized.
 
     block: the number of tokens that a sequence is padded to a multiple of.
     least: the number of tokens up to which it is not padded.
@@ -66,7 +66,7 @@ class ReversibleStreams(ResidualStreams):
 
 
 class ReversibleLayer(PreNormLayer):
-    """A layer that adds attention of the second stream to the first, and a network of the first to the second."""
+    """A reversible layer: adds attention(stream 2) to stream 1, then network(stream 1) to stream 2."""
 
     formula_source: ClassVar[str] = "Kitaev et al. 2020, §3"
     can_run_alone: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""LongCat-Flash's layer: two transformer layers, and experts on a shortcut from the first attention to the end.
+"""LongCat-Flash's layer: attention and dense network twice, with experts in parallel from the first attention on.
 
 The experts read the input of the first dense network. Their output is added at the end of the layer, so the second
 attention and the second network can run while tokens are sent to experts. LongCat-Flash (Meituan 2025,

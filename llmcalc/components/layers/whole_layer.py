@@ -1,4 +1,4 @@
-"""The base classes of layers with attention, a feed-forward network and norms."""
+"""The base classes of layers that require attention, a feed-forward network and norms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class WholeLayer(Layer):
-    """A layer that requires attention, a feed-forward network and all norms, and has no cross-attention."""
+    """A layer that requires attention, a feed-forward network and all their norms, and that has no cross-attention."""
 
     parallel: None = None
     cross_attention: None = None
@@ -34,12 +34,12 @@ class WholeLayer(Layer):
             )
 
     def _record_sublayer(self, recorder: Flow, sublayer_name: str, component: Any, x: Value) -> Value:
-        """Records the preceding norm and the sublayer, and returns the output."""
+        """Records the operations of a norm and of the named sublayer after it, and returns the sublayer's output."""
         return recorder.part(sublayer_name, component, recorder.part(f"{sublayer_name}_pre_norm", self.norm, x))
 
 
 class PreNormLayer(WholeLayer):
-    """The base class of whole layers with a norm before each sublayer."""
+    """The base class of layers with a required norm before attention and before the feed-forward network."""
 
     is_plain_transformer_layer: ClassVar[bool] = False
 
@@ -47,7 +47,7 @@ class PreNormLayer(WholeLayer):
 
 
 def small_sublayers() -> dict[str, Any]:
-    """Returns small sublayers and a norm, by field, for the examples of layers."""
+    """Returns a small attention, feed-forward network and norm, keyed by field, for the examples of layers."""
     return {
         "attention": Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope()),
         "feed_forward": FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
@@ -57,11 +57,11 @@ def small_sublayers() -> dict[str, Any]:
 
 @cache
 def pre_norm_class() -> Any:
-    """Returns the base class of references of layers with a norm before each sublayer."""
+    """Returns the base class of PyTorch references for layers with a norm before each sublayer."""
     from torch import nn
 
     class PreNormReference(nn.Module):
-        """The base of references with pre-norm attention and a pre-norm network."""
+        """The base class of PyTorch references for layers with pre-norm attention and a pre-norm network."""
 
         def __init__(self, spec: Layer, model_properties: ModelProperties) -> None:
             super().__init__()

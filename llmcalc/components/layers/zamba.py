@@ -88,7 +88,7 @@ class SharedBlock(Part):
     def flow(
         self, recorder: Flow, x: Value, norm: Norm, output_axes: Shape, other_adapters: OtherAdapters | None = None
     ) -> Value:
-        """Records the block. x: the residual stream and the token embeddings, concatenated.
+        """Records the operations of the shared block. x: the concatenated residual stream and token embeddings.
 
         norm: the layer's norm.
         output_axes: the axes of the output.
@@ -126,7 +126,7 @@ class SharedBlock(Part):
     def _adapter_output(
         self, recorder: Flow, x: Value, output_axes: Shape, other_adapters: OtherAdapters | None
     ) -> Value:
-        """Records the running layer's adapter as operations, and the adapters of other layers as parameters only."""
+        """Records the current layer's adapter as operations, and other layers' adapters as parameters only."""
 
         def record_projections() -> Value:
             return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *output_axes)
@@ -265,13 +265,13 @@ def _reference_class() -> type[nn.Module]:
             return self.up(self.down(x))
 
     def build_adapters(spec: SharedBlock, in_features: int, out_features: int) -> nn.ModuleList:
-        """Builds the running adapter of this layer, and unused adapters of the other layers."""
+        """Builds this layer's adapter, which runs, and the adapters of the other layers, which are only stored."""
         return nn.ModuleList(
             LowRankAdapter(in_features, spec.adapter_rank or 0, out_features) for _ in range(1 + spec.idle_adapters)
         )
 
     class AdaptedLinear(nn.Linear):
-        """A linear layer with the adapter of the running layer, which also stores the adapters of other layers."""
+        """A linear layer plus the current layer's adapter; the module also stores the adapters of other layers."""
 
         def __init__(self, in_features: int, out_features: int, spec: SharedBlock, bias: bool) -> None:
             super().__init__(in_features, out_features, bias=bias)

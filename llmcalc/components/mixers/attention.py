@@ -69,7 +69,7 @@ AdapterFunction: TypeAlias = Callable[[Value, Shape], Value]
 
 
 class Attention(TokenMixer):
-    """Multi-head attention, grouped-query attention (fewer num_key_value_heads) and multi-query attention (one head).
+    """Multi-head attention; grouped-query attention for fewer `num_key_value_heads`, multi-query attention for 1.
 
     num_attention_heads: the number of query heads.
     num_key_value_heads: the number of key and value heads, by default the number of query heads.
@@ -302,7 +302,7 @@ class Attention(TokenMixer):
             self.block_indexer.check_stack_position(stack_position)
 
     def sizes(self, hidden_size: Number) -> tuple[Number, Number, Number]:
-        """Returns (query heads, key/value heads, head size)."""
+        """Returns the numbers of query heads and of key and value heads, and the size of a head."""
         heads = self.num_attention_heads
         kv_heads = heads if self.num_key_value_heads is None else self.num_key_value_heads
         head_dim = exact_div(hidden_size, heads) if self.head_dim is None else self.head_dim
@@ -339,7 +339,7 @@ class Attention(TokenMixer):
         adapter: AdapterFunction | None = None,
         value_input: Value | None = None,
     ) -> Value:
-        """Records attention. memory: the input of keys and values, default x. output_axes: default x's.
+        """Records the attention's operations. memory: input of keys and values. output_axes: default x's axes.
 
         adapter: computes a term that is added to the output of each query, key and value projection.
         value_input: the input of the values where it is not that of the keys.
@@ -420,7 +420,7 @@ class Attention(TokenMixer):
         return recorder.linear("o_proj", attn_output, *(output_axes or x.axes), bias=self.o_bias)
 
     def _normalize_and_gate(self, recorder: Flow, x: Value, attn_output: Value, value_axis: Axis) -> Value:
-        """Returns the output of the heads after the norms and the gate. x: the layer's input."""
+        """Returns the heads' output after the optional norms and the optional gate. x: the attention layer's input."""
         if self.head_norm is not None:
             attn_output = recorder.norm("head_norm", attn_output, self.head_norm, (value_axis,))
             recorder.hold(out=attn_output)
@@ -449,7 +449,7 @@ class Attention(TokenMixer):
             return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
 
     def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, head_dim: Axis) -> Value:
-        """Returns queries or keys after norm and positions, in the spec's order."""
+        """Returns queries or keys after the norm and the position encoding, in the order that the spec states."""
         qk_norm = self.qk_norm
 
         def normalize_heads(v: Value) -> Value:
@@ -528,7 +528,7 @@ class Attention(TokenMixer):
         return keys, values
 
     def _cache_limit_and_kind(self, is_cross_attention: bool) -> tuple[Number, str]:
-        """Returns the limit of cached tokens (None if unlimited), and the kind of cache."""
+        """Returns the largest number of cached tokens (None for no limit), and the cache's name in reports."""
         if is_cross_attention:
             return None, "cross_attention"
         if self.sliding_window is not None:
@@ -620,7 +620,7 @@ def _reference_class() -> type[nn.Module]:
     from .output_gate import gate_values
 
     class AttentionReference(nn.Module):
-        """Projects to heads, attends, projects back. x: [batch, tokens, hidden] → same shape."""
+        """Projects x to heads, computes attention, and projects back. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Attention, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -702,7 +702,7 @@ def _reference_class() -> type[nn.Module]:
             return norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         def _normalize_and_rotate(self, x: Tensor, norm: str, pass_state: PassState, first_position: int) -> Tensor:
-            """Returns queries or keys after norm and positions, in the spec's order."""
+            """Returns queries or keys after the norm and the position encoding, in the order that the spec states."""
             norm_order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if norm_order == "before_rope":
                 x = self._normalize(x, getattr(self, norm))
@@ -761,9 +761,7 @@ def _reference_class() -> type[nn.Module]:
             return keys_and_values
 
         def _join_target_keys(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
-            """Returns a target model's cached keys and values (zeros here), followed by the keys and values of this
-            pass.
-            """
+            """Returns the target's cached keys and values (zeros here), followed by those of this pass."""
             cache_limit = self.spec.sliding_window or self.spec.attention_chunk_size
             past_tokens = (
                 pass_state.past_tokens if cache_limit is None else min(pass_state.past_tokens, cache_limit - 1)
@@ -772,7 +770,7 @@ def _reference_class() -> type[nn.Module]:
             return x.new_zeros(*heads, self.head_dim), x.new_zeros(*heads, self.value_dim)
 
         def _mask_and_bias(self, x: Tensor, k: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor | None]:
-            """Returns the mask of keys that each query may attend to, and the bias on the scores."""
+            """Returns the mask of the keys that each query may attend to, and the bias on the attention scores."""
             query_count = x.shape[1]
             key_count = k.shape[-2]
             end_position = pass_state.past_tokens + x.shape[1]
@@ -790,7 +788,7 @@ def _reference_class() -> type[nn.Module]:
         def _score_bias(
             self, pass_state: PassState, end_position: int, query_count: int, key_count: int, device: Any
         ) -> Tensor | None:
-            """Returns the score bias of the last `query_count` and `key_count` tokens before `end_position`."""
+            """Returns the score bias for the last queries and keys before `end_position`, or None without a bias."""
             positions = (
                 pass_state.positions(end_position - query_count, end_position, device),
                 pass_state.positions(end_position - key_count, end_position, device),

@@ -66,7 +66,7 @@ class BlendedAttention(WindowedMixer):
         return recorder.linear("o_proj", attn_output, *x.axes)
 
     def _blend_with_previous_row(self, recorder: Flow, projection_letter: str, x: Value) -> Value:
-        """Records the weighted sum of each row and the previous row. x: the keys or the values."""
+        """Records a weighted sum of each token's and the previous token's keys or values. x: the keys or values."""
         kv_heads, _ = x.axes
         previous_rows = recorder.shift(x, state_name=f"last_{projection_letter}")
         recorder.state(f"last_{projection_letter}", *x.axes, state_kind="conv_state")

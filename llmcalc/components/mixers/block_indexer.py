@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def require_all_earlier_tokens(attention: AttentionFields) -> None:
-    """Raises `ValueError` for attention that lacks keys of some earlier tokens."""
+    """Raises `ValueError` if a token cannot attend to all earlier tokens, as in windowed attention."""
     if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
         raise ValueError(
             "block_indexer: selects among all earlier tokens; expected no window, no chunks and no kv_shared"
@@ -50,7 +50,7 @@ def require_decoder(stack_position: StackPosition) -> None:
 
 
 class BlockIndexer(Part):
-    """Small query heads that score one key per token and select blocks of tokens for some of the attention heads.
+    """Small query heads that score one key per token, and select blocks of tokens for a group of attention heads.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a query and of a key.
@@ -93,7 +93,7 @@ class BlockIndexer(Part):
     def flow(
         self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        """Records the selection of blocks. Returns the keys and values to read, and arguments of the attention core.
+        """Records the block selection's operations; returns keys and values to read, and arguments of the attention.
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """

@@ -42,7 +42,7 @@ UNIT_LENGTH_NORM = Norm(type="rmsnorm", weight=False, eps=1e-12)
 
 
 class CompressedConvAttention(WindowedMixer):
-    """Softmax attention whose queries and keys first pass two causal convolutions.
+    """Softmax attention whose queries and keys first pass through two causal convolutions over the tokens.
 
     The values are cut from two equal halves, so num_key_value_heads · head_dim must be even.
 
@@ -80,7 +80,7 @@ class CompressedConvAttention(WindowedMixer):
             raise ValueError("cca_time0 and cca_time1: both kernel sizes are 1; expected at least one above 1")
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
-        """The mixer with `kv_heads` key and value heads; the same mixer if kv_heads · head_dim is odd."""
+        """Returns the mixer with `kv_heads` key and value heads; unchanged if kv_heads · head_dim is odd."""
         return self if kv_heads * self.head_dim % 2 else super().with_kv_heads(kv_heads, hidden_size)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -111,7 +111,7 @@ class CompressedConvAttention(WindowedMixer):
         return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 
     def _convolve_queries_and_keys(self, recorder: Flow, q: Value, k: Value) -> tuple[Value, Value]:
-        """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
+        """Returns the convolved queries and keys, each plus the mean of the query and the key of the head."""
         (heads, head_dim), (kv_heads, _) = q.axes, k.axes
         joined_axes = JoinedShapes(((heads,), (kv_heads,)), "all_heads")
         channel_kernel_size = self.cca_time0
@@ -159,7 +159,7 @@ class CompressedConvAttention(WindowedMixer):
         return recorder.add(convolved_q, mean_q), recorder.add(convolved_k, mean_k)
 
     def _mix_values(self, recorder: Flow, x: Value, kv_heads: Axis, head_dim: Axis) -> Value:
-        """Returns the values: half is computed from the token, half from the previous token."""
+        """Returns the values, of which half is computed from the token and half from the previous token."""
         half_axis = Axis("half", exact_div(kv_heads.size * head_dim.size, 2))
         has_bias = self.attention_bias
         with recorder.function():
@@ -262,7 +262,7 @@ def _reference_class() -> type[nn.Module]:
             return convolved_q + mean_q, convolved_k + mean_k
 
         def _mix_values(self, x: Tensor, pass_state: PassState) -> Tensor:
-            """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
+            """Computes values [batch, tokens, kv_heads, d]; half of the width comes from the previous token."""
             stored_rows, projected_v = self.value_state.load(pass_state), self.v_proj_before(x)
             previous_row = (
                 self.v_proj_before(torch.zeros_like(x[:, :1])) if stored_rows is None else stored_rows[0][:, None]

@@ -1,4 +1,4 @@
-"""DeepSeek-V4's attention: a window of single tokens, and compressed entries for the tokens before it.
+"""DeepSeek-V4's attention: single keys for a window of recent tokens, and compressed keys for earlier tokens.
 
 DeepSeek-V4 (2026), §2.3: one key head whose keys are also the values, a low-rank query, sinks, and an output projection
 in groups. An entry is a weighted mean of compress_rate tokens, channel by channel. With overlapping windows (CSA) an
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CompressedAttention(EntryAttention):
-    """Attention to a window of tokens, and to entries that each summarize several earlier tokens.
+    """Attention to recent tokens in a window, and to compressed key-value entries that each summarize several tokens.
 
     overlap: whether an entry also covers the window before its own, false by default.
     indexer: the part that selects the entries to attend to; by default all are attended to.
@@ -65,7 +65,7 @@ class CompressedAttention(EntryAttention):
     def _selected_entries(
         self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
     ) -> Value:
-        """Selects the entries for each token's attention. mask: the visible entries."""
+        """Returns the mask of the compressed entries that the indexer selects per token. mask: the visible entries."""
         heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with recorder.scope("indexer", role="no_grad"):
             kv_entries = self._all_compressed_entries(recorder, x, index_dim, rope)
@@ -85,7 +85,7 @@ class CompressedAttention(EntryAttention):
             return recorder.choose_entries(scores, recorder.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
     def _all_compressed_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> Value:
-        """Returns the compressed entries of all tokens up to now, of width `head_dim`."""
+        """Returns the compressed entries of all tokens so far, each of width `head_dim`."""
         assert self.compress_rate is not None
         rate_axis = Axis("rate", self.compress_rate)
         series_axes: Shape = (JoinedShapes(((head_dim,), (head_dim,))),) if self.overlap else (head_dim,)
@@ -115,7 +115,7 @@ class CompressedAttention(EntryAttention):
     def _join_previous_window(
         self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, token_rows: Rows
     ) -> tuple[Value, Value]:
-        """Joins the second feature half of each window with the first feature half of the previous window."""
+        """Joins the second half of the features of each token window with the first half of the previous window."""
         window_axes = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
             (delayed_series, current_series), (delayed_gate_series, current_gate_series) = (
@@ -139,7 +139,7 @@ class CompressedAttention(EntryAttention):
             )
 
     def _entry_projection(self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape) -> Value:
-        """Records a projection for the computation of compressed entries."""
+        """Records the operations of a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
         op = ops.CompressedEntryLinear(
             x.width, recorder.element_count(output_axes), rows=x.rows, tokens_per_entry=self.compress_rate
@@ -195,7 +195,7 @@ def _reference_class() -> type[nn.Module]:
             self.last_window: Any = recurrent_state_class()() if spec.overlap else None
 
         def _join_previous_window(self, kv: Tensor, gate: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
-            """Joins the second feature half of each window of x with the first feature half of the previous window.
+            """Joins the second half of the features of each token window with the first half of the previous window.
 
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
             """
@@ -247,7 +247,7 @@ def _reference_class() -> type[nn.Module]:
             return kv_entries
 
     class EntryChooser(entry_chooser_class()):  # type: ignore[misc]
-        """Selects compressed entries for each token, by scores against a second set of compressed keys."""
+        """Selects compressed entries for each token by scores with a separate set of compressed keys."""
 
         def __init__(self, spec: CompressedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)

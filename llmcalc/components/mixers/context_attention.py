@@ -57,7 +57,7 @@ class ContextAttention(TwoKeySetsMixer):
         return {"streams": {"type": "target_states", "start": "embedding"}}
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records attention to the target's states and to the current pass: two attention cores, one softmax."""
+        """Records attention to the target's states and to the current pass, whose scores share one softmax."""
         target_states: Value = recorder.layer_memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
@@ -119,7 +119,7 @@ def _reference_class() -> type[nn.Module]:
             self.sinks = vector_module(torch.zeros(spec.num_attention_heads)) if spec.sinks else None
 
         def _project_heads(self, projection_letter: str, x: Tensor, pass_state: PassState) -> Tensor:
-            """Returns the projected heads of x, with RoPE for queries and keys."""
+            """Returns the projection of x as heads; queries and keys also get RoPE."""
             heads: Tensor = self._split_heads(projection_letter, x)
             if projection_letter == "v":
                 return heads

@@ -1,4 +1,4 @@
-"""DeltaNet: linear attention whose state the delta rule corrects, without a decay.
+"""DeltaNet: linear attention whose state is updated by the delta rule, without a decay.
 
 Schlag, Irie & Schmidhuber 2021 (arXiv:2102.11174); in chunks, Yang et al. 2024 (arXiv:2406.06484).
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class DeltaNet(RecurrentMixer):
-    """The DeltaNet mixer, with the same field names as the other mixers with a delta rule.
+    """The DeltaNet token mixer, whose field names are those of the other delta-rule mixers.
 
     linear_num_heads: the number of heads, each with a state of linear_key_head_dim × linear_value_head_dim.
     linear_key_head_dim: the size of a query or key head.
@@ -135,7 +135,7 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj = nn.Linear(self.value_width, hidden_size, bias=False)
 
         def _split_heads(self, x: Tensor) -> Tensor:
-            """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
+            """Splits the last axis into heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:

@@ -1,4 +1,4 @@
-"""The delta rule: the operations that DeltaNet, Gated DeltaNet and Kimi Delta Attention share, and its PyTorch module.
+"""The delta rule of DeltaNet, Gated DeltaNet and Kimi Delta Attention: shared operations and a PyTorch module.
 
 S ← S·exp(g); S ← S + k ⊗ β(v − Sᵀk); o = Sᵀq, with S: [key_dim, value_dim] per head (Schlag 2021, arXiv:2102.11174;
 gated: Yang 2024, arXiv:2412.06464; DeltaNet has no decay g). Several tokens at once run in chunks (Yang 2024,
@@ -28,7 +28,7 @@ CHUNK_TOKENS = 64
 def record_convolved_heads(
     recorder: Flow, x: Value, key_axes: Shape, value_axes: Shape, kernel_size: int
 ) -> list[Value]:
-    """Records projections to queries, keys and values, and a short convolution with SiLU over all of them.
+    """Records the query, key and value projections, and a short convolution with SiLU over their outputs.
 
     key_axes: the axes of queries and keys. value_axes: the axes of values. kernel_size: the convolution's, in tokens.
     """
@@ -48,7 +48,7 @@ def record_delta_rule(
     state_axes: tuple[Axis, Axis, Axis],
     source: str = "",
 ) -> Value:
-    """Records the delta rule in chunks, or one step of it, and its state.
+    """Records the recurrent state and the delta rule, in chunks for many tokens or as one step for one token.
 
     scan_inputs: queries, keys, values, the decay if there is one, and β.
     state_axes: the axes of heads, of a key and of a value. source: the paper's section, by default that of the mixer.

@@ -157,7 +157,7 @@ class DifferentialAttention(WindowedMixer):
         return keys, values
 
     def _lambda_term(self, recorder: Flow, factor_index: str, head_dim: Axis) -> Value:
-        """Records one of the two factors exp(λ_q · λ_k) in λ."""
+        """Records exp(λ_q · λ_k) for one of the two learned vector pairs whose difference determines λ."""
         lambda_product = recorder.mul(
             recorder.vector(f"lambda_q{factor_index}", head_dim), recorder.vector(f"lambda_k{factor_index}", head_dim)
         )

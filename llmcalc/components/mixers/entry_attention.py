@@ -1,4 +1,4 @@
-"""The base of DeepSeek-V4's and V4.1's attention: a window of single tokens, and compressed entries of earlier tokens.
+"""The base of DeepSeek-V4's attention: single keys in a recent window, and compressed entries of earlier tokens.
 
 DeepSeek-V4 (2026), §2.3: one key head whose keys are also the values, a low-rank query, sinks, and an output projection
 in groups. One softmax covers tokens and entries. transformers: models/deepseek_v4.
@@ -55,7 +55,7 @@ class EntryIndexer(Part):
 
 
 class EntryAttention(TokenMixer):
-    """Attention to a window of tokens, and to entries that each summarize several earlier tokens.
+    """Attention to recent tokens in a window, and to compressed key-value entries that each summarize several tokens.
 
     num_attention_heads: the number of query heads.
     head_dim: the size of a head.
@@ -95,7 +95,7 @@ class EntryAttention(TokenMixer):
         self.position.check_full_rotation()
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
-        """The mixer's heads: all query heads share one key head, and the keys are also the values."""
+        """The heads of the mixer: all query heads share one key head, whose keys are also the values."""
         return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
     def report_label(self) -> str:
@@ -109,7 +109,7 @@ class EntryAttention(TokenMixer):
 
     @property
     def selected_entries(self) -> int | None:
-        """The largest number of entries that a token attends to; None without entries or without a limit."""
+        """The largest number of compressed entries that a token attends to; None without entries or without a limit."""
         return None if self.indexer is None else self.indexer.index_topk
 
     def cost_thresholds(self) -> tuple[int, ...]:
@@ -124,7 +124,7 @@ class EntryAttention(TokenMixer):
         )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records one softmax over the scores of tokens, entries and sinks; each core counts its own products."""
+        """Records one softmax over the scores of tokens, compressed entries and sinks, each with its own products."""
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         rope = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
         compressed_query = recorder.norm(
@@ -177,18 +177,18 @@ class EntryAttention(TokenMixer):
         return recorder.linear("o_b_proj", output_groups, *x.axes)
 
     def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
-        """Returns the queries of all heads before RoPE, with a norm in subclasses that have one."""
+        """Returns all heads' queries before RoPE; subclasses may apply a norm."""
         return q
 
     def _mask_and_compressed_kv(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
-        """Returns the mask of the entries that each token attends to, and the entries."""
+        """Returns the mask of the compressed entries that each token attends to, and the compressed entries."""
         raise TypeError(f"{type(self).__name__} computes no entries")
 
     @property
     def entries_name(self) -> str:
-        """The name of the compressed entries in report headings."""
+        """The name of the compressed entries in headings of reports, such as `entries`."""
         return "entries"
 
     def describe(self, hidden_size: int) -> str:
@@ -220,7 +220,7 @@ def group_map_class() -> type[nn.Module]:
     from torch import nn
 
     class GroupMap(nn.Module):
-        """A separate linear layer per group. x: [batch, tokens, groups, in_features] → [.., out_features]."""
+        """Applies a separate linear layer per group. x: [batch, tokens, groups, in_features] → [.., out_features]."""
 
         def __init__(self, group_count: int, in_features: int, out_features: int) -> None:
             super().__init__()
@@ -236,7 +236,7 @@ def group_map_class() -> type[nn.Module]:
 
 @cache
 def entry_attention_class() -> Any:
-    """Returns the base class of references of attention to entries. A subclass computes the entries."""
+    """Returns the base class of PyTorch references for attention to compressed entries, which subclasses compute."""
     import torch
     from torch import nn
 
@@ -267,11 +267,11 @@ def entry_attention_class() -> Any:
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            """Returns the entries, and the mask [.., tokens, entries] of the entries that each token attends to."""
+            """Returns compressed entries, and the mask [.., tokens, entries] of the entries each token attends to."""
             raise NotImplementedError
 
         def _entry_counts(self, x: Tensor, pass_state: PassState) -> Tensor:
-            """Returns for each token the number of entries made only of tokens up to that token."""
+            """Returns for each token how many compressed entries summarize only tokens up to that token."""
             spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
             assert spec.compress_rate is not None
             return (pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1) // spec.compress_rate
@@ -279,7 +279,7 @@ def entry_attention_class() -> Any:
         def _selected_entries(
             self, x: Tensor, kv_entries: Tensor, is_visible: Tensor, selection: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            """Returns the entries to read, and the mask of the entries that are selected for each token."""
+            """Returns the compressed entries to read, and the mask of the entries that are selected for each token."""
             if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 gather_index = selection[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
                 return kv_entries.gather(1, gather_index), is_visible[:, : selection.shape[-1]]
@@ -319,11 +319,11 @@ def entry_attention_class() -> Any:
 
 @cache
 def entry_chooser_class() -> Any:
-    """Returns the base class of modules that select entries."""
+    """Returns the base class of PyTorch modules that select compressed entries for each token."""
     from torch import nn
 
     class EntryChooser(nn.Module):
-        """Selects the entries that each token attends to, [batch, tokens, index_topk at most]."""
+        """Returns the indices of the entries that each token attends to, [batch, tokens, index_topk at most]."""
 
         def __init__(self, spec: EntryAttention, hidden_size: int) -> None:
             super().__init__()

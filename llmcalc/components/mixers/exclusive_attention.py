@@ -1,4 +1,4 @@
-"""Exclusive encoder attention: each head subtracts the output's projection onto the token's value.
+"""Exclusive encoder attention: the part of each head's output along the token's own value vector is removed.
 
 transformers: models/neomme (`NeoMMEAttention`, `NeoMMEExclusiveSelfAttention`).
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ExclusiveAttention(WindowedMixer):
-    """Grouped-query attention with output y − tanh(α) · (y · u) · u, gated, where u is the token's unit value.
+    """Grouped-query attention with gated output y − tanh(α) · (y · u) · u, where u is the token's normalized value.
 
     num_attention_heads: the number of query heads, each with its α.
     num_key_value_heads: the number of key and value heads.
@@ -89,7 +89,7 @@ class ExclusiveAttention(WindowedMixer):
         return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
 
     def _subtract_own_value(self, recorder: Flow, attn_output: Value, values: Value) -> Value:
-        """Returns the output of the heads minus tanh(α) times its projection on the token's value."""
+        """Returns the heads' output minus tanh(α) times its projection onto the token's own value."""
         kv_heads, head_dim = values.axes
         assert isinstance(kv_heads, Axis)
         heads = attn_output.axes

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FourierMixer(TokenMixer):
-    """A Fourier transform over all tokens and features, of which the real part is taken."""
+    """A token mixer that takes the real part of a Fourier transform over all tokens and features."""
 
     formula_source: ClassVar[str] = "Lee-Thorp et al. 2021, §3.2"
     node_name: ClassVar[str] = "fourier"

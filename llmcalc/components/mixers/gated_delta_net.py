@@ -1,4 +1,4 @@
-"""Gated DeltaNet: linear attention with a decaying state that the delta rule corrects.
+"""Gated DeltaNet: linear attention whose state decays and is updated by the delta rule.
 
 Yang, Kautz & Hatamizadeh 2024 (arXiv:2412.06464).
 
@@ -46,7 +46,7 @@ LinearValueDim: TypeAlias = Annotated[int, SizeSymbol("d_v")]
 
 
 class GatedDeltaNet(RecurrentMixer):
-    """Gated DeltaNet, with the field names of Qwen3-Next's config.
+    """The Gated DeltaNet token mixer, with the field names of Qwen3-Next's config.
 
     linear_num_key_heads: the number of query and key heads; each serves the same number of value heads.
     linear_num_value_heads: the number of value heads; each has a state and an output. `head_sizes` returns them as

@@ -1,4 +1,4 @@
-"""Attention with bounded lengths of queries and keys, and distance biases mixed from learned profiles.
+"""Attention with length-limited queries and keys, and a distance bias mixed from learned profiles.
 
 A query, a key and a head's weights of the profiles are scaled down to a largest length. Each token has a score of its
 own for a key without a value (a sink), and a gate on the output of the heads. The convolutions of keys and values may
@@ -28,7 +28,7 @@ WEIGHTLESS_NORM = Norm(type="rmsnorm", weight=False, eps=1e-6)
 
 
 class GatedProfileAttention(ProfileAttention):
-    """Attention with profile biases, bounded queries and keys, an output gate, and a sink score from each token.
+    """Attention with a bias mixed from profiles, length-limited queries and keys, an output gate and a sink score.
 
     dynamic_convolutions: whether the taps of the convolutions of keys and values are the sum of learned ones and of
         some that each token's input gives for each head; false by default. Their elementwise products count no FLOPs.
@@ -41,7 +41,7 @@ class GatedProfileAttention(ProfileAttention):
     dynamic_convolutions: Flag = False
 
     def flow(self, recorder: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:
-        """Records attention. key_input, value_input: the inputs of keys and of values, by default x."""
+        """Records the attention's operations. key_input, value_input: inputs of keys and of values, by default x."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim = Axis("head_dim", self.head_dim)
         window = self.sliding_window
@@ -86,7 +86,7 @@ class GatedProfileAttention(ProfileAttention):
         return recorder.linear("o_proj", attn_output, *x.axes)
 
     def _convolve_heads(self, recorder: Flow, conv_name: str, x: Value, filter_input: Value) -> Value:
-        """Returns keys or values after their convolution.
+        """Returns keys or values after a convolution with filters computed from `filter_input`.
 
         filter_input: the vectors from which a part of the filter is computed.
         """
@@ -132,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
         return (x.float() * (max_norm / (vector_length + 1e-6)).clamp(max=1.0)).to(x.dtype)
 
     class TokenConvolution(nn.Module):
-        """A causal convolution with per-token filters, added to its input. x: [batch, tokens, width]."""
+        """Adds to x a causal convolution of x with per-token filters. x: [batch, tokens, width] → same shape."""
 
         def __init__(self, hidden_size: int, heads: int, kv_width: int, kernel_size: int) -> None:
             super().__init__()
@@ -156,7 +156,7 @@ def _reference_class() -> type[nn.Module]:
             return conv_output + x
 
     class SoftmaxProducts(nn.Module):
-        """Softmax attention with a bias and a sink, a score per query without a value.
+        """Softmax attention with a score bias, and with a sink: an extra score per query that has no value.
 
         q: [batch, heads, queries, d]; k, v: [batch, heads, keys, d]; bias: the scores' shape; sinks: [batch, heads,
         queries] → the shape of q.

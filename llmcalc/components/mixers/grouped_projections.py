@@ -33,7 +33,7 @@ def _groups_field() -> Any:
 
 
 class GroupedProjectionAttention(EqualHeadsMixer):
-    """Multi-head encoder attention with block-diagonal projections, each with a bias.
+    """Multi-head encoder attention whose projections are block-diagonal and have biases.
 
     num_attention_heads: the number of heads.
     q_groups, k_groups, v_groups, o_groups: the number of groups of each projection, 1 by default.
@@ -79,7 +79,7 @@ class GroupedProjectionAttention(EqualHeadsMixer):
 
 
 class GroupedFeedForward(SingleWidthNetwork):
-    """A feed-forward network of two block-diagonal projections with biases, and an activation between them.
+    """A feed-forward network with two block-diagonal projections, their biases, and an activation between them.
 
     intermediate_size: the width between them.
     hidden_act: the activation.

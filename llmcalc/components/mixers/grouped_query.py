@@ -1,4 +1,4 @@
-"""Base classes of token mixers with grouped-query heads, or with a key head for each query head."""
+"""Base classes of token mixers with grouped-query heads, or with as many key heads as query heads."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 def record_queries_keys_values(
     recorder: Flow, x: Value, *axes: Axis | JoinedShapes, bias: bool = False
 ) -> Iterator[Value]:
-    """Records the projections of x to queries, keys and values, all with the same axes."""
+    """Records the operations of the query, key and value projections of x, whose outputs all have x's axes."""
     return (recorder.linear(f"{projection_letter}_proj", x, *axes, bias=bias) for projection_letter in "qkv")
 
 
 def copy_with_heads(mixer: Any, head_sizes: HeadSizes) -> Any:
-    """Returns a grouped-query mixer with other heads. Raises `UnscalableError` if its positions do not fit them."""
+    """Returns a mixer with other heads. Raises `UnscalableError` if its position encoding does not fit the heads."""
     if mixer.position is not None:
         mixer.position.check_heads(head_sizes)
     heads, kv_heads, head_dim = head_sizes.heads, head_sizes.kv_heads, head_sizes.head_dim
@@ -35,7 +35,7 @@ def copy_with_heads(mixer: Any, head_sizes: HeadSizes) -> Any:
 
 
 class GroupedQueryMixer(TokenMixer):
-    """Attention with num_attention_heads query heads, num_key_value_heads key/value heads, head_dim and RoPE.
+    """A token mixer with grouped-query heads: `num_attention_heads` query heads, `num_key_value_heads` key heads, RoPE.
 
     A subclass declares these fields, in this order.
     """
@@ -96,12 +96,12 @@ class WindowedMixer(OptionalWindowMixer, GroupedQueryMixer):
 
     @property
     def cache_kind(self) -> str:
-        """The kind of KV cache in tables of `llmcalc kv`: `full_attention` or `sliding_attention`."""
+        """The name of the KV cache in tables of `llmcalc kv`: `full_attention` or `sliding_attention`."""
         return "full_attention" if self.sliding_window is None else "sliding_attention"
 
 
 def check_key_heads(mixer: TokenMixer, head_sizes: HeadSizes) -> None:
-    """Raises `UnscalableError` unless there are as many key and value heads as query heads."""
+    """Raises `UnscalableError` unless the number of key and value heads equals the number of query heads."""
     if not are_equal(head_sizes.kv_heads, head_sizes.heads):
         type_name = type(mixer).model_fields["type"].default
         raise UnscalableError(
@@ -111,7 +111,7 @@ def check_key_heads(mixer: TokenMixer, head_sizes: HeadSizes) -> None:
 
 
 class MultiHeadMixer(TokenMixer):
-    """A mixer with num_attention_heads query heads, each with a key head and a value head, of head_dim.
+    """A mixer with `num_attention_heads` query heads of size `head_dim`, each with a separate key and value head.
 
     A subclass declares these fields, in this order.
     """
@@ -129,7 +129,7 @@ class MultiHeadMixer(TokenMixer):
 
 
 class EqualHeadsMixer(TokenMixer):
-    """A mixer with num_attention_heads heads of size width / num_attention_heads; a subclass declares the field."""
+    """A mixer with `num_attention_heads` heads of size width / `num_attention_heads`; subclasses declare the field."""
 
     if TYPE_CHECKING:
         num_attention_heads: int
@@ -158,11 +158,11 @@ class EqualHeadsMixer(TokenMixer):
 
 @cache
 def grouped_reference_class() -> Any:
-    """Returns the base class of references of grouped-query attention, with the projections."""
+    """Returns the base class of PyTorch references for grouped-query attention, which has the projections."""
     from torch import nn
 
     class GroupedReference(nn.Module):
-        """The projections of queries, keys, values and the output. bias: whether each projection has a bias."""
+        """The query, key, value and output projections. bias: whether each projection has a bias."""
 
         def __init__(self, spec: GroupedQueryMixer, hidden_size: int, bias: bool = False) -> None:
             super().__init__()
@@ -189,7 +189,7 @@ def grouped_reference_class() -> Any:
             )
 
         def _for_each_query_head(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
-            """Repeats keys and values to the number of query heads."""
+            """Repeats keys or values so that there is one for each query head. axis: the axis of heads."""
             group_size = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return (
                 tensors if group_size == 1 else tuple(tensor.repeat_interleave(group_size, axis) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""HGRN2: linear attention with keys 1 − f, where f are the forget gates; each layer has a lower bound of its gates.
+"""HGRN2: linear attention whose keys are 1 − forget gate, where each layer's gates have a lower bound.
 
 Qin et al. 2024 (arXiv:2404.07904), §3. S ← diag(α)·S + (1 − α) ⊗ i, o = Sᵀq / √key_dim, with α = β + (1 − β)·σ(f); then
 a norm over all heads. β is 0 in the first layer and grows with the layers: a row of a table that all layers share,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class HGRN2(RecurrentMixer):
-    """The token mixer of HGRN2: a gated linear recurrence.
+    """HGRN2's token mixer: a gated linear recurrence.
 
     num_attention_heads: the number of heads, each with a state of linear_key_head_dim × linear_value_head_dim.
     linear_key_head_dim: the size of a query or of a forget gate of a head.
@@ -88,7 +88,7 @@ class HGRN2(RecurrentMixer):
         return recorder.linear("o_proj", scan_output, *x.axes)
 
     def _record_forget_gate(self, recorder: Flow, forget_logits: Value) -> Value:
-        """Records the share of the state that each channel retains."""
+        """Records the computation of the forget gate, which is the share of the state that each channel retains."""
         if not self.lower_bound:
             return recorder.act(forget_logits, "sigmoid")
         lower_bound = recorder.vector("lower_bound", *forget_logits.axes)
@@ -139,11 +139,11 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj = nn.Linear(value_width, hidden_size, bias=False)
 
         def _split_heads(self, x: Tensor) -> Tensor:
-            """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
+            """Splits the last axis into heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _forget_gate(self, forget_logits: Tensor) -> Tensor:
-            """Returns the share of the state that each channel retains, in fp32. Has the shape of the logits."""
+            """Returns the forget gate in fp32: the retained share of each channel's state. Has the logits' shape."""
             gate = forget_logits.float().sigmoid()
             if self.lower_bound is None:
                 return gate

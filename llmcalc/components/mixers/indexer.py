@@ -63,7 +63,7 @@ class Indexer(Part):
         return {"selected_keys": self.index_topk}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
-        """Scores all earlier tokens and selects the tokens with the highest scores.
+        """Records the scores of all earlier tokens and the selection of the tokens with the highest scores.
 
         query_latent: the compressed query, which the indexer's queries come from without input_norm.
         position: RoPE on queries and keys; None for none.
@@ -92,7 +92,7 @@ class Indexer(Part):
     def reference(
         self, model_properties: ModelProperties, query_width: int, rotary_dim: int, theta: float
     ) -> nn.Module:
-        """Builds the indexer. query_width: the width of the queries' input. rotary_dim: 0 without rotation."""
+        """Builds the indexer. query_width: width of the query projection's input. rotary_dim: 0 without RoPE."""
         return indexer_reference_class()(self, model_properties.hidden_size, query_width, rotary_dim, theta)
 
 
@@ -102,7 +102,7 @@ def indexer_core_class() -> type[nn.Module]:
     from torch import nn
 
     class KeyScores(nn.Module):
-        """The scores of keys. q: [batch, queries, heads, d], k: [batch, keys, d] → [batch, queries, keys].
+        """Computes scores of keys. q: [batch, queries, heads, d], k: [batch, keys, d] → [batch, queries, keys].
 
         head_weights: [batch, queries, heads].
         """

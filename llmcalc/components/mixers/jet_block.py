@@ -1,4 +1,4 @@
-"""JetBlock: gated DeltaNet with a convolution of the values; each token computes its filter.
+"""JetBlock: gated DeltaNet whose values pass a convolution with filters computed from each token.
 
 Gu et al. 2025 (arXiv:2508.15884), §3. Queries and keys pass no convolution. A network of two layers gives every
 channel of the values a filter over the last tokens, for each token. Projections, filters and the tensors kept between
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class JetBlock(RecurrentMixer):
-    """Gated DeltaNet with a dynamic convolution of the values.
+    """Gated DeltaNet with a convolution of the values whose filters are computed from each token.
 
     linear_num_value_heads: the number of heads, each with a query, a key, a value and a state.
     linear_key_head_dim: the size of a query or key head.

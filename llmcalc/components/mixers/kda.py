@@ -107,11 +107,11 @@ class KimiDeltaAttention(RecurrentMixer):
         )
 
     def _has_low_rank(self, projection_letter: str) -> bool:
-        """Whether a gate projection has low rank. projection_letter: `f` for the decay, `g` for the output gate."""
+        """Whether a gate's projection is low-rank. projection_letter: `f` for the decay, `g` for the output gate."""
         return self.low_rank_gates and not (projection_letter == "g" and self.full_rank_output_gate)
 
     def _record_log_decay(self, recorder: Flow, x: Value, head_axes: Shape) -> Value:
-        """Returns the log decay of each channel of the state."""
+        """Records the log decay of each channel of the recurrent state, and returns the log decay."""
         heads, *_ = head_axes
         decay_logits = recorder.add(
             self._gate_projection(recorder, "f", x, head_axes), recorder.vector("dt_bias", *head_axes)
@@ -122,7 +122,7 @@ class KimiDeltaAttention(RecurrentMixer):
         return recorder.act(recorder.mul(decay_logits, decay_rate), "sigmoid")
 
     def _gate_projection(self, recorder: Flow, projection_letter: str, x: Value, head_axes: Shape) -> Value:
-        """Returns the projection of a gate: one full-rank linear layer or two low-rank ones."""
+        """Returns the output of a gate's projection: one full-rank linear layer or two low-rank ones."""
         if not self._has_low_rank(projection_letter):
             return recorder.linear(f"{projection_letter}_proj", x, *head_axes)
         low_rank_x = recorder.linear(f"{projection_letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
@@ -182,7 +182,7 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 
         def _split_heads(self, x: Tensor) -> Tensor:
-            """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
+            """Splits the last axis into heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _gate_projection(self, projection_letter: str, x: Tensor) -> Tensor:

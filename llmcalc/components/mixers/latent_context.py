@@ -75,7 +75,7 @@ class LatentContextAttention(OptionalWindowMixer):
         return {"streams": {"type": "target_states", "start": "embedding"}}
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records latent attention to the target's states and to the current pass, each with its own core."""
+        """Records latent attention to the target's states and to the current pass, with separate attention cores."""
         target_states: Value = recorder.layer_memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, latent_axis = Axis("heads", self.num_attention_heads), Axis("latent", self.kv_lora_rank)
         nope_axis, rope_axis = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)

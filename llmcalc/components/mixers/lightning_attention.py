@@ -94,7 +94,7 @@ class LightningAttention(MultiHeadMixer):
         return recorder.linear("o_proj", gated_output, *x.axes, bias=self.o_bias)
 
     def _normalize_and_rotate(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
-        """Returns queries or keys after their norm and RoPE. norm_name: the name of the norm."""
+        """Returns queries or keys after the named norm and RoPE."""
         x = x if self.qk_norm is None else recorder.norm(norm_name, x, self.qk_norm, (head_dim,))
         return x if self.position is None else recorder.rope(x, self.position)
 

@@ -1,4 +1,4 @@
-"""Linear attention with a decay: the base of retention, gated linear attention and HGRN2, and its PyTorch module.
+"""The base of linear attention with a decay (retention, gated linear attention, HGRN2), and the PyTorch module.
 
 S ← diag(exp g)·S + k ⊗ v, o = Sᵀq / √key_dim, with S: [key_dim, value_dim] per head (Sun 2023, arXiv:2307.08621; Yang
 2023, arXiv:2312.06635). Several tokens at once run in chunks, as `chunk_retention` and `chunk_gla` of
@@ -62,11 +62,11 @@ class LinearAttentionMixer(RecurrentMixer):
         return self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def _record_positions(self, recorder: Flow, x: Value) -> Value:
-        """Records the position encoding of queries or keys, if there is one."""
+        """Records the optional position encoding of queries or keys, and returns the encoded vectors."""
         return x
 
     def _record_decays(self, recorder: Flow, x: Value, heads: Axis, key_dim: Axis) -> tuple[Value, ...]:
-        """Records the log decay of each channel of a key; records nothing if the decays are fixed."""
+        """Records the log decay per key channel and returns it; records nothing if the decays are fixed."""
         return ()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -108,7 +108,7 @@ class LinearAttentionMixer(RecurrentMixer):
 def record_linear_attention(
     recorder: Flow, scan_inputs: tuple[Value, ...], state_axes: tuple[Axis, Axis, Axis], chunk_size: int
 ) -> Value:
-    """Records linear attention in chunks, or one step of it, and its state.
+    """Records the recurrent state and linear attention, in chunks for many tokens or as one step for one token.
 
     scan_inputs: queries, keys, values, and the decays unless they are fixed.
     state_axes: the axes of heads, of a key and of a value. chunk_size: the number of tokens computed at once.
@@ -126,7 +126,7 @@ def record_linear_attention(
 
 @cache
 def linear_attention_reference() -> Any:
-    """Returns the base class of references of linear attention with a decay."""
+    """Returns the base class of PyTorch references for linear attention with a decay."""
     from torch import nn
     from torch.nn import functional as F
 
@@ -148,7 +148,7 @@ def linear_attention_reference() -> Any:
             self.o_proj = nn.Linear(value_width, hidden_size, bias=False)
 
         def _with_positions(self, x: Tensor, pass_state: PassState) -> Tensor:
-            """Returns queries or keys with their position encoding, if there is one."""
+            """Returns queries or keys with the optional position encoding applied."""
             return x
 
         def _log_decay(self, x: Tensor) -> Tensor:
@@ -156,16 +156,16 @@ def linear_attention_reference() -> Any:
             raise NotImplementedError
 
         def _split_heads(self, x: Tensor, head_dim: int) -> Tensor:
-            """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
+            """Splits the last axis into heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
         def _for_each_query_head(self, x: Tensor) -> Tensor:
-            """Repeats keys, values or decays to the number of query heads."""
+            """Repeats keys, values or decays so that there is one for each query head."""
             group_size = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group_size == 1 else x.repeat_interleave(group_size, 1)
 
         def _mapped_heads(self, x: Tensor, pass_state: PassState) -> Tensor:
-            """Returns heads of queries or keys after the feature map, with their positions."""
+            """Splits queries or keys into heads and applies the feature map, then the position encoding."""
             heads = self._split_heads(x, self.spec.linear_key_head_dim)
             mapped_heads = heads if self.spec.feature_map is None else activate(self.spec.feature_map, heads)
             return self._with_positions(mapped_heads, pass_state)

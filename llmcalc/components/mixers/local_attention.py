@@ -1,4 +1,4 @@
-"""Local encoder attention to nearby tokens in both directions, and optionally to sums of token blocks.
+"""Local encoder attention to nearby tokens in both directions, and optionally to sums over blocks of tokens.
 
 LongT5 (Guo et al. 2021, arXiv:2112.07916, §3.1). `local`: a token attends to tokens at most local_radius away. Each
 block of local_radius + 1 tokens attends to itself and its two neighbours; the last block is padded. `transient-global`:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LocalAttention(MultiHeadMixer):
-    """Multi-head attention of an encoder to nearby tokens, and optionally to block sums of the whole sequence.
+    """Encoder attention to nearby tokens, and optionally to one summed vector per block of the whole sequence.
 
     num_attention_heads: the number of heads.
     head_dim: the size of a head.
@@ -58,7 +58,7 @@ class LocalAttention(MultiHeadMixer):
         return ScoreBias(self.num_attention_heads, has_block_bias=self.global_block_size is not None)
 
     def record_shared_bias(self, recorder: Flow, x: Value) -> None:
-        """Records the shared bias, and the mask that the bias of block sums depends on."""
+        """Records the computation of the shared score bias, and the mask on which the bias for block sums depends."""
         bias_tables = [
             recorder.layer_memo[name]
             for name in ("relative_bias", "relative_bias_of_blocks")
@@ -175,7 +175,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat([torch.cat([zero_block, x[:, :-1]], 1), x, torch.cat([x[:, 1:], zero_block], 1)], 2)
 
         def _gather_block_keys(self, x: Tensor, tokens: int) -> Tensor:
-            """Collects for each block the keys or values of the block, of both neighbours, and of all block sums.
+            """Gathers, for each block, keys or values of the block, of both neighbouring blocks and of all block sums.
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """
@@ -186,7 +186,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat([local_vectors, sum_vectors], -2)
 
         def _split_heads(self, x: Tensor) -> Tensor:
-            """Splits heads. […, tokens, heads · d] → […, heads, tokens, d]."""
+            """Splits the last axis into heads. […, tokens, heads · d] → […, heads, tokens, d]."""
             return x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
 
         def compute_shared_bias(self, x: Tensor, pass_state: PassState) -> None:
@@ -198,7 +198,7 @@ def _reference_class() -> type[nn.Module]:
             return pass_state.compute_once(memo_key, lambda: self._mask_and_bias(pass_state, tokens, device))
 
         def _index_block_sums(self, pass_state: PassState, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
-            """Returns the index of each token's block sum, and the indices of all sums."""
+            """Returns the index of the block sum to which each token belongs, and the indices of all block sums."""
             block_size = self.spec.global_block_size
             assert block_size is not None
             last_sum_index = tokens // block_size - 1
@@ -209,7 +209,7 @@ def _reference_class() -> type[nn.Module]:
             return sum_index, pass_state.positions(0, last_sum_index + 1, device)
 
         def _mask_and_bias(self, pass_state: PassState, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
-            """Returns the mask [blocks, 1, block, keys] of each query's keys, and the bias on the scores."""
+            """Returns the mask [blocks, 1, block, keys] of the keys each query attends to, and the score bias."""
             radius = self.spec.local_radius
             # 0 marks padding
             positions = self._split_into_blocks(pass_state.positions(0, tokens, device)[None] + 1)

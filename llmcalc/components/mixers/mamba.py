@@ -109,7 +109,7 @@ class Mamba(TokenMixer):
     def _scan_inputs(
         self, recorder: Flow, inner_x: Value, inner_axis: Axis, state_axis: Axis
     ) -> tuple[Value, Value, Value]:
-        """Returns Δ per channel, and B and C per head. Every token passes through the projections of all heads."""
+        """Returns the step size Δ per channel, and B and C per head, from projections that all tokens pass through."""
         num_heads, rank_axis = self.num_heads, Axis("time_step_rank", self.time_step_rank)
         split_shapes = (rank_axis,), (state_axis,), (state_axis,)
         if num_heads is None:
@@ -209,7 +209,7 @@ def _reference_class() -> type[nn.Module]:
             return scan_output + self.D * x, scan_states[:, -1]
 
     def _read_states(scan_states: Tensor, c: Tensor) -> Tensor:
-        """Multiplies states by C. scan_states: [batch, tokens, inner, state], c: [batch, tokens, heads, state]."""
+        """Computes state · C. scan_states: [batch, tokens, inner, state], c: [batch, tokens, heads, state]."""
         heads: Tensor = scan_states.unflatten(2, (c.shape[2], -1)) @ c[..., None]
         return heads.flatten(2)
 

@@ -117,7 +117,7 @@ class Mamba2(TokenMixer):
         )
 
     def _gated_output(self, recorder: Flow, scan_output: Value, gate: Value, group_axis: Axis) -> Value:
-        """Returns the output of the scan after gate and norm, in the order of the spec."""
+        """Returns the scan's output after the gate and the norm, in the order that the spec states."""
         if self.norm is None:
             return recorder.mul(scan_output, gate)
         if self.norm_before_gate:
@@ -155,12 +155,12 @@ class Mamba2(TokenMixer):
 
 @cache
 def scan_class() -> type[nn.Module]:
-    """Returns the reference class of Mamba-2's scan, with the parameters A, D and the bias of Δ."""
+    """Returns the PyTorch reference class of Mamba-2's scan, with the parameters A, D and the bias of Δ."""
     import torch
     from torch import nn
 
     def pairwise_decays(log_decay: Tensor) -> Tensor:
-        """Computes pairwise decays: the fraction of step j's input that remains after step i, for i ≥ j.
+        """Computes the fraction of step j's input that remains after step i, for all pairs i ≥ j.
 
         log_decay: the log decay of each step, [..., n] → [..., n, n].
         """

@@ -1,4 +1,4 @@
-"""A gated memory unit: a gate, computed from the token, on the output of a lower layer's recurrence.
+"""A gated memory unit: the output of a lower layer's recurrence, multiplied by a gate computed from the token.
 
 SambaY (Ren et al. 2025, arXiv:2507.06607, §2): layers of the second half read the recurrence of one Mamba layer in the
 place of one of their own, and keep no state. Source: modeling_phi4flash.py of microsoft/Phi-4-mini-flash-reasoning.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MemoryGate(TokenMixer):
-    """A gate on the output of the recurrence of the nearest lower Mamba layer with `lends_output`.
+    """Multiplies the output of the nearest lower Mamba layer with `lends_output` by a gate computed from the token.
 
     intermediate_size: the number of channels of that recurrence.
     use_bias: whether the projections have a bias, false by default.

@@ -1,4 +1,4 @@
-"""Mixture of attention heads (Zhang et al. 2022, arXiv:2210.05144).
+"""Mixture of attention heads: a router selects query and output projections per token (Zhang et al. 2022).
 
 As in JetMoE (Shen et al. 2024, arXiv:2404.07413, §2.2).
 
@@ -152,7 +152,7 @@ def _reference_class() -> type[nn.Module]:
             self.o_bias = vector_module(torch.zeros(hidden_size))
 
         def _split_heads(self, x: Tensor) -> Tensor:
-            """Splits heads. [batch, tokens, n · d] → [batch, n, tokens, d]."""
+            """Splits the second-last width into heads. [batch, tokens, n · d] → [batch, n, tokens, d]."""
             return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def _rotate(self, x: Tensor, pass_state: PassState) -> Tensor:

@@ -160,7 +160,7 @@ class MLA(OptionalWindowMixer):
         return next(filter(None, self.fields_of_shared_results().values()), "")
 
     def _latent_sharing_key(self) -> tuple[Any, ...]:
-        """Returns the fields that must be equal for layers to share latents."""
+        """Returns the fields that must be equal for layers to share their latent vectors."""
         return "latent", self.kv_lora_rank, self.qk_rope_head_dim, self.mla_use_nope, self.sliding_window
 
     def flow(self, recorder: Flow, x: Value, output_axes: Shape | None = None) -> Value:
@@ -208,7 +208,7 @@ class MLA(OptionalWindowMixer):
         )
 
         def record_expanded() -> Value:
-            """Records attention on keys and values expanded per head from all tokens' latents."""
+            """Records the operations of attention on keys and values expanded per head from all tokens' latents."""
             keys_and_values = recorder.linear(
                 "kv_b_proj",
                 latents,
@@ -249,7 +249,7 @@ class MLA(OptionalWindowMixer):
         return recorder.linear("o_proj", attn_output, *(output_axes or x.axes), bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, recorder: Flow, x: Value, latent_axis: Axis, rope_axis: Axis) -> tuple[Value, Value]:
-        """Returns the latents and the shared rotary key of every new and cached token."""
+        """Returns the latent vectors and the shared rotary keys of all new and cached tokens."""
         sharing_key = self._latent_sharing_key()
         computed_latents: list[tuple[Any, Value, Value]] = recorder.layer_memo.setdefault("latents", [])
         if self.kv_shared:
@@ -349,7 +349,7 @@ def expansion_class() -> type[nn.Module]:
     from torch import nn
 
     class LatentExpansion(nn.Linear):
-        """Expands latents to each head's key and value; if absorbed, applies the weight to the query or output."""
+        """Expands latents to keys and values per head; in the absorbed form, applies the weight to query or output."""
 
         def __init__(self, latent_size: int, heads: int, nope_dim: int, value_size: int) -> None:
             super().__init__(latent_size, heads * (nope_dim + value_size), bias=False)
@@ -441,7 +441,7 @@ def _reference_class() -> type[nn.Module]:
             return q.unflatten(-1, head_shape), None, compressed_query
 
         def _latent_and_key(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
-            """Returns latents and rotary keys [batch, tokens, …], of this layer or shared by a lower layer."""
+            """Returns this layer's or a lower layer's latent vectors and rotary keys, [batch, tokens, …]."""
             spec = self.spec
             sharing_key = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
             if spec.kv_shared:

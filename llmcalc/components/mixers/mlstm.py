@@ -109,7 +109,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class MatrixMemoryCell(nn.Module):
-        """Runs mLSTM's memory. q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v] → (h, (C, n, m)).
+        """Runs mLSTM's matrix memory. q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v] → (output, state).
 
         input_gate, forget_gate: [batch, heads, tokens]. h has the shape of v.
         """

@@ -38,7 +38,7 @@ def _ngram_field() -> Any:
 
 
 class PredictStreams(ResidualStreams):
-    """Predict streams in addition to the main token stream; the output head reads only the predict streams.
+    """Streams that predict future tokens, in addition to the main token stream; only they reach the output head.
 
     ngram: the number of predict streams.
     """
@@ -70,7 +70,7 @@ class PredictStreams(ResidualStreams):
         return recorder.resized(x, MultipliedRows(source_rows=x.rows.source_rows, rows_per_source=self.ngram))
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the rows of the main stream and the predict streams. x: the token embeddings."""
+        """Records the initial rows of the main stream and of the predict streams. x: the token embeddings."""
         stream_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram)
         stream_vectors, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
         return recorder.cat(
@@ -202,7 +202,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return projected_x.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
 
         def _distance_bucket(self, distances: Tensor) -> Tensor:
-            """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
+            """Returns the bucket of each distance from a query to an earlier key; larger distances share buckets."""
             exact_distance_count = max(1, self.spec.num_buckets // 2)
             log_bucket = exact_distance_count + (distances.clamp(min=1) / exact_distance_count).log2().long()
             return torch.where(distances < exact_distance_count, distances, log_bucket).clamp(

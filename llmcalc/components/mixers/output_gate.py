@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OutputGate(Part):
-    """The gate on the output of attention. Its projection is named `gate_proj` in the attention module.
+    """The gate on attention's output, whose projection has the name `gate_proj` in the attention module.
 
     per: one gate value per `element` of the heads' output, or one per `head`.
     bias: whether the projection has a bias, false by default. `head` adds one number per head (Beam).
@@ -33,7 +33,7 @@ class OutputGate(Part):
     gate_func: Literal["sigmoid", "silu", "softplus"] = "sigmoid"
 
     def flow(self, recorder: Flow, x: Value, attn_output: Value) -> Value:
-        """Records the gate. x: the layer's input. attn_output: the output of the heads, with axes (heads, size)."""
+        """Records the gate's operations; returns the gated output. x: the layer's input. attn_output: (heads, size)."""
         gate_axes = attn_output.axes if self.per == "element" else attn_output.axes[:1]
         if self.bias != "head":
             gate = recorder.linear("gate_proj", x, *gate_axes, bias=self.bias)
@@ -67,7 +67,7 @@ def _biased_gate_class() -> type[nn.Module]:
     from torch import nn
 
     class GateBiasedByHead(nn.Linear):
-        """A projection with a single bias per head, which is added to all outputs of the head."""
+        """A linear projection whose bias is one number per head, added to all of the head's outputs."""
 
         def __init__(self, hidden_size: int, gate_width: int, heads: int) -> None:
             super().__init__(hidden_size, gate_width, bias=False)

@@ -62,7 +62,7 @@ class PooledIndexer(Part):
         return {"selected_keys": self.index_topk, "pool_size": self.index_kpool}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
-        """Scores all complete pools and selects the pools with the highest scores.
+        """Records the scores of all complete pools and the selection of the pools with the highest scores.
 
         query_latent: the compressed query, which the queries come from. position: none, because pools have no position.
         """

@@ -1,4 +1,4 @@
-"""Query scaling by a learned function of the position for each head: scale · ln(position + 1) + bias.
+"""A factor on the queries that depends on the position, learned per head: scale · ln(position + 1) + bias.
 
 The bias starts at 1 and the scale at 0. transformers: models/mistral_large4 (`MistralLarge4TextSoftmaxScaling`).
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def scale_by_position(recorder: Flow, q: Value, heads: Axis) -> Value:
-    """Records the product of queries [tokens, heads, size] and the factor of each head and position."""
+    """Records the queries [tokens, heads, size], multiplied by the factor of their head and position."""
     with recorder.scope("position_scale"):
         return recorder.act(q, "log_position", recorder.vector("scale", heads), recorder.vector("bias", heads))
 

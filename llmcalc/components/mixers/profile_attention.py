@@ -93,7 +93,7 @@ class ProfileAttention(WindowedMixer):
         return x if self.norm is None else recorder.norm(norm_name, x, self.norm, x.axes[1:])
 
     def record_distance_bias(self, recorder: Flow, profile_weights: Value, q: Value, keys: Value) -> Value:
-        """Records the bias of every head, query and key. profile_weights: each head's weights of the profiles."""
+        """Records the score bias per head, query and key. profile_weights: the weight of each profile per head."""
         from ...workload.derived_rows import EmbeddingRows
 
         rank_axis, distance_axis = profile_weights.axes[-1], Axis("distances", self.relative_extent)
@@ -128,12 +128,12 @@ class ProfileAttention(WindowedMixer):
 
 @cache
 def profile_attention_class() -> type[nn.Module]:
-    """Returns the PyTorch class of profile attention."""
+    """Returns the PyTorch reference class of profile attention."""
     import torch
     from torch import nn
 
     class DistanceProfileBias(nn.Module):
-        """Weights the shared distance profiles per token, which gives each token a bias for every distance.
+        """Mixes the shared distance profiles with each token's weights into a bias for every distance.
 
         profile_weights: [batch, heads, tokens, rank]; profiles: [distances, rank] → [batch, heads, tokens, distances].
         """
@@ -158,7 +158,7 @@ def profile_attention_class() -> type[nn.Module]:
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def bias_of(self, profile_weights: Tensor, pass_state: PassState, end_position: int, key_count: int) -> Tensor:
-            """Returns the score bias of the `key_count` tokens before `end_position`, [batch, heads, tokens, keys].
+            """Returns the score bias for the last `key_count` tokens up to `end_position` [batch, heads, tokens, keys].
 
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """

@@ -27,7 +27,7 @@ class QueryFactors(Part):
     norm: Norm = Norm(type="rmsnorm")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the first of the two low-rank query projections, and the norm after it."""
+        """Records the operations of the first of the two low-rank query projections, and the norm after it."""
         low_rank_query = recorder.part(
             "q_a_norm", self.norm, recorder.linear("q_a_proj", x, Axis("query_rank", self.rank))
         )

@@ -97,7 +97,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class DistanceKeyProducts(nn.Module):
-        """Scores by distance. q: [batch, heads, tokens, d] → [batch, heads, tokens, distances]."""
+        """Computes scores per distance. q: [batch, heads, tokens, d] → [batch, heads, tokens, distances]."""
 
         def forward(self, q: Tensor, distance_keys: Tensor) -> Tensor:
             return q @ distance_keys.transpose(-1, -2)

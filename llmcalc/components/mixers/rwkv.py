@@ -76,7 +76,7 @@ class RwkvTimeMix(RecurrentMixer):
 
 
 class RwkvChannelMix(SingleWidthNetwork):
-    """RWKV-4's channel mixing, σ(receptance) · value(relu(key)²), used instead of a feed-forward network.
+    """RWKV-4's channel mixing, σ(receptance) · value(relu(key)²), which replaces a feed-forward network.
 
     intermediate_size: the output width of key and input width of value.
     """

@@ -1,4 +1,4 @@
-"""RWKV-7: time mixing with a generalized delta rule, and its channel mixing (Peng et al. 2025, arXiv:2503.14456).
+"""RWKV-7: time mixing with a generalized delta rule, and channel mixing (Peng et al. 2025, arXiv:2503.14456).
 
 S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk̃, o = S·r (§4.1), with a decay w and a rate a per channel, both made by low-rank
 projections, like the gate. Layers above the first mix their values with those of the first layer.
@@ -103,7 +103,7 @@ class Rwkv7TimeMix(RecurrentMixer):
         activation_name: str = "",
         bias: bool = True,
     ) -> Value:
-        """Records two linear layers with an activation between them; only the second layer has a bias."""
+        """Records two linear layers with an activation between them; returns the output. Only the second has a bias."""
         low_rank_x = recorder.linear(f"{module_name}_a", x, Axis(f"{module_name}_rank", rank))
         return recorder.linear(
             f"{module_name}_b",
@@ -125,7 +125,7 @@ class Rwkv7TimeMix(RecurrentMixer):
 
 
 class Rwkv7ChannelMix(RwkvChannelMix):
-    """RWKV-7's channel mixing, value(relu(key)²), used instead of a feed-forward network."""
+    """RWKV-7's channel mixing, value(relu(key)²), which replaces a feed-forward network."""
 
     formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = UNTESTED

@@ -1,4 +1,4 @@
-"""RWKV-5 and RWKV-6: time mixing with a state of a matrix per head (Peng et al. 2024, arXiv:2404.05892).
+"""RWKV-5 and RWKV-6: time mixing whose state is one matrix per head (Peng et al. 2024, arXiv:2404.05892).
 
 S ← w·S + kᵀv, o = r·(S + u·kᵀv), with a learned bonus u and a decay w per channel; then a norm of each head and a gate.
 RWKV-6 makes the decay and the shares of the token shift from the tokens, with low-rank projections (§4).
@@ -28,7 +28,7 @@ INPUT_NAMES = ("w", "k", "v", "r", "g")
 
 
 class RwkvHeadMix(RecurrentMixer):
-    """Time mixing of RWKV-5, and of RWKV-6 with low-rank projections.
+    """The time mixing of RWKV-5, and of RWKV-6, which adds low-rank projections.
 
     num_heads: the number of heads, each with a state of head_dim × head_dim.
     head_dim: the size of a head.
@@ -75,7 +75,7 @@ class RwkvHeadMix(RecurrentMixer):
         return recorder.linear("output", recorder.mul(wkv_output, gate), *x.axes)
 
     def _mixed_inputs(self, recorder: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
-        """Returns the mixes of each token with the previous token, one mix for each of `INPUT_NAMES`."""
+        """Returns, per name in `INPUT_NAMES`, a weighted mix of each token's vector with the previous token's."""
         if self.shift_rank is None:
             return {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES[1:]}
         ranks: list[Shape] = [(Axis(f"rank_{input_name}", self.shift_rank),) for input_name in INPUT_NAMES]

@@ -1,4 +1,4 @@
-"""Attention within the blocks of scores with the highest means; other blocks are approximated by their means (MRA).
+"""Attention computed exactly only in score blocks with the highest means, and by block means elsewhere (MRA).
 
 MRA (Zeng et al. 2022, arXiv:2207.10284, §4): the means of blocks of tokens are scored first; the blocks with the
 highest scores are computed exactly. transformers: models/mra (`mra2_attention`).
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SampledBlockAttention(EqualHeadsMixer):
-    """Multi-head attention of an encoder within sampled blocks of scores. All projections have biases.
+    """Multi-head encoder attention computed in selected blocks of scores. All projections have biases.
 
     num_attention_heads: the number of heads.
     block_size: the number of queries, and of keys, in a block; the last block is padded.
@@ -80,14 +80,14 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class SoftmaxProducts(nn.Module):
-        """Attends within selected blocks of scores. q, k, v: [batch, heads, tokens, d] → same shape."""
+        """Computes attention in selected blocks of scores. q, k, v: [batch, heads, tokens, d] → same shape."""
 
         def __init__(self, spec: SampledBlockAttention) -> None:
             super().__init__()
             self.block, self.blocks, self.approximated = spec.block_size, spec.blocks, spec.approximated
 
         def _split_into_blocks(self, x: Tensor) -> Tensor:
-            """Splits tokens into blocks. [batch, heads, tokens, d] → [batch, heads, blocks, block, d]."""
+            """Splits the tokens into blocks. [batch, heads, tokens, d] → [batch, heads, blocks, block, d]."""
             padded_tokens = nn.functional.pad(x, (0, 0, 0, -x.shape[2] % self.block))
             return padded_tokens.unflatten(2, (-1, self.block))
 
@@ -132,15 +132,15 @@ def _reference_class() -> type[nn.Module]:
             return (weighted_sums / (weight_sums + 1e-6)).flatten(2, 3)[:, :, :tokens]
 
         def _expand_indices(self, block_indices: Tensor, x: Tensor) -> Tensor:
-            """Returns block indices, expanded to the shape that `gather` needs to select blocks of x."""
+            """Expands block indices to the shape that `torch.gather` needs to select blocks of x."""
             return block_indices[..., None, None].expand(*block_indices.shape, *x.shape[3:])
 
         def _select_blocks(self, x: Tensor, block_indices: Tensor) -> Tensor:
-            """Returns the blocks of x with these indices. x: [batch, heads, blocks, block, d]."""
+            """Returns the blocks of x at the given indices. x: [batch, heads, blocks, block, d]."""
             return x.gather(2, self._expand_indices(block_indices, x))
 
     class SampledBlockReference(nn.Module):
-        """Attends within sampled blocks of scores. x: [batch, tokens, hidden] → same shape."""
+        """Attends in selected blocks of scores. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SampledBlockAttention, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""DeepSeek-V4.1's attention: a window of single tokens, and compressed entries that several layers share.
+"""DeepSeek-V4.1's attention: single keys in a recent window, and compressed entries that several layers share.
 
 Some layers compute entries, and the indexer's keys from them; the layers above read both. Some of these score the keys
 again with small queries of their own, the others also reuse the selection. An entry is a weighted mean of compress_rate
@@ -30,7 +30,7 @@ SOURCE = "DeepSeek-V4.1 2026"
 
 
 class CandidateBlocks(Part):
-    """The candidate blocks of an indexer, which scores only keys in blocks that a lower layer's indexer selected.
+    """The blocks to which an indexer is limited: it scores only keys in blocks that a lower layer's indexer selected.
 
     candidate_topk_blocks: the number of blocks.
     candidate_block_size: the number of keys in a block.
@@ -56,7 +56,7 @@ class EntryKeyIndexer(EntryIndexer):
 
 
 class SharedEntryAttention(EntryAttention):
-    """Attention to a window of tokens, and to compressed entries that this layer or a lower one computes.
+    """Attention to a window of recent tokens, and to compressed entries computed by this layer or by a lower layer.
 
     weighted_entries: whether an entry is a weighted mean of its tokens, as entries of several tokens are; false by
         default, where an entry is a projection of one token.
@@ -126,7 +126,7 @@ class SharedEntryAttention(EntryAttention):
     def _mask_and_compressed_kv(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
-        """Returns the mask of the entries that each token attends to, and the entries of this or a lower layer."""
+        """Returns the mask of the entries each token attends to, and this or a lower layer's compressed entries."""
         assert self.compress_rate is not None
         lower_layer_values: dict[str, Value] = recorder.layer_memo.setdefault("entries", {})
         latent: Value | None = None
@@ -153,7 +153,7 @@ class SharedEntryAttention(EntryAttention):
         return recorder.among(visible_entries, selected_entries, kv_entries)
 
     def _latent_and_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> tuple[Value, Value]:
-        """Returns the new entries before RoPE, and all entries after RoPE."""
+        """Returns the new compressed entries before RoPE, and all cached and new entries after RoPE."""
         assert self.compress_rate is not None
         rate_axis = Axis("rate", self.compress_rate)
         pending_rows: tuple[Value, ...] = ()
@@ -183,7 +183,7 @@ class SharedEntryAttention(EntryAttention):
         visible_entries: Value,
         rope: Rope,
     ) -> Value:
-        """Returns the compressed cache entries that each token's attention selects.
+        """Returns the compressed cache entries that the indexer selects for each token's attention.
 
         latent: the new entries before RoPE; None for shared ones. visible_entries: the mask of whole entries.
         """
@@ -233,13 +233,13 @@ class SharedEntryAttention(EntryAttention):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns layers that compute their entries; an example of the stack has layers that share entries."""
+        """Returns mixers that compute their own entries; the stack's examples include layers that share entries."""
         examples: Any = shared_entry_examples()
         return [examples[example_name] for example_name in ("local", "computing", "finding")]
 
 
 def shared_entry_examples() -> dict[str, SharedEntryAttention]:
-    """Returns a small mixer of each kind. Two of them read the cache entries that the third one selects."""
+    """Returns small example mixers by name; two of them read the cache entries that a third one selects."""
     local_example = SharedEntryAttention(
         num_attention_heads=4,
         head_dim=8,
@@ -269,7 +269,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class EntryCompressor(nn.Module):
-        """Compresses tokens into cache entries, each from `compress_rate` tokens.
+        """Compresses each `compress_rate` tokens into one cache entry.
 
         x: [batch, tokens, hidden] → the new entries without RoPE, and all entries with RoPE.
         """
@@ -327,7 +327,7 @@ def _reference_class() -> type[nn.Module]:
         def _candidate_keys(
             self, keys: Tensor, visible_entries: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor, Tensor | None]:
-            """Returns the keys to score, the visible keys, and the keys' positions (if only some keys are scored)."""
+            """Returns the keys to score, the mask of visible keys, and the keys' positions if only some are scored."""
             assert self.spec.indexer is not None
             block_config = self.spec.indexer.candidates
             if block_config is None:
@@ -355,7 +355,7 @@ def _reference_class() -> type[nn.Module]:
             return keys, visible_entries & is_in_chosen_block, None
 
         def _find_blocks(self, scores: Tensor, pass_state: PassState) -> None:
-            """Selects the best blocks of each token; its own block is always first. scores: −inf for invisible keys."""
+            """Stores each token's best blocks, its own block first. scores: −inf for keys the token cannot see."""
             assert self.spec.indexer is not None
             block_config = self.spec.indexer.finds
             if block_config is None:
@@ -378,7 +378,7 @@ def _reference_class() -> type[nn.Module]:
             pass_state.shared_values["candidate blocks"] = ranked_indices[..., : block_config.candidate_topk_blocks]
 
         def _all_keys(self, latent: Tensor | None, pass_state: PassState, x: Tensor) -> Tensor:
-            """Returns the keys of all entries up to now. latent: the new entries before RoPE; None without any."""
+            """Returns the keys of all entries so far. latent: the new entries before RoPE; None if there are none."""
             spec, stored_rows = self.spec, self.cache.load(pass_state)
             assert spec.compress_rate is not None
             keys = None if stored_rows is None else stored_rows[0]

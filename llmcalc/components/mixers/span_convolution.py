@@ -1,4 +1,4 @@
-"""Attention in parallel to convolutions whose filters are computed for each token from the neighbouring tokens.
+"""Attention in parallel to convolutions whose filters are computed per token from neighbouring tokens.
 
 ConvBERT (Jiang et al. 2020, arXiv:2008.02496, §4): half of the width is self-attention, half span-based dynamic
 convolution. The filter of a head comes from the product of the query and a convolution of the layer's input.
@@ -99,7 +99,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class TokenFilterConvolution(nn.Module):
-        """A convolution with filters per token. x: [batch, tokens, heads, d], filters: [batch, tokens, heads, kernel].
+        """A convolution with a filter per token. x: [batch, tokens, heads, d], filters: [batch, tokens, heads, kernel].
 
         Returns the shape of x.
         """

@@ -68,7 +68,7 @@ class TokenIndexer(Part):
     def flow(
         self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        """Records the selection of tokens. Returns the keys and values to read, and arguments of the attention core.
+        """Records the token selection's operations; returns keys and values to read, and arguments of the attention.
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """
@@ -96,7 +96,7 @@ def _reference_class() -> type[nn.Module]:
     indexer_reference: Any = indexer_reference_class()
 
     class TokenIndexerReference(indexer_reference):  # type: ignore[misc]
-        """Selects tokens for attention with keys and values for each head."""
+        """Selects tokens by an indexer, for attention with separate keys and values per head."""
 
         def selected_keys_and_values(
             self, x: Tensor, k: Tensor, v: Tensor, pass_state: PassState

@@ -1,4 +1,4 @@
-"""The base of attention to two sets of keys: the layer's tokens and another sequence."""
+"""The base of attention to two sequences: the layer's own tokens and a second sequence, such as an encoder's output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TwoKeySetsMixer(WindowedMixer):
-    """Grouped-query attention to the layer's tokens and to another sequence, with the same key and value projections.
+    """Grouped-query attention to the layer's tokens and to a second sequence, with shared key and value projections.
 
     A subclass also declares attention_bias and norm, the norm on each query and key head.
     """
@@ -33,7 +33,7 @@ class TwoKeySetsMixer(WindowedMixer):
         return x if self.norm is None else recorder.norm(norm_name, x, self.norm, (head_dim,))
 
     def _heading_with_keys(self, key_text: str) -> str:
-        """Describes the heads and the window. key_text: the attended tokens, in words."""
+        """Returns a report heading of the heads and the window. key_text: the attended tokens, in words."""
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         window_text = "" if self.sliding_window is None else f", window {self.sliding_window}"
         heads_text = str(heads) if heads == kv_heads else f"{heads}/{kv_heads}"
@@ -43,7 +43,7 @@ class TwoKeySetsMixer(WindowedMixer):
 
 @cache
 def two_key_sets_reference() -> Any:
-    """Returns the base class of the references, with projections, norms and the cache of the layer's tokens."""
+    """Returns the base class of PyTorch references, with projections, norms and the cache of the layer's tokens."""
 
     class TwoKeySetsReference(grouped_reference_class()):  # type: ignore[misc]
         def __init__(self, spec: TwoKeySetsMixer, hidden_size: int) -> None:
@@ -53,7 +53,7 @@ def two_key_sets_reference() -> Any:
             self.core, self.cache = attention_products_class()(), cache_class()(spec.sliding_window)
 
         def _split_heads(self, projection_letter: str, x: Tensor) -> Tensor:
-            """Splits queries, keys and values into heads; queries and keys are normalized."""
+            """Splits queries, keys or values into heads; queries and keys are also normalized."""
             heads = super()._split_heads(projection_letter, x)
             is_normed = projection_letter != "v" and self.spec.norm is not None
             return self.get_submodule(f"{projection_letter}_norm")(heads) if is_normed else heads

@@ -29,7 +29,7 @@ class ValueConvolution(Part):
     conv_kernel_size: OddKernelSize
 
     def flow(self, recorder: Flow, values: Value, heads: Axis, head_axis: Axis) -> Value:
-        """Records the convolution of the values of all heads."""
+        """Records the operations of the convolution of the values of all heads."""
         conv_groups = recorder.element_count((heads, head_axis))
         return recorder.conv(
             "conv",

@@ -47,7 +47,7 @@ class ValueExperts(Part):
             raise ValueError(f"router.type: '{self.router.type}' selects networks, not values; expected 'linear'")
 
     def flow(self, recorder: Flow, x: Value, heads: Axis, head_axis: Axis) -> Value:
-        """Records the values of all heads. x: the input of the values."""
+        """Records the computation of the values of all heads. x: the input of the values."""
         expert_axis, top_k = Axis("value_experts", self.num_experts), self.num_experts_per_tok
         expert_weights, top_experts = self.router.flow(recorder, x, expert_axis, top_k, expert_axis.size)
         recorder.hold(weights=expert_weights, chosen=top_experts)

@@ -1,4 +1,4 @@
-"""The PyTorch reference's dispatch of tokens to experts, the experts' linear layers, and the sum of outputs."""
+"""Dispatch of tokens to experts in the PyTorch reference: the expert order, the linear layers, the sum of outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @cache
 def dispatch_class() -> type[Any]:
     class ExpertDispatch:
-        """The vectors that tokens send to their experts, one row per token and expert.
+        """The assignment of tokens to their selected experts, with one row per token and expert.
 
         expert_indices: the experts of each token, [batch, tokens, top_k].
         is_grouped: whether rows are sorted by expert. Otherwise they stay in the order of the tokens.
@@ -62,7 +62,7 @@ def dispatch_class() -> type[Any]:
 @cache
 def capacity_dispatch_class() -> type[Any]:
     class CapacityDispatch:
-        """Dispatch to experts with a fixed capacity: each expert gets the tokens with the highest weights.
+        """Dispatch to experts with a fixed capacity: each expert takes the tokens with the highest routing weights.
 
         An expert that fewer tokens chose takes other tokens too, with weight 0.
 
@@ -82,7 +82,7 @@ def capacity_dispatch_class() -> type[Any]:
             self.weight, self.token = top_weights.t(), token_indices.t().flatten()
 
         def copy_rows_to_experts(self, x: Tensor) -> Tensor:
-            """Copies the tokens of each expert. [batch, tokens, width] → [experts, rows, width]."""
+            """Copies each expert's tokens. [batch, tokens, width] → [experts, rows, width]."""
             return x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
 
         def combine_outputs(self, x: Tensor, expert_weights: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def capacity_dispatch_class() -> type[Any]:
 
 
 def ends_of_groups(row_experts: Tensor, expert_count: int) -> Tensor:
-    """Returns the end of each expert's rows in the sorted rows, as int32. row_experts: each row's expert, ascending."""
+    """Returns the end offset of each expert's sorted rows, as int32. row_experts: each row's expert, ascending."""
     import torch
 
     return row_experts.float().histc(expert_count, 0, expert_count - 1).cumsum(0, dtype=torch.int32)

@@ -184,7 +184,7 @@ class FeedForward(SingleWidthNetwork):
 
 
 def record_up_activation(recorder: Flow, function_name: str, x: Value) -> Value:
-    """Records the activation that follows an up projection; records nothing for the identity."""
+    """Records an activation after the up projection; records nothing if the activation is the identity."""
     return x if function_name == "identity" else recorder.act(x, function_name)
 
 
@@ -263,7 +263,7 @@ def _reference_class() -> type[nn.Module]:
             return self.xielu(x) if self.act == "xielu" else activate(self.act, x)
 
         def forward(self, x: Tensor, pass_state: PassState | None = None, part_factors: Tensor | None = None) -> Tensor:
-            """Runs the feed-forward network.
+            """Runs the feed-forward network and returns its output, [..., hidden].
 
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """

@@ -121,7 +121,7 @@ def _reference_class() -> type[nn.Module]:
     RoutedExperts = routed_experts_class()
 
     class GroveMoEReference(RoutedExperts):  # type: ignore[misc,valid-type]
-        """Routed experts and the adjugate experts of the groups. x: [batch, tokens, hidden] → same shape."""
+        """Runs routed experts and the adjugate experts of their groups. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroveMoE, model_properties: ModelProperties) -> None:
             hidden_size, expert_count, self.group = (

@@ -54,7 +54,7 @@ class IdentityExperts(Part):
     zero_expert_num: ZeroExperts
 
     def flow(self, recorder: Flow, x: Value, expert_sum: Value) -> Value:
-        """Records the identity experts. x: the input of all experts. expert_sum: the output of the other experts."""
+        """Records the identity experts' operations. x: all experts' input. expert_sum: the other experts' output."""
         expert_ops = tuple(
             recorded_step.op
             for recorded_step in recorder.current_scope.steps()
@@ -77,7 +77,7 @@ class IdentityExperts(Part):
 
 
 class Latent(Part):
-    """A latent width of the routed experts, with a down and an up projection (Nemotron 3, Muse Spark, Kimi K3).
+    """A smaller width in which routed experts run, between a down and an up projection (Nemotron 3, Kimi K3).
 
     moe_latent_size: the latent width.
     bias: whether both projections have a bias, false by default.
@@ -95,18 +95,18 @@ class Latent(Part):
     output_norm: Norm | None = None
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the projection to the latent width, with its norm."""
+        """Records the operations of the projection to the latent width, with its norm."""
         latent_input = recorder.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
         return latent_input if self.norm is None else recorder.part("latent_norm", self.norm, latent_input)
 
     def normed_output(self, recorder: Flow, latent_output: Value) -> Value:
-        """Records the optional norm of the experts' outputs. latent_output: one vector per token and expert."""
+        """Records the optional norm on each expert's output. latent_output: one vector per token and expert."""
         return (
             latent_output if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, latent_output)
         )
 
     def project_back(self, recorder: Flow, latent_output: Value, output_axes: Shape) -> Value:
-        """Records the norm of the summed expert outputs, if any, and the projection from the latent width."""
+        """Records the optional norm on the sum of expert outputs, and the projection back to the model's width."""
         if self.output_norm is not None:
             latent_output = recorder.part("latent_output_norm", self.output_norm, latent_output)
         recorder.hold(y=latent_output)
@@ -237,7 +237,7 @@ class MoE(Network):
         self._check_shared_scores()
 
     def _check_shared_scores(self) -> None:
-        """Raises `ValueError` if shared_scores cannot weight the shared expert, such as an expert with biases."""
+        """Raises `ValueError` if `shared_scores` cannot weight this shared expert, such as an expert with biases."""
         scores, shared_expert = self.shared_scores, self.shared_expert
         if scores is not None and (
             shared_expert is None
@@ -282,7 +282,7 @@ class MoE(Network):
         return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
 
     def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
-        """Records the mixture of experts. router_input: the router's input, if different from the experts'."""
+        """Records the operations of router and experts. router_input: the router's input, if not the experts'."""
         top_k, expert_axis = self.num_experts_per_tok, Axis("experts", self.num_experts)
         identity_count = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
         class_count = add(self.num_experts, identity_count)
@@ -416,7 +416,7 @@ class MoE(Network):
 
 
 def check_expert(expert: FeedForward) -> None:
-    """Raises `ValueError` for fields that a routed expert cannot have."""
+    """Raises `ValueError` if the expert has fields that a routed expert cannot have."""
     if expert.hidden_act == "xielu":
         raise ValueError(
             "expert.hidden_act: 'xielu' has parameters, which are not supported in experts; expected another one"
@@ -437,7 +437,7 @@ def expert_networks(
     has_identities: bool = False,
     is_sliced: bool = False,
 ) -> Value:
-    """Records the networks of all experts at once. has_identities, is_sliced: as in `Flow.experts`."""
+    """Records the operations of all experts' networks at once. has_identities, is_sliced: as in `Flow.experts`."""
     ffn_axis = Axis("expert_ffn", expert.intermediate_size)
 
     def record_linear(projection_name: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
@@ -525,7 +525,7 @@ def routed_experts_class() -> type[nn.Module]:
             return torch.where(is_identity[:, None], self.zero_experts(x), hidden_units)
 
     class RoutedExperts(nn.Module):
-        """A router and its experts; the router's submodules are siblings of the experts."""
+        """A router with its experts; the router's submodules are children of this module, next to the experts."""
 
         def __init__(
             self,
@@ -542,7 +542,7 @@ def routed_experts_class() -> type[nn.Module]:
                 self.add_module(module_name, module)
 
         def dispatch(self, expert_weights: Tensor, top_experts: Tensor, pass_state: PassState | None) -> Any:
-            """Returns the dispatch of tokens to their experts, grouped by expert."""
+            """Returns the assignment of tokens to their experts, with rows grouped by expert."""
             if pass_state is not None and pass_state.expert_capacity is not None:
                 return capacity_dispatch_class()(
                     expert_weights, top_experts, self.experts.count, pass_state.expert_capacity

@@ -123,7 +123,7 @@ def _reference_class() -> type[nn.Module]:
             return (nn.functional.embedding(top_units, self.weight) @ x[..., None])[..., 0]
 
     class WeightedOutputSum(ExpertVectors):
-        """Sums the experts' output vectors, weighted by units [batch, tokens, k] → [batch, tokens, hidden]."""
+        """Sums experts' output vectors, weighted by hidden units [batch, tokens, k] → [batch, tokens, hidden]."""
 
         def forward(self, hidden_units: Tensor, top_units: Tensor) -> Tensor:
             return (hidden_units[..., None, :] @ nn.functional.embedding(top_units, self.weight))[..., 0, :]

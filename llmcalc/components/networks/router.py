@@ -35,7 +35,7 @@ GroupCount: TypeAlias = Annotated[int, Field(ge=2, le=256, strict=True)]
 
 
 class Router(Part):
-    """The base class of routers; a router's submodules are siblings of the experts.
+    """The base class of routers, whose PyTorch submodules are siblings of the experts.
 
     sends_to_identities: whether the router can select identity experts (class attribute).
     reads_token_ids: whether the router reads token ids as well as hidden states (class attribute).
@@ -59,16 +59,16 @@ class Router(Part):
 
     @property
     def expert_groups(self) -> ExpertGroups:
-        """The groups of experts from which a token's experts are selected."""
+        """The groups into which the experts are divided before a token's experts are selected; one group by default."""
         return ONE_GROUP
 
     def check_groups(self, num_experts: int, num_experts_per_tok: int) -> None:
-        """Raises `ValueError` for groups that do not divide the experts, or that have too few experts for a token."""
+        """Raises `ValueError` if groups do not divide the experts evenly, or have too few experts for a token."""
 
     def flow(
         self, recorder: Flow, x: Value, expert_axis: Axis, top_k: Number, class_count: Number
     ) -> tuple[Value, Value]:
-        """Records the routing, and returns the weights and indices of each token's experts.
+        """Records the operations of the routing, and returns the weights and indices of each token's experts.
 
         class_count: the number of experts to select from, identity experts included.
         """
@@ -83,7 +83,7 @@ class Router(Part):
 
 
 def _record_correction(recorder: Flow, correction_storage: CorrectionStorage | None, expert_axis: Axis) -> Value | None:
-    """Records the correction of the expert scores and returns it; None without a correction."""
+    """Records the computation of the correction bias of the expert scores and returns it; None without a correction."""
     if correction_storage is None:
         return None
     if correction_storage == "buffer":
@@ -200,7 +200,7 @@ class RouterMLP(Router):
 
 
 class TokenTableRouter(Router):
-    """A table with the experts of each token id; a linear layer gives their weights.
+    """A router with a table of each token id's experts, and a linear layer that computes the experts' weights.
 
     vocab_size: the number of rows of the table, a buffer without gradient.
     """
@@ -294,7 +294,7 @@ def _reference_classes() -> dict[str, type[Any]]:
             return logits.sigmoid() if self.scoring == "sigmoid" else nn.functional.softplus(logits).sqrt()
 
         def top_experts(self, scores: Tensor) -> Tensor:
-            """Returns the experts with the highest corrected scores."""
+            """Returns the indices of the experts with the highest corrected scores."""
             score_correction: Any = self.modules.get("score_correction")
             return (scores if score_correction is None else scores + score_correction.bias).topk(self.top_k, -1).indices
 

@@ -1,4 +1,4 @@
-"""Weights of shared experts: one score per shared expert, computed from the router's input.
+"""Scores that weight shared experts: one score per shared expert, computed from the router's input.
 
 The scores are normalised together with those of the chosen experts, and one learned factor scales all weights; both act
 elementwise and are left out. transformers: models/inkling (`InklingTopkRouter`, `InklingSharedExperts`).
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedScores(Part):
-    """A linear layer with one score per shared expert, which multiplies the expert's hidden units.
+    """A linear layer that computes one score per shared expert; each score multiplies the expert's hidden units.
 
     shared_experts: the number of shared experts; it divides their total width.
     """

@@ -72,7 +72,7 @@ TowerName: TypeAlias = Annotated[str, Field(pattern=NAME_PATTERN, max_length=60)
 
 
 def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:
-    """Yields each tower, and the names of the earlier towers whose output the tower may read.
+    """Yields each tower (encoder or projector) with the names of the earlier towers that the tower may read.
 
     A projector reads the encoder before it, or the projector just before it, or with `encoders` several encoders before
     it, each with the projectors after it. Other towers read none.
@@ -91,7 +91,7 @@ def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, lis
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:
-    """Raises `ValueError` if a projector's input width differs from all preceding output widths.
+    """Raises `ValueError` if a projector's input width differs from the output widths of all towers it may read.
 
     It may be the output width of the encoder before it, or of the projector just before it.
     """
@@ -114,7 +114,7 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 
 
 def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
-    """Records every tower and returns the output of each tower by name."""
+    """Records the operations of every encoder and projector, and returns their outputs keyed by name."""
     outputs_by_tower: dict[str, Value] = {}
     frames_of_model = recorder.audio_frames
     for tower_name, tower, readable_towers in towers_before(towers):
@@ -137,7 +137,7 @@ def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Valu
 
 
 def _tower_input(default_input: Value, tower_outputs: list[Value]) -> Value | None:
-    """Returns the first output whose width equals the input's, or the first output if no width is known to be equal."""
+    """Returns the first tower output with the input's width; the first output if none is known to have that width."""
     values_of_width = (output for output in tower_outputs if are_equal(output.width, default_input.width))
     return next(values_of_width, tower_outputs[0] if tower_outputs else None)
 

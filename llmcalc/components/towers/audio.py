@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class AudioTower(EncoderTower):
-    """An audio encoder: frames → the stack's stem, positions and bidirectional layers → hidden_size.
+    """An audio encoder: audio frames pass the stack's stem, positions and bidirectional layers, to width hidden_size.
 
     hidden_size: the width.
     stack: the stem, positions and layers.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TowerPart(Component):
-    """A vision encoder, an audio encoder or a projector in front of a text model."""
+    """The base class of vision encoders, audio encoders and projectors in front of a text model."""
 
     @property
     def output_width(self) -> int:
@@ -23,16 +23,16 @@ class TowerPart(Component):
 
     @property
     def frames_per_image(self) -> int:
-        """The number of identical frames into which the tower repeats an image."""
+        """The number of identical frames to which the encoder repeats a single image."""
         return 1
 
     def input_value(self) -> Value:
-        """The tower's input: patches of pixels, frames of audio, or for a projector vectors of its input size."""
+        """The input as a symbolic tensor: pixel patches, audio frames, or vectors of a projector's input width."""
         raise TypeError(f"{type(self).__name__} does not say what it reads")
 
 
 class EncoderTower(TowerPart):
-    """An encoder whose output is as wide as its layers; a subclass declares hidden_size."""
+    """An encoder whose output has the width of its layers; subclasses declare `hidden_size`."""
 
     if TYPE_CHECKING:
         hidden_size: int
@@ -43,7 +43,7 @@ class EncoderTower(TowerPart):
 
 
 class LearnedQueries(Part):
-    """A fixed number of learned queries that read the patches of an image, or windows of audio.
+    """A fixed number of learned queries that attend to an image's patches, or to windows of audio.
 
     queries: the number of queries, and of vectors that an image or a window becomes.
     hidden_size: the width of the queries.
@@ -53,12 +53,12 @@ class LearnedQueries(Part):
     hidden_size: InnerWidth
 
     def check_input(self, input_size: int) -> None:
-        """Raises `ValueError` if the queries cannot read patches of this width."""
+        """Raises `ValueError` if the queries cannot attend to patches of this width."""
         if self.hidden_size != input_size:
             raise ValueError(f"resampler.hidden_size: {self.hidden_size} differs from input_size {input_size}")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the queries' attention to the patches x, and returns one vector per query."""
+        """Records the operations of the queries' attention to the patches x, and returns one vector per query."""
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -67,12 +67,12 @@ class LearnedQueries(Part):
 
 
 def check_head_width(hidden_size: int, num_attention_heads: int) -> None:
-    """Raises `ValueError` for heads that do not divide the hidden size."""
+    """Raises `ValueError` if the number of heads does not divide the hidden size."""
     check_divisor("num_attention_heads", num_attention_heads, "hidden_size", hidden_size)
 
 
 def layer_kinds_after_first(number_of_layers: int, special_layers: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """Yields (whether layers are special, their indices) of all layers but the first, plain layers first."""
+    """Yields (whether the layers are special, their indices) for all layers but the first; ordinary layers first."""
     for is_special_layer in (False, True):
         layer_indices = [i for i in range(1, number_of_layers) if (i in special_layers) == is_special_layer]
         if layer_indices:

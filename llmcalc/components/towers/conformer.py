@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ConformerAttention(Part):
-    """Conformer attention within a window, or over all positions without context_left.
+    """Conformer attention within a window of frames, or over all frames if `context_left` is not set.
 
     num_attention_heads: the number of heads.
     bias: whether the four projections have a bias, false by default.
@@ -64,7 +64,7 @@ class ConformerAttention(Part):
             raise ValueError("context_left: missing; relative_keys and context_right require a window")
 
     def flow(self, recorder: Flow, x: Value, bias: Value | None, segment: Number = None) -> Value:
-        """Records the attention's projections, scores and weighted sums.
+        """Records the projections, scores and weighted sums of attention.
 
         bias: a value per head and distance that is added to the scores. segment: the positions that are read at once.
         """
@@ -93,7 +93,7 @@ class ConformerAttention(Part):
 
 
 class Conformer(TowerPart):
-    """A conformer: frames of a spectrum → fewer frames of hidden_size → layers → fewer frames → output_size.
+    """A conformer encoder: spectrum frames are subsampled to hidden_size, pass the layers, and leave as output_size.
 
     hidden_size: the width.
     subsampling: the convolutions that reduce the number of frames.
@@ -174,7 +174,7 @@ class Conformer(TowerPart):
         return x
 
     def _record_layer(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
-        """Records a layer: a half-step feed-forward network, attention, a convolution, a half-step network, a norm."""
+        """Records a conformer layer: half-step network, attention, convolution, half-step network, norm."""
         x = self._add_half_network_output(recorder, "mlp_1", x)
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
@@ -187,7 +187,7 @@ class Conformer(TowerPart):
         return recorder.part("norm", self.norm, x)
 
     def _add_half_network_output(self, recorder: Flow, network_name: str, x: Value) -> Value:
-        """Records the sum of x and half of a named feed-forward network's output."""
+        """Records the computation of x plus half of the output of the named feed-forward network."""
         network_output = recorder.part(
             network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)
         )
@@ -289,7 +289,7 @@ def _reference_class() -> type[nn.Module]:
             return self.r_proj(sinusoids).unflatten(-1, (self.heads, -1)).permute(1, 2, 0)
 
         def _attention_in_chunks(self, q: Tensor, k: Tensor, v: Tensor, distance_keys: Tensor | None) -> Tensor:
-            """Computes chunks of queries with the keys of their windows. q, k, v: [clips, heads, frames, head_dim]."""
+            """Computes attention of chunks of queries to windows of keys. q, k, v: [clips, heads, frames, head_dim]."""
             frame_count, chunk_size = q.shape[2], self.chunk_size
             key_count = chunk_size + self.left - 1 + self.right
             padded_queries = nn.functional.pad(q, (0, 0, 0, -frame_count % chunk_size))
@@ -383,7 +383,7 @@ def _reference_class() -> type[nn.Module]:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
         def _distance_bias(self, frame_count: int, reference_tensor: Tensor) -> Tensor | None:
-            """Computes the bias per distance, [heads, frames, frames], with half of the table for earlier keys."""
+            """Computes the distance bias [heads, frames, frames]; half of the table is for earlier keys."""
             if self.buckets is None:
                 return None
             positions, half_bucket_count = torch.arange(frame_count, device=reference_tensor.device), self.buckets // 2

@@ -1,4 +1,4 @@
-"""An encoder of audio samples by strided convolutions and ConvNeXt blocks, and its decoder: VibeVoice's tokenizers.
+"""An audio-sample encoder of strided convolutions and ConvNeXt blocks, with its decoder: VibeVoice's tokenizers.
 
 Liu 2022 (arXiv:2201.03545, §2); Peng 2025 (arXiv:2508.19205, §2.1). transformers: models/vibevoice_acoustic_tokenizer
 (`VibeVoiceAcousticTokenizerEncoderModel`, `VibeVoiceAcousticTokenizerDecoderModel`).
@@ -82,14 +82,14 @@ class ConvNextEncoder(TowerPart):
         return self.output_size
 
     def channels_of(self, stage_index: int) -> int:
-        """Returns the number of channels of a stage."""
+        """Returns the number of channels of the blocks in a stage."""
         return self.num_filters * int(2**stage_index)
 
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("channels", self.channels),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns its output for the projector."""
+        """Records the encoder's operations and returns the output that the projector reads."""
         for stage_index in range(len(self.depths)):
             stride = self.downsampling_ratios[stage_index - 1] if stage_index else 1
             kernel_size = 2 * stride if stage_index else self.kernel_size
@@ -111,7 +111,7 @@ class ConvNextEncoder(TowerPart):
         return x
 
     def _record_decoder(self, recorder: Flow, x: Value) -> None:
-        """Records the convolutional decoder, which turns latents into samples. x: the encoder's output."""
+        """Records the operations of the decoder from latents to audio samples. x: the encoder's output."""
         for stage_number, stage_index in enumerate(reversed(range(len(self.depths)))):
             stride = self.downsampling_ratios[stage_index] if stage_number else 1
             kernel_size = 2 * stride if stage_number else self.kernel_size
@@ -125,7 +125,7 @@ class ConvNextEncoder(TowerPart):
         recorder.conv("conv_out", x, Axis("samples", self.channels), kernel=self.kernel_size, bias=True)
 
     def _record_blocks(self, recorder: Flow, x: Value, stage_index: int) -> Value:
-        """Records the blocks of a stage."""
+        """Records the operations of the blocks of a stage."""
         block_count = self.depths[stage_index]
         if not block_count:
             return x
@@ -138,7 +138,7 @@ class ConvNextEncoder(TowerPart):
         )
 
     def _record_block(self, recorder: Flow, x: Value, stage_index: int) -> Value:
-        """Records a block: a scaled depthwise convolution and a scaled network, each after a norm."""
+        """Records a ConvNeXt block: a scaled depthwise convolution and a scaled network, each preceded by a norm."""
         branch = recorder.part("conv_pre_norm", self.norm, x)
         branch = recorder.conv(
             "conv",

@@ -1,4 +1,4 @@
-"""A conformer trained with CTC, whose layers attend within blocks by content and distance: Granite Speech.
+"""Granite Speech's encoder: a conformer trained with CTC, with attention in blocks by content and distance.
 
 Saon 2025 (arXiv:2505.08699, §2.1); Shaw 2018 (arXiv:1803.02155, §3.2) for the keys of distances. transformers:
 models/granite_speech (`GraniteSpeechCTCEncoder`).
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CtcConformer(EncoderTower):
-    """A conformer: stacked frames of a spectrum → hidden_size → layers, with labels predicted after half of them.
+    """A conformer for CTC: stacked spectrum frames → hidden_size → layers; labels are predicted after half of them.
 
     input_size: the number of values per frame.
     hidden_size: the width of the layers.
@@ -70,7 +70,7 @@ class CtcConformer(EncoderTower):
         return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns its output for the projector."""
+        """Records the operations of the encoder and returns its output for the projector."""
         hidden_axis = Axis("hidden", self.hidden_size)
         x = recorder.linear("input_proj", x, hidden_axis, bias=True)
         for layers_label, layer_indices in self._halves_of_layers():
@@ -97,7 +97,7 @@ class CtcConformer(EncoderTower):
         return x
 
     def _halves_of_layers(self) -> Iterator[tuple[str, list[int]]]:
-        """Yields the name and the layer indices of both halves of the layers, between which labels are predicted."""
+        """Yields name and layer indices of the first and second half of the layers; labels are predicted in between."""
         layers, middle_layer = [*range(self.num_hidden_layers)], self.num_hidden_layers // 2
         if middle_layer:
             yield "first half", layers[:middle_layer]
@@ -117,7 +117,7 @@ class CtcConformer(EncoderTower):
         return recorder.part("norm", self.norm, x)
 
     def _add_half_network_output(self, recorder: Flow, network_name: str, x: Value) -> Value:
-        """Records the sum of x and half of a network's output."""
+        """Records the computation of x plus half of the output of the named half-step network."""
         network_output = recorder.part(
             network_name, self.feed_forward, recorder.part(f"{network_name}_pre_norm", self.norm, x)
         )

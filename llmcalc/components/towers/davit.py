@@ -98,7 +98,7 @@ class DaVit(TowerPart):
             check_divisor("window_size", self.window_size, f"the side of the grid of stages.{stage_index}", grid_side)
 
     def _stride_after(self, stage_index: int) -> int:
-        """Returns the product of the strides of the stages after this one."""
+        """Returns the product of the strides of all stages after the one with this index."""
         return prod(stage.stride for stage in self.stages[stage_index + 1 :])
 
     @property
@@ -107,7 +107,7 @@ class DaVit(TowerPart):
 
     @property
     def patches(self) -> Patches:
-        """The squares of pixels that correspond to the positions of the last stage."""
+        """The row axis of image patches: squares of pixels that become the positions of the last stage."""
         patch_side = prod(stage.stride for stage in self.stages)
         return Patches(patch_size=1).model_copy(update={"patch_size": patch_side, "num_channels": self.num_channels})
 
@@ -115,7 +115,7 @@ class DaVit(TowerPart):
         return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns the last stage's positions for the projector."""
+        """Records the operations of the encoder and returns the last stage's positions for the projector."""
         pixel_rows = MultipliedRows("pixels", source_rows=PATCHES, rows_per_source=self.patches.patch_size**2)
         x = x.view(Axis("channels", self.num_channels), new_rows=pixel_rows)
         for stage_index in range(len(self.stages)):
@@ -123,7 +123,7 @@ class DaVit(TowerPart):
         return x.view(Axis("hidden", self.output_width), new_rows=PATCHES)
 
     def _record_stage(self, recorder: Flow, x: Value, stage_index: int) -> Value:
-        """Records a stage: its convolution with a norm, and its layers."""
+        """Records the operations of one stage: its strided convolution and norm, and its layers."""
         stage, later_stride = self.stages[stage_index], self._stride_after(stage_index)
         grid_rows = MultipliedRows("positions", source_rows=PATCHES, rows_per_source=later_stride**2)
         hidden_axis, layer_count = Axis("hidden", stage.hidden_size), stage.num_hidden_layers
@@ -136,7 +136,7 @@ class DaVit(TowerPart):
         return recorder.layers(x, record_layer, layer_count, layer_indices, f"layers_{stage_index}", kind="layer")
 
     def _record_layer(self, recorder: Flow, x: Value, stage: DaVitStage) -> Value:
-        """Records a window block and a channel block."""
+        """Records the operations of a window block and a channel block."""
         window_core = {"core": ops.ConformerAttentionCore, "chunk": self.window_size**2}
         for block_name, head_count, core_fields in (
             ("window_block", stage.num_attention_heads, window_core),
@@ -153,7 +153,7 @@ class DaVit(TowerPart):
         return x
 
     def _record_depthwise(self, recorder: Flow, conv_name: str, x: Value) -> Value:
-        """Records a depthwise convolution of 3 × 3 and its sum with its input."""
+        """Records the computation of a 3 × 3 depthwise convolution of x, plus x."""
         conv_output = recorder.conv(conv_name, x, *x.axes, kernel=DEPTHWISE_KERNEL, groups=x.width, bias=True)
         return recorder.add(x, conv_output)
 
@@ -191,7 +191,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class DaVitAttention(nn.Module):
-        """Attention in windows, or between channels. x: [images, rows, columns, hidden] → same shape.
+        """Attention in windows of positions, or between channels. x: [images, rows, columns, hidden] → same shape.
 
         window: the side of a window; None for attention between the channels of a group.
         """
@@ -219,7 +219,7 @@ def _reference_class() -> type[nn.Module]:
             return join_windows(attn_output, self.window, *x.shape[1:3])
 
     class DaVitBlock(nn.Module):
-        """Runs a window block or a channel block. x: [images, rows, columns, hidden] → same shape."""
+        """Runs an attention block over windows or channels. x: [images, rows, columns, hidden] → same shape."""
 
         def __init__(self, spec: DaVit, stage: DaVitStage, heads: int, window: int | None) -> None:
             super().__init__()
@@ -249,7 +249,7 @@ def _reference_class() -> type[nn.Module]:
             return layer_output
 
     class DaVitEmbedding(nn.Module):
-        """Convolves a grid. x: [images, rows, columns, channels] → [images, smaller grid, hidden]."""
+        """Reduces a grid by a strided convolution. x: [images, rows, columns, channels] → [images, …, hidden]."""
 
         def __init__(self, spec: DaVit, stage: DaVitStage, in_channels: int) -> None:
             super().__init__()

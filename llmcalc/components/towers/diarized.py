@@ -32,7 +32,7 @@ KERNEL_SIZE = 3
 
 
 class SpeakerEncoder(Part):
-    """The encoder that detects speakers: layers, a convolution from positions to frames, and linear layers.
+    """A speaker-detection encoder: layers, a convolution that expands positions to frames, and linear layers.
 
     A vector that stands for silence is stored with it, which only a recording of several chunks uses.
 
@@ -48,7 +48,7 @@ class SpeakerEncoder(Part):
     num_speakers: InnerWidth
 
     def flow(self, recorder: Flow, frames: Value, frame_count: int) -> Value:
-        """Records the encoder and returns the mean activity of each speaker. frame_count: the frames per position."""
+        """Records the encoder's operations; returns each speaker's mean activity. frame_count: frames per position."""
         x = _record_stack(recorder, self.stack, frames, self.hidden_size)
         recorder.vector("silence", Axis("hidden", self.hidden_size), role="idle")
         head_axis, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
@@ -74,7 +74,7 @@ class SpeakerEncoder(Part):
 
 
 class WordTimestamps(Part):
-    """A head that predicts the time of each word from the hidden states of speech recognition.
+    """A head on the hidden states of speech recognition that predicts the time of each word.
 
     A text model does not read their output: their parameters are counted, no FLOPs.
 
@@ -88,7 +88,7 @@ class WordTimestamps(Part):
     classes: Vocab
 
     def flow(self, recorder: Flow, x: Value) -> None:
-        """Records the head. x: the hidden states of speech recognition."""
+        """Records the timestamp head's operations. x: the hidden states of speech recognition."""
         timestamp_rows = MultipliedRows("timestamps", source_rows=x.rows, rows_per_source=self.upsampling_factor)
         upsampled_frames = recorder.conv(
             "upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=timestamp_rows
@@ -102,7 +102,7 @@ class WordTimestamps(Part):
 
 
 class DiarizedEncoder(EncoderTower):
-    """A speech encoder that adds the sinusoids of the active speakers to its output.
+    """A speech encoder to whose output the sinusoids of the active speakers are added.
 
     num_mel_bins: the number of mel bins of a frame.
     frames: the number of frames that become one position.
@@ -140,7 +140,7 @@ class DiarizedEncoder(EncoderTower):
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records both encoders and returns the sum of their outputs for the projector."""
+        """Records the operations of both encoders and returns the sum of their outputs for the projector."""
         frames = recorder.merge(x, MergedPatchRows(source_rows=x.rows, frames=self.frames), Axis("frames", self.frames))
         frames.is_constant = True
         stack_output = _record_stack(recorder, self.stack, frames, self.hidden_size)
@@ -182,7 +182,7 @@ class DiarizedEncoder(EncoderTower):
 
 
 def _record_stack(recorder: Flow, stack: Stack, frames: Value, hidden_size: int) -> Value:
-    """Records a linear layer on each position's frames, and the layers of the stack."""
+    """Records the operations of a linear layer over the frames of each position, and then the layers of the stack."""
     x = recorder.linear("patch_embedding", frames, Axis("hidden", hidden_size), kind="embedding")
     with recorder.separate_stack(causal=False):
         return stack.flow(recorder, x)
@@ -197,7 +197,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from ..runtime import vector_module
 
     class EncoderLayers(nn.Module):
-        """Runs the layers of a stack, which are direct submodules here. x: [clips, positions, width] → same shape."""
+        """Runs a stack's layers, which are direct submodules here. x: [clips, positions, width] → same shape."""
 
         def __init__(self, stack: Stack, hidden_size: int) -> None:
             super().__init__()
@@ -249,7 +249,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return timestamp_logits
 
     class SpeakerSinusoids(nn.Module):
-        """Sums the sinusoids of the active speakers. [clips, positions, speakers] → [..., width]."""
+        """Sums sinusoid vectors of the active speakers. [clips, positions, speakers] → [..., width]."""
 
         def __init__(self, speakers: int, hidden_size: int) -> None:
             super().__init__()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DiffusionHead(Part):
-    """A diffusion head, which generates latent vectors of speech from a text model's output in denoising steps.
+    """Layers that denoise latent vectors of speech step by step, conditioned on a text model's output.
 
     Text alone and recordings that are read do not use them: their parameters are counted, no FLOPs.
 
@@ -49,7 +49,7 @@ class DiffusionHead(Part):
         return self.norm.model_copy(update={"weight": False})
 
     def flow(self, recorder: Flow, latents: Value) -> None:
-        """Records the diffusion head. latents: the vectors that the head predicts."""
+        """Records the head's operations. latents: the noisy latent vectors, from which the head predicts noise."""
         hidden_axis = Axis("hidden", self.hidden_size)
         text_output = Value(latents.rows, (hidden_axis,), is_constant=True)
         sinusoids = Value(latents.rows, (Axis("frequencies", self.frequency_size),), is_constant=True)
@@ -67,13 +67,13 @@ class DiffusionHead(Part):
             recorder.linear("proj", x, *latents.axes)
 
     def _record_layer(self, recorder: Flow, x: Value, condition: Value) -> Value:
-        """Records a layer; the condition scales and shifts the output of its norm."""
+        """Records the operations of a layer whose norm the condition scales and shifts, and whose output it gates."""
         modulation_shift, modulation_scale, modulation_gate = self._modulation(recorder, condition, 3)
         modulated_x = _modulate(recorder, recorder.part("norm", self.norm, x), modulation_scale, modulation_shift)
         return recorder.add(x, recorder.mul(modulation_gate, recorder.part("mlp", self.feed_forward, modulated_x)))
 
     def _modulation(self, recorder: Flow, condition: Value, part_count: int) -> tuple[Value, ...]:
-        """Records a linear layer of the activated condition and returns its output in `part_count` equal parts."""
+        """Records a linear layer on the activated condition; returns its output in `part_count` equal parts."""
         shape = (Axis("hidden", self.hidden_size),)
         activated_condition = recorder.act(condition, self.hidden_act)
         return recorder.split(
@@ -87,7 +87,7 @@ class DiffusionHead(Part):
 
 
 def _modulate(recorder: Flow, x: Value, modulation_scale: Value, modulation_shift: Value) -> Value:
-    """Records x · (1 + scale) + shift."""
+    """Records the computation of x · (1 + scale) + shift."""
     return recorder.add(recorder.mul(x, recorder.plus(modulation_scale, 1)), modulation_shift)
 
 
@@ -116,7 +116,7 @@ def _reference_class() -> type[nn.Module]:
             return layer_output
 
     class DiffusionOutput(nn.Module):
-        """Projects hidden states to latents, after a norm that the condition scales and shifts."""
+        """Projects hidden states to latents after a norm whose output is scaled and shifted by the condition."""
 
         def __init__(self, spec: DiffusionHead, latent_size: int) -> None:
             super().__init__()

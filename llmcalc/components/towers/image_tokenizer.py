@@ -47,7 +47,7 @@ class ImageGeneration(Part):
     head: tuple[ProjectorLayer, ...] = Field(min_length=1, max_length=100)
 
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
-        """Records the embeddings, the projection and the head. codes: rows of the codebook."""
+        """Records the operations of the embeddings, the projection and the head. codes: rows of the codebook."""
         embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
         hidden_states = Value(codes.rows, (Axis("hidden", self.head_input_size),), is_constant=True)
         for projection_name, linear_maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
@@ -56,7 +56,7 @@ class ImageGeneration(Part):
 
 
 class ImageTokenizer(TowerPart):
-    """An image tokenizer: pixels → levels of residual blocks → the nearest rows of a codebook, and a decoder to pixels.
+    """An image tokenizer: pixels → levels of residual blocks → nearest codebook rows; and a decoder to pixels.
 
     Its encoder reads an image as 2 ** temporal_levels equal frames, which its last convolutions merge. The decoder runs
     for generated images alone: its parameters are counted, no FLOPs.
@@ -129,7 +129,7 @@ class ImageTokenizer(TowerPart):
 
     @cached_property
     def patches(self) -> Patches:
-        """The squares of pixels, each of which becomes one vector."""
+        """The row axis of image patches: squares of pixels, each of which becomes one latent vector."""
         pixels_per_side = 2 ** (len(self.channel_multiplier) - 1)
         return Patches(patch_size=pixels_per_side).model_copy(update={"num_channels": self.in_channels})
 
@@ -139,7 +139,7 @@ class ImageTokenizer(TowerPart):
         return Value(PATCHES, pixel_axes, is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the tokenizer and returns the vectors that it compares with the codebook."""
+        """Records the tokenizer's operations; returns latent vectors, which the codebook's rows are compared with."""
         with recorder.scope("encoder"), recorder.separate_stack(causal=False):
             x = self._record_encoder(recorder, x)
         x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=self._convolved_frame_count)
@@ -153,11 +153,11 @@ class ImageTokenizer(TowerPart):
 
     @property
     def _convolved_frame_count(self) -> int:
-        """The number of frames that the convolutions around the codebook read."""
+        """The number of frames in the kernels of the convolutions before and after the codebook."""
         return 3 if self.over_frames else 1
 
     def _record_encoder(self, recorder: Flow, pixels: Value) -> Value:
-        """Records the convolutional encoder, and returns the latents of the pixels."""
+        """Records the operations of the convolutional encoder, and returns the latents of the pixels."""
         positions, level_count = pixels.rows, len(self.channel_multiplier)
         x = pixels.view(Axis("channels", self.in_channels), new_rows=_upsampled_positions(positions, level_count - 1))
         x = self._convolve(recorder, "conv_in", x, self.base_channels)
@@ -179,7 +179,7 @@ class ImageTokenizer(TowerPart):
         return self._record_frame_blocks(recorder, x) if self.over_frames else x
 
     def _record_decoder(self, recorder: Flow, code_vectors: Value) -> None:
-        """Records the decoder. code_vectors: rows of the codebook."""
+        """Records the operations of the decoder. code_vectors: rows of the codebook."""
         codes = code_vectors if self.over_frames else None
         x = self._convolve(
             recorder, "post_quant_conv", code_vectors, self.latent_channels, kernel=self._convolved_frame_count
@@ -201,7 +201,7 @@ class ImageTokenizer(TowerPart):
     def _record_level(
         self, recorder: Flow, x: Value, level_index: int, channels: Number, block_count: int, codes: Value | None = None
     ) -> Value:
-        """Records the residual blocks of a level, and the level's attention, if any."""
+        """Records the residual blocks of a level and the level's attention if the spec has attention there."""
         for block_index in range(1, block_count + 1):
             x = self._record_block(recorder, f"block_{block_index}", x, channels, codes)
             if level_index in self.attn_resolutions:
@@ -209,7 +209,7 @@ class ImageTokenizer(TowerPart):
         return x
 
     def _record_middle_blocks(self, recorder: Flow, x: Value, codes: Value | None = None) -> Value:
-        """Records the middle of the encoder or decoder: a residual block, attention and a residual block."""
+        """Records the blocks between the levels and the codebook: a residual block, attention, a residual block."""
         x = self._record_block(recorder, "middle_1", x, x.width, codes)
         x = self._attend(recorder, "middle_attn", x, codes)
         return self._record_block(recorder, "middle_2", x, x.width, codes)
@@ -221,7 +221,7 @@ class ImageTokenizer(TowerPart):
     def _record_block(
         self, recorder: Flow, block_name: str, x: Value, channels: Number, codes: Value | None = None
     ) -> Value:
-        """Records a residual block of two convolutions."""
+        """Records the operations of a residual block of two convolutions."""
         with recorder.scope(block_name, kind="convolution"):
             features = recorder.act(self._normalize(recorder, "norm_1", x, codes), "silu")
             features = self._convolve(recorder, "conv_1", features, channels)
@@ -231,7 +231,7 @@ class ImageTokenizer(TowerPart):
             return recorder.add(x, features)
 
     def _record_frame_blocks(self, recorder: Flow, x: Value) -> Value:
-        """Records the residual blocks over frames, with batch norms."""
+        """Records the operations of the residual blocks that convolve over frames, with batch norms."""
         for i in range(1, self.num_res_blocks + 1):
             with recorder.scope(f"frame_block_{i}", kind="convolution"):
                 features = x
@@ -244,7 +244,7 @@ class ImageTokenizer(TowerPart):
         return x
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, codes: Value | None = None) -> Value:
-        """Records a group norm, whose output a decoder scales and shifts by projections of the codes."""
+        """Records the operations of a group norm; in the decoder, projections of the codes scale and shift it."""
         if codes is None:
             return recorder.part(norm_name, self.norm, x)
         with recorder.scope(norm_name):
@@ -263,7 +263,7 @@ class ImageTokenizer(TowerPart):
         kernel: Number = 9,
         conv_rows: Rows | None = None,
     ) -> Value:
-        """Records a convolution with a bias. kernel: the number of positions under its kernel."""
+        """Records the operations of a convolution with a bias. kernel: the input positions per output."""
         return recorder.conv(conv_name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=conv_rows)
 
     def describe(self, hidden_size: int) -> str:
@@ -310,7 +310,7 @@ class ImageTokenizer(TowerPart):
 
 
 def _upsampled_positions(grid_rows: Rows, doubling_count: int) -> Rows:
-    """Returns the positions of a grid after its sides were doubled `doubling_count` times."""
+    """Returns the row axis of a grid whose sides are doubled `doubling_count` times."""
     return MultipliedRows("positions", source_rows=grid_rows, rows_per_source=4**doubling_count)
 
 
@@ -508,7 +508,7 @@ def _reference_class() -> type[nn.Module]:
             return x.unflatten(0, (-1, frame_count)).transpose(1, 2)
 
     class GenerationModules(nn.Module):
-        """The modules that generate image tokens, which the encoding of an image does not run."""
+        """Modules for image generation, which are stored but not run when an image is encoded."""
 
         def __init__(self, spec: ImageGeneration, codebook_size: int, embed_dim: int) -> None:
             super().__init__()

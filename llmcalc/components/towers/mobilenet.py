@@ -77,7 +77,7 @@ class InvertedResidual(Part):
 
 
 class GridAttention(Part):
-    """Attention of every position of a grid to all positions; all query heads share one head of keys and values.
+    """Attention from every grid position to all positions, with one key-value head for all query heads (multi-query).
 
     num_attention_heads: the number of query heads.
     head_dim: the size of a head.
@@ -111,7 +111,7 @@ else:
 
 
 class BlockGroup(Part):
-    """A sequence of blocks, which runs once or several times.
+    """A sequence of blocks that a stage runs once or repeatedly.
 
     blocks: the blocks.
     repeat: how often they follow one another, 1 by default.
@@ -122,7 +122,7 @@ class BlockGroup(Part):
 
 
 class GridStage(Part):
-    """A stage of an encoder, which halves the sides of the grid of positions.
+    """A stage of the encoder, whose first block halves the sides of the position grid.
 
     groups: the groups of blocks, in order.
     """
@@ -181,7 +181,7 @@ class MobileNet(EncoderTower):
 
     @property
     def patches(self) -> Patches:
-        """The squares of pixels that correspond to the positions of the last stage."""
+        """The row axis of image patches: squares of pixels that become the positions of the last stage."""
         patch_side = 2 * prod(_total_stride(group.blocks) for stage in self.stages for group in stage.groups)
         return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
 
@@ -189,7 +189,7 @@ class MobileNet(EncoderTower):
         return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns output_side × output_side positions of an image."""
+        """Records the operations of the encoder and returns output_side × output_side positions of an image."""
         pixel_rows = MultipliedRows("positions", source_rows=x.rows, rows_per_source=self.patches.patch_size**2)
         x = x.view(Axis("channels", self.num_channels), new_rows=pixel_rows)
         x = self._record_conv(
@@ -205,7 +205,7 @@ class MobileNet(EncoderTower):
             return self._fuse_stages(recorder, stage_outputs[-self.fused_stages :])
 
     def _record_group(self, recorder: Flow, group_name: str, x: Value, block_group: BlockGroup) -> Value:
-        """Records the blocks of a group, once or several times."""
+        """Records the operations of the blocks of a group, as often as the group repeats them."""
 
         def record_blocks(block_input: Value) -> Value:
             for k, block in enumerate(block_group.blocks, 1):
@@ -220,7 +220,7 @@ class MobileNet(EncoderTower):
         return recorder.layers(x, record_blocks, block_group.repeat, repeat_indices, group_name, kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
-        """Records a block and, if the input and the output have the same shape, their sum."""
+        """Records the operations of a block, and adds the block's input if both have the same shape."""
         if block.type == "edge":
             block_output = self._record_conv(
                 recorder, "conv_exp", x, block.intermediate_size, block.kernel, block.stride, is_activated=True
@@ -237,7 +237,7 @@ class MobileNet(EncoderTower):
         return block_output
 
     def _record_inverted_block(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
-        """Records the convolutions of a universal inverted residual block."""
+        """Records the operations of the convolutions of a universal inverted residual block."""
         if block.start_kernel is not None:
             stride = 1 if block.mid_kernel is not None else block.stride
             x = self._record_conv(recorder, "dw_start", x, None, block.start_kernel, stride)
@@ -247,7 +247,7 @@ class MobileNet(EncoderTower):
         return self._record_conv(recorder, "pw_proj", x, block.channels)
 
     def _record_attention(self, recorder: Flow, x: Value, block: GridAttention) -> Value:
-        """Records attention with one head of keys and values, which may come from a smaller grid."""
+        """Records attention with a single key-value head, whose keys and values may come from a reduced grid."""
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
         for letter in "kv":
@@ -259,7 +259,7 @@ class MobileNet(EncoderTower):
         return recorder.conv("o_proj", attn_output, *x.axes, kernel=1)
 
     def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
-        """Records the fusion of the outputs of the last stages."""
+        """Records the operations of the module that merges the outputs of the last stages into one grid."""
         largest_grid_rows = stage_outputs[0].rows
         resized_outputs = [
             output if output.rows == largest_grid_rows else recorder.resampled(output, largest_grid_rows)
@@ -286,7 +286,7 @@ class MobileNet(EncoderTower):
         bias: bool = False,
         is_activated: bool = False,
     ) -> Value:
-        """Records a convolution of kernel_size × kernel_size, a norm and, if `is_activated`, an activation.
+        """Records the operations of a convolution with a square kernel, a norm and, if `is_activated`, an activation.
 
         channels: the number of output channels; None for a depthwise convolution.
         """
@@ -359,7 +359,7 @@ def _total_stride(conv_blocks: tuple[Any, ...]) -> int:
 
 
 def _strided_rows(rows: Rows, stride: Stride) -> Rows:
-    """Returns the axis of grid positions after a convolution with a stride."""
+    """Returns the row axis of the grid positions that remain after a convolution with a stride."""
     if stride == 1:
         return rows
     if isinstance(rows, MultipliedRows) and isinstance(rows.rows_per_source, int) and rows.rows_per_source % 4 == 0:
@@ -386,7 +386,7 @@ def _reference_class() -> type[nn.Module]:
             return super().forward(nn.functional.pad(x, padding_widths))
 
     class GridModule(nn.Module):
-        """The base of modules that have convolutions with norms. x: [images, channels, rows, columns]."""
+        """The base class of modules with normalized convolutions. x: [images, channels, rows, columns]."""
 
         def __init__(self, norm: Norm, hidden_act: Activation) -> None:
             super().__init__()
@@ -457,7 +457,7 @@ def _reference_class() -> type[nn.Module]:
             return x + features if self.has_skip else features
 
     class AttentionReference(GridModule):
-        """Attention over a grid, with one head of keys and values."""
+        """Attention over a grid of positions, with a single key-value head."""
 
         def __init__(self, spec: GridAttention, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)

@@ -1,4 +1,4 @@
-"""Layers over the output of an image encoder and learned vectors, in DeepSeek-OCR's encoders behind SAM's.
+"""DeepSeek-OCR's second encoder: layers over the vectors of SAM's encoder and learned vectors.
 
 DeepSeek-OCR (Wei 2025, arXiv:2510.18234, §3.2) has CLIP's layers, with a class vector; DeepSeek-OCR 2 those of a
 language model, with queries. transformers: models/unlimited_ocr (`UnlimitedOcrVisionModel`), models/deepseek_ocr2
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class PatchReader(Part):
-    """Layers of attention over the vectors of an image and learned vectors.
+    """Attention layers that run over an image's vectors and learned vectors together.
 
     hidden_size: the width of the vectors and of the layers.
     stack: the layers.
@@ -54,11 +54,11 @@ class PatchReader(Part):
 
     @property
     def output_width(self) -> int:
-        """The width of the result's vectors."""
+        """The width of the output vectors: `hidden_size`, doubled if the spec has no queries."""
         return self.hidden_size * (2 if self.queries is None else 1)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the layers. x: the vectors of an image."""
+        """Records the operations of the layers. x: the vectors of an image."""
         hidden_axis, vector_count = Axis("hidden", self.hidden_size), 1 if self.queries is None else self.queries
         x = x.view(hidden_axis, new_rows=x.rows)
         vector_axes = (hidden_axis,) if self.queries is None else (Axis("queries", vector_count), hidden_axis)
@@ -116,7 +116,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class PatchReaderReference(nn.Module):
-        """Reads vectors: [images, positions, hidden] → [images, queries, hidden], or [images, positions, 2 · hidden].
+        """Runs the layers. [images, positions, hidden] → [images, queries, hidden] or [images, positions, 2 · hidden].
 
         Learned vectors come last; CLIP has its class vector first. Only their places differ, no parameter.
         """

@@ -1,4 +1,4 @@
-"""Patch embeddings without an encoder: a projection, perhaps with positions, and norms before and after.
+"""Patch embedding without an encoder: a projection of pixels, optional positions, and norms before and after.
 
 transformers: models/gemma4_unified (`Gemma4UnifiedVisionEmbedder`, except its last layer, which is a projector), fuyu,
 layoutlmv3 (`LayoutLMv3Model.forward_image`, Huang et al. 2022, arXiv:2204.08387, §2.1).
@@ -142,7 +142,7 @@ def _reference_class() -> type[nn.Module]:
             return x
 
         def _add_positions(self, x: Tensor, patch_columns: int) -> Tensor:
-            """Adds the learned positions, if the spec has any. x: [images, patches, hidden] → same shape."""
+            """Adds the optional learned positions. x: [images, patches, hidden] → same shape."""
             positions = torch.arange(x.shape[1], device=x.device)
             if self.spec.positions is None:
                 return x

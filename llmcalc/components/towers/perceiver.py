@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Perceiver(LearnedQueries):
-    """Layers of learned latents: attention of the latents to patches and latents, then a feed-forward network.
+    """A Perceiver resampler: layers in which learned latents attend to patches and latents, then pass a network.
 
     num_hidden_layers: the number of layers.
     attention, feed_forward: the parts of a layer.
@@ -43,7 +43,7 @@ class Perceiver(LearnedQueries):
         self.attention.check_cross_attention()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the resampler and returns its latents for each image. x: the patches."""
+        """Records the operations of the resampler and returns its latents for each image. x: the patches."""
         hidden_axis = Axis("hidden", self.hidden_size)
         latents = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
         latents = latents.view(
@@ -55,7 +55,7 @@ class Perceiver(LearnedQueries):
         return recorder.part("norm", self.norm, latents)
 
     def _record_layer(self, recorder: Flow, latents: Value, patches: Value) -> Value:
-        """Records a layer of the resampler and returns the updated latents."""
+        """Records the operations of a layer of the resampler and returns the updated latents."""
         queries = recorder.part("latents_norm", self.norm, latents)
         patches = recorder.part("patches_norm", self.norm, patches)
         memory_rows = ConcatenatedRows(name="patches and latents", first_rows=patches.rows, second_rows=queries.rows)
@@ -103,7 +103,7 @@ def _reference_class() -> type[nn.Module]:
             return latents + self.mlp(self.get_submodule("mlp_pre_norm")(latents), PassState())
 
     class PerceiverReference(nn.Module):
-        """Reads patches by learned latents. x: [images, patches, hidden] → [images, latents, hidden]."""
+        """Reduces patches to learned latents by attention. x: [images, patches, hidden] → [images, latents, hidden]."""
 
         def __init__(self, spec: Perceiver) -> None:
             super().__init__()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ProjectorLayer(Part):
-    """One linear layer of a projector.
+    """One linear layer of a projector, with its optional activation.
 
     size: its output width.
     bias: whether it has a bias, false by default.
@@ -74,7 +74,7 @@ class ProjectorLayer(Part):
 
 
 class Resampler(LearnedQueries):
-    """Learned queries that read the patches of an image by one cross-attention.
+    """Learned queries that attend to an image's patches in one cross-attention layer.
 
     projected: whether a linear layer without a bias brings the patches to that width, true by default.
     attention: the attention of the queries.
@@ -108,7 +108,7 @@ class Resampler(LearnedQueries):
         return _reference_classes()["resampler"](self, model_properties.hidden_size)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the resampler and returns its output vectors for each image. x: the patches."""
+        """Records the operations of the resampler and returns its output vectors for each image. x: the patches."""
         query_axis, hidden_axis = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
         keys = recorder.linear("kv_proj", x, hidden_axis) if self.projected else x
         keys = keys if self.norm is None else recorder.part("kv_norm", self.norm, keys)
@@ -263,7 +263,7 @@ class Projector(TowerPart):
         return Value(rows, (Axis("hidden", self.input_size),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the projector and returns the projected patches.
+        """Records the operations of the projector and returns the projected patches.
 
         Non-text tokens pass the same layers separately; only their embedding and norm are recorded.
         """
@@ -292,7 +292,7 @@ class Projector(TowerPart):
             return self.stack.flow(recorder, x)
 
     def _add_positions(self, recorder: Flow, x: Value) -> Value:
-        """Adds positions to the patches and the mean of the patches as one vector more, each if there is one."""
+        """Adds the optional positions to the patches, and appends the optional mean of all patches as a vector."""
         if self.grid_positions is not None:
             column_width = floor_div(self.input_size, 2)
             widths = {"column_positions": self.input_size - column_width, "row_positions": column_width}
@@ -322,7 +322,7 @@ class Projector(TowerPart):
     def _append_marker_vectors(
         self, recorder: Flow, marker_name: str, x: Value, marker_count: int, *axes: Axis | JoinedShapes
     ) -> Value:
-        """Appends learned marker vectors to x."""
+        """Appends learned marker vectors, such as separators of images, to x."""
         mark_vectors = recorder.vector(marker_name, Axis("marks", marker_count), *axes, row_count=marker_count)
         return recorder.cat(
             x, mark_vectors, axes=x.axes, rows=ExtendedRows(source_rows=x.rows, extra_rows=marker_count)
@@ -418,7 +418,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
 
     class FramePositions(nn.Module):
-        """Adds the position of an image's only frame. x: [images, patches, hidden] → same shape."""
+        """Adds the position vector of the image's single frame. x: [images, patches, hidden] → same shape."""
 
         def __init__(self, frame_count: int, hidden_size: int) -> None:
             super().__init__()
@@ -509,11 +509,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def tokens(self, token_ids: Tensor) -> Tensor:
-            """Returns the projected vectors of special tokens that are not text."""
+            """Returns projected embeddings of the projector's special tokens, such as image separators."""
             return self._apply_maps(self.token_norm(self.token_embedding(token_ids)), 1)
 
         def _apply_maps(self, x: Tensor, patch_columns: int) -> Tensor:
-            """Applies the linear layers. patch_columns: the patches per row, which only convolutions read."""
+            """Applies the linear layers in order. patch_columns: the patches per row, for convolutional layers."""
             for linear_index, linear_map in enumerate(self.spec.maps, 1):
                 map_module = self.get_submodule(f"map_{linear_index}")
                 if linear_map.halves:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class QFormer(LearnedQueries):
-    """Layers of learned queries: attention among the queries, to the patches in some layers, and a network.
+    """Layers of learned queries: self-attention, cross-attention to the patches in some layers, and a network.
 
     num_hidden_layers: the number of layers.
     num_attention_heads: the number of heads.
@@ -70,7 +70,7 @@ class QFormer(LearnedQueries):
             raise ValueError(f"resampler.input_size: {self.input_size}; expected {input_size}, the projector's")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the layers and returns the queries for each image or window. x: the patches."""
+        """Records the operations of the layers; returns each image's or window's final query vectors. x: patches."""
         hidden_axis, window = Axis("hidden", self.hidden_size), self.window
         window_rows = IMAGES if window is None else WindowRows(source_rows=x.rows, window_rows=window)
         patches = x if window is None else x.view(*x.axes, new_rows=PaddedRows(source_rows=x.rows, block_rows=window))
@@ -92,7 +92,7 @@ class QFormer(LearnedQueries):
         return queries
 
     def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, window_rows: Rows) -> Value:
-        """Records a layer. patches: the input of cross-attention, if any. window_rows: the queries of all windows."""
+        """Records a layer's operations. patches: cross-attention's input, if any. window_rows: all windows' queries."""
         for attention_name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, window_rows)):
             if memory is not None:
                 with recorder.scope(attention_name, kind="attention"):
@@ -107,7 +107,7 @@ class QFormer(LearnedQueries):
         return recorder.part("mlp_post_norm", self.norm, recorder.add(x, sublayer_output))
 
     def _record_attention(self, recorder: Flow, x: Value, memory: Value, query_rows: Rows) -> Value:
-        """Records the attention of queries. query_rows: the queries of all windows, to which the queries are copied."""
+        """Records the operations of the queries' attention. query_rows: the row axis for the queries of all windows."""
         head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), head_dim
         projection_inputs = {"q": x, "k": memory, "v": memory}

@@ -105,7 +105,7 @@ class SamEncoder(TowerPart):
         return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns its output for the projector."""
+        """Records the operations of the encoder and returns its output for the projector."""
         x = recorder.linear("patch_embedding", x, Axis("hidden", self.hidden_size), bias=self.patches.bias)
         if self.positions is not None:
             for position in self.positions.flow(recorder, x):
@@ -129,7 +129,7 @@ class SamEncoder(TowerPart):
             return self.reader.flow(recorder, x)
 
     def _layer_kinds(self) -> Iterator[tuple[str, int | None, Number, list[int] | None]]:
-        """Yields the label, the window, the number and the indices of each kind of layer."""
+        """Yields label, window, layer count and layer indices of layers with windowed and with global attention."""
         layer_count: Number = self.num_hidden_layers
         global_indices = sorted({*self.global_layers})
         windowed_layers = (
@@ -141,7 +141,7 @@ class SamEncoder(TowerPart):
             yield "global", None, len(global_indices), global_indices
 
     def _record_layer(self, recorder: Flow, x: Value, window: int | None) -> Value:
-        """Records a layer. window: the side of its attention windows; None for attention to the whole image."""
+        """Records a layer's operations. window: the side of its attention windows; None for the whole image."""
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self._record_attention(recorder, residual_branch, window)
@@ -171,7 +171,7 @@ class SamEncoder(TowerPart):
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, new_rows=patch_rows)
 
     def _record_neck(self, recorder: Flow, x: Value) -> Value:
-        """Records two convolutions with norms."""
+        """Records the operations of the neck after the layers: two convolutions, each with a norm."""
         channel_axis = Axis("channels", self.output_channels)
         x = recorder.part("norm_1", NECK_NORM, recorder.conv("conv_1", x, channel_axis, kernel=1))
         return recorder.part("norm_2", NECK_NORM, recorder.conv("conv_2", x, channel_axis, kernel=9))
@@ -266,7 +266,7 @@ def _reference_class() -> type[nn.Module]:
             return x[:, :patch_rows, :patch_columns]
 
         def _attend(self, x: Tensor) -> Tensor:
-            """Computes attention to a whole square. x: [squares, rows, columns, hidden] → same shape."""
+            """Computes attention within each square of positions. x: [squares, rows, columns, hidden] → same shape."""
             q, k, v = (
                 self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
                 for letter in "qkv"
@@ -297,7 +297,7 @@ def _reference_class() -> type[nn.Module]:
             return x + self.mlp(self.mlp_pre_norm(x), PassState())
 
     class SamNeck(nn.Module):
-        """Applies two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, …]."""
+        """Applies the neck: two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, …]."""
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__()
@@ -313,7 +313,7 @@ def _reference_class() -> type[nn.Module]:
             return x
 
     class SamSecondNeck(SamNeck):
-        """A neck for the output of a global layer, with a learned factor for the neck's output."""
+        """A second neck, for the output of a layer with global attention, scaled by a learned factor."""
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__(spec)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SanMEncoder(EncoderTower):
-    """A SAN-M encoder of stacked frames: the first layer reads input_size values, and some layers end in a norm.
+    """A SAN-M encoder of stacked frames, whose first layer reads input_size values; some layers are followed by a norm.
 
     input_size: the number of values per stacked frame. Sinusoidal positions are added to it.
     hidden_size: the width of the layers.
@@ -63,7 +63,7 @@ class SanMEncoder(EncoderTower):
         return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns its output for the projector."""
+        """Records the operations of the encoder and returns its output for the projector."""
         x = recorder.add(x, Value(x.rows, x.axes, is_constant=True))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             x = self._record_layer(recorder, x, 0 in self.normed_layers)
@@ -74,7 +74,7 @@ class SanMEncoder(EncoderTower):
         return x
 
     def _record_layer(self, recorder: Flow, x: Value, has_norm: bool) -> Value:
-        """Records a layer, with a residual connection around attention unless the widths differ."""
+        """Records the operations of a layer; attention has a residual connection only if the widths match."""
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self._record_attention(recorder, residual_branch)
@@ -83,7 +83,7 @@ class SanMEncoder(EncoderTower):
         return recorder.part("norm", self.norm, x) if has_norm else x
 
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
-        """Records attention and the convolution of the values, whose sum is the output."""
+        """Records the sum of attention's output and of a convolution of the values over neighbouring frames."""
         heads = self.num_attention_heads
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
         q, k, v = record_queries_keys_values(recorder, x, *head_axes, bias=True)
@@ -124,7 +124,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional
 
     class SanMAttention(nn.Module):
-        """Attention and a convolution of the values. x: [clips, frames, width] → [clips, frames, hidden]."""
+        """Adds attention and a convolution of the values. x: [clips, frames, width] → [clips, frames, hidden]."""
 
         def __init__(self, spec: SanMEncoder, input_width: int) -> None:
             super().__init__()

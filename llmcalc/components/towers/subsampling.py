@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SpectrumConv(Part):
-    """A convolution over time and frequency, then an activation. Frequencies are padded with one zero on each side.
+    """A convolution over time and frequency, then an activation; one zero pads each side of the frequencies.
 
     channels: the number of output channels.
     kernel, stride: the kernel size and the stride over (time, frequency), (3, 3) and (2, 2) by default.
@@ -78,17 +78,17 @@ class Subsampling(Component):
             raise ValueError("convolutions: the first one reads a single channel; expected separable = false")
 
     def input_value(self) -> Value:
-        """The audio frames, with one value per mel bin."""
+        """The input as a symbolic tensor of the compute graph: audio frames with one value per mel bin."""
         return Value(self._convolved_rows(PATCHES, 0), (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     @property
     def positions(self) -> Rows:
-        """The axis of encoder positions after frames are convolved in chunks, without padding positions."""
+        """The row axis of encoder positions that come from audio, without the padding of the last chunk."""
         strides = tuple(convolution.stride[0] for convolution in self.convolutions)
         return RowsInChunks(chunk_rows=self.chunk, strides=strides, pads_last_chunk=False)
 
     def _convolved_rows(self, frame_rows: Rows, conv_count: int) -> Rows:
-        """Returns the rows after `conv_count` convolutions. frame_rows: the rows before the last convolution."""
+        """Returns the row axis after `conv_count` convolutions. frame_rows: the rows before the last convolution."""
         if self.chunk is not None:
             strides = tuple(convolution.stride[0] for convolution in self.convolutions[:conv_count])
             return RowsInChunks(chunk_rows=self.chunk, strides=strides, pads_single_chunk=self.whole_chunks)
@@ -100,7 +100,7 @@ class Subsampling(Component):
         )
 
     def flow(self, recorder: Flow, x: Value, output_shape: Shape = ()) -> Value:
-        """Records the subsampling. output_shape: the axes of the output; default x's axes.
+        """Records the operations of the subsampling. output_shape: the axes of the output; default x's axes.
 
         A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """

@@ -1,4 +1,4 @@
-"""Swin, the vision encoder of Donut and Nougat: attention in windows, and merged squares of positions between stages.
+"""Swin, the vision encoder of Donut and Nougat: attention in windows, and merging of 2 × 2 positions between stages.
 
 Liu 2021 (arXiv:2103.14030, §3). transformers: models/swin (`SwinModel`), models/donut (`DonutSwinModel`).
 """
@@ -79,7 +79,7 @@ class Swin(TowerPart):
             check_divisor(f"stages.{stage_index}.num_attention_heads", head_count, "the stage's width", width)
 
     def _width(self, stage_index: int) -> int:
-        """Returns the width of a stage's layers."""
+        """Returns the width of the layers in the stage with this index."""
         return self.hidden_size * int(2**stage_index)
 
     @property
@@ -88,7 +88,7 @@ class Swin(TowerPart):
 
     @property
     def patches(self) -> Patches:
-        """The squares of pixels that correspond to the positions of the last stage."""
+        """The row axis of image patches: squares of pixels that become the positions of the last stage."""
         patch_side = self.first_patches.patch_size * int(2 ** (len(self.stages) - 1))
         return Patches(patch_size=1).model_copy(
             update={"patch_size": patch_side, "num_channels": self.first_patches.num_channels}
@@ -98,12 +98,12 @@ class Swin(TowerPart):
         return self.patches.pixel_values()
 
     def _grid_rows(self, stage_index: int) -> Rows:
-        """Returns the axis of a stage's positions."""
+        """Returns the row axis of the grid positions in the stage with this index."""
         positions_per_output = 4 ** (len(self.stages) - 1 - stage_index)
         return MultipliedRows("positions", source_rows=PATCHES, rows_per_source=positions_per_output)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns the last stage's positions for the projector."""
+        """Records the operations of the encoder and returns the last stage's positions for the projector."""
         x = x.view(*self.first_patches.pixel_values().axes, new_rows=self._grid_rows(0))
         x = recorder.linear("patch_embedding", x, Axis("hidden", self.hidden_size), bias=self.first_patches.bias)
         x = recorder.part("embedding_norm", self.norm, x)
@@ -124,7 +124,7 @@ class Swin(TowerPart):
         return x.view(*x.axes, new_rows=PATCHES)
 
     def _record_layer(self, recorder: Flow, x: Value, stage: SwinStage) -> Value:
-        """Records a layer: attention in windows and a network, each after a norm."""
+        """Records the operations of a layer: attention in windows and a network, each after a norm."""
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
             residual_branch = self._record_attention(recorder, residual_branch, stage.num_attention_heads)
@@ -132,7 +132,7 @@ class Swin(TowerPart):
         return recorder.add(x, recorder.part("mlp", stage.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
 
     def _record_attention(self, recorder: Flow, x: Value, head_count: int) -> Value:
-        """Records attention in windows, with a learned bias per head and distance in rows and columns."""
+        """Records attention in windows, with a learned score bias per head and offset in rows and columns."""
         window_positions = self.window_size * self.window_size
         head_axis = Axis("heads", head_count)
         q, k, v = record_queries_keys_values(
@@ -203,7 +203,7 @@ def _reference_class() -> type[nn.Module]:
             return join_windows(self.o_proj(heads.transpose(1, 2).flatten(2)), self.window, *x.shape[1:3])
 
     class DistanceIndex(nn.Module):
-        """Returns the index of the distance of each pair of positions in a window: [positions, positions]."""
+        """Returns the index of the row and column offset of each pair of window positions: [positions, positions]."""
 
         def __init__(self, window: int) -> None:
             super().__init__()
@@ -231,7 +231,7 @@ def _reference_class() -> type[nn.Module]:
             return x + self.mlp(self.mlp_pre_norm(x), PassState())
 
     class SquareMerger(nn.Module):
-        """Merges squares. x: [images, rows, columns, hidden] → [images, rows / 2, columns / 2, 2 · hidden]."""
+        """Merges 2 × 2 positions. x: [images, rows, columns, hidden] → [images, rows / 2, columns / 2, 2 · hidden]."""
 
         def __init__(self, norm: Norm, width: int) -> None:
             super().__init__()

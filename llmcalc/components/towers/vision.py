@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Patches(Part):
-    """The patches of an image; each patch is projected to one vector.
+    """The size of an image's patches, each of which is projected to one vector.
 
     patch_size: the side of a patch in pixels.
     num_channels: the number of color channels, 3 by default.
@@ -49,14 +49,14 @@ class Patches(Part):
     bias: Flag = False
 
     def pixel_values(self) -> Value:
-        """Returns the tower's input: the pixels of every patch."""
+        """Returns the encoder's input as a symbolic tensor of the compute graph: the pixels of every patch."""
         patch_axes = (Axis("height", self.patch_size), Axis("width", self.patch_size))
         axes = (Axis("channels", self.num_channels), Axis("frames", self.temporal_patch_size), *patch_axes)
         return Value(PATCHES, axes, is_constant=True)
 
 
 class PatchPositions(Part):
-    """Learned positions that are added to the patches.
+    """Learned position vectors that are added to the patches.
 
     rows: the number of positions per table.
     axes: 1 for one table (default), 2 for one table per axis of the image.
@@ -73,7 +73,7 @@ class PatchPositions(Part):
 
 
 class TilePositions(Part):
-    """Learned vectors of the tiles of an image, before and after the layers, and of the patches of each tile.
+    """Learned vectors per tile of an image, added before and after the layers, and learned positions in a tile.
 
     Each is multiplied by the tanh of a gate before it is added (Llama 3.2 Vision: Grattafiori 2024, arXiv:2407.21783,
     §7.1). For every kind of image there is a vector for each of its tiles.
@@ -86,7 +86,7 @@ class TilePositions(Part):
     image_kinds: InnerWidth
 
     def flow(self, recorder: Flow, x: Value, node_name: str, positions: int = 1) -> Value:
-        """Returns x and the tiles' gated vectors. positions: the number of vectors of a tile."""
+        """Records x plus the tiles' gated vectors, and returns the sum. positions: the number of vectors per tile."""
         with recorder.scope(node_name):
             table_axis = Axis("positions", self.max_tiles * self.image_kinds * positions)
             tile_vectors, _ = recorder.table("embedding", table_axis, *x.axes, of=x.rows)
@@ -95,7 +95,7 @@ class TilePositions(Part):
 
 
 class AttentionPooling(Part):
-    """A pooling head: attention of one learned query to all patches, and a feed-forward network (SigLIP).
+    """A pooling head: one learned query attends to all patches, followed by a feed-forward network (SigLIP).
 
     attention: the attention of the query.
     feed_forward: the network on its output.
@@ -107,7 +107,7 @@ class AttentionPooling(Part):
     norm: Norm
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the pooling head and returns one vector per image. x: the patches."""
+        """Records the operations of the pooling head and returns one vector per image. x: the patches."""
         pooling_query = recorder.vector("probe", *x.axes).view(*x.axes, new_rows=IMAGES)
         pooled_vector = recorder.part("attention", self.attention, pooling_query, memory=x)
         return recorder.add(
@@ -183,14 +183,14 @@ class VisionTower(EncoderTower):
 
     @property
     def vector_count(self) -> int:
-        """The number of class and register tokens in addition to the patches."""
+        """The number of learned vectors (class and register tokens) that are prepended to the patches."""
         return int(self.class_embedding) + self.registers
 
     def input_value(self) -> Value:
         return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns the patches for the projector."""
+        """Records the operations of the encoder and returns the patches for the projector."""
         hidden_axis, patch_rows = Axis("hidden", self.hidden_size), x.rows
         if self.video_frames is not None:
             input_frames = x.view(*x.axes, Axis("video_frames", self.video_frames))
@@ -246,7 +246,7 @@ class VisionTower(EncoderTower):
         return x
 
     def _add_positions(self, recorder: Flow, x: Value) -> Value:
-        """Records the sum of the patches and their positions; returns x unchanged without positions."""
+        """Records and returns patches plus position vectors; returns x unchanged if the encoder has no positions."""
         if self.positions is None:
             return x
         positions, *other_positions = self.positions.flow(recorder, x)
@@ -336,7 +336,7 @@ def _reference_class() -> type[nn.Module]:
                 self.register_buffer(buffer_name, buffer)
 
     class TileVectors(nn.Module):
-        """Adds the gated vectors of the first kind of image's first tile. x: [images, patches, hidden]."""
+        """Adds gated tile vectors, as for an image of one tile. x: [images, patches, hidden] → same shape."""
 
         def __init__(self, tiles: TilePositions, hidden_size: int, position_count: int = 1) -> None:
             super().__init__()
@@ -349,7 +349,7 @@ def _reference_class() -> type[nn.Module]:
             return x + tile_vectors * self.gate.weight.tanh()
 
     class PoolingAttention(nn.Module):
-        """Pools patches by a learned query. x: [images, patches, hidden] → [images, 1, hidden]."""
+        """Pools patches by attention from one learned query. x: [images, patches, hidden] → [images, 1, hidden]."""
 
         def __init__(self, spec: AttentionPooling, hidden_size: int) -> None:
             super().__init__()

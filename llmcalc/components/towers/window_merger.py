@@ -1,4 +1,4 @@
-"""A merger inside a vision encoder: attention within squares of patches, and one patch of each square.
+"""A patch merger inside a vision encoder: attention within squares of patches, then one vector per square.
 
 transformers: models/minicpmv4_6 (`MiniCPMV4_6ViTWindowAttentionMerger`).
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WindowMerger(Part):
-    """Attention within squares, then the sum of each square's mean and of two linear layers over its patches.
+    """Attention within squares of patches, then each square's mean plus a two-layer network over the square's patches.
 
     side: the side of a square, in patches.
     attention: the attention, limited to the squares.
@@ -42,7 +42,7 @@ class WindowMerger(Part):
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the merger and returns one patch of each square."""
+        """Records the operations of the merger and returns one vector for each square of patches."""
         hidden_axes, merged_rows = x.axes, MergedPatchRows(source_rows=x.rows, square_side=self.side)
         with recorder.separate_stack(causal=False):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
@@ -65,7 +65,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional
 
     class WindowMergerReference(nn.Module):
-        """Merges each square of patches into one. x: [images, patches, hidden] → [images, patches / side², hidden]."""
+        """Merges squares of patches. x: [images, patches, hidden] → [images, patches / side², hidden]."""
 
         def __init__(self, spec: WindowMerger, hidden_size: int) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Bytes of quantised weights under a scheme, by part (weights, scales, zeros, …) and by component.
+"""Bytes of quantized weights under a scheme, by purpose (weights, scales, zeros, …) and by component.
 
 `base` walks the model. `linear` and `formats` have the schemes that convert linear layers, `gguf` has llama.cpp's mixes
 and `mlx` has mlx-lm's formats. `config` reads a Hugging Face `quantization_config`, `named` the names of `--quantize`.

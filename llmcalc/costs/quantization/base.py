@@ -83,13 +83,13 @@ NO_STORED_BYTES = StoredBytes()
 
 
 def unquantized_bytes(element_count: Number, dtype: str) -> StoredBytes:
-    """Returns the bytes of elements in an unquantized number format."""
+    """Returns the bytes of a number of elements in an unquantized number format."""
     return StoredBytes(unconverted=packed_bytes(element_count, dtype))
 
 
 @frozen(slots=True)
 class WeightTensor:
-    """A weight tensor of a layer, with its path and number of copies.
+    """A weight tensor of the model, with its path and the number of its copies (equal layers).
 
     path: path of its module, as in the reference model.
     kind: the component that it belongs to.
@@ -119,7 +119,7 @@ class WeightTensor:
 def weight_tensors_of(
     node_tree: Node, included_parts: frozenset[str] = frozenset(), first_copies_only: bool = False
 ) -> Iterator[WeightTensor]:
-    """Yields every trainable tensor in tree order; a tied tensor once.
+    """Yields every trainable tensor in the order of the tree; a tensor with tied weights appears once.
 
     first_copies_only: whether of modules that repeat, such as layers of one kind, only the first is walked; default
         False.
@@ -139,7 +139,7 @@ def _weight_tensors_below_node(
     included_parts: frozenset[str],
     first_copies_only: bool,
 ) -> Iterator[WeightTensor]:
-    """Yields the weight tensors of all nodes below a node. path, copy_count, layer_index: of that node."""
+    """Yields the weight tensors of all nodes below a node. path, copy_count, layer_index: of the upper node."""
     for child_position in node_position.children():
         child_node, counted_op = child_position.node, child_position.counted_op
         if child_node.optional and child_node.optional not in included_parts:
@@ -181,7 +181,7 @@ def _weight_tensors_below_node(
 
 @frozen
 class QuantizationScheme:
-    """A scheme for the quantization of weights: which tensors are converted, and the stored bytes of each.
+    """A scheme for the quantization of weights: which tensors are quantized, and the stored bytes of each tensor.
 
     label: its short name.
     source: the source of its layout.
@@ -194,11 +194,11 @@ class QuantizationScheme:
 
     @property
     def depends_on_names(self) -> bool:
-        """Whether the conversion of a tensor depends on the module's name."""
+        """Whether the scheme decides by a module's name if a tensor is quantized."""
         return False
 
     def mark_used(self, module_names: tuple[str, ...]) -> None:
-        """Marks the config's list entries for an uncounted module as used, so that no entry is reported as unused."""
+        """Marks config list entries that match an uncounted module as used, so that they are not reported as unused."""
 
     def bytes_by_tensor(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
@@ -212,33 +212,33 @@ class QuantizationScheme:
 
     @property
     def kernels(self) -> frozenset[str]:
-        """The kernels of serving engines for the scheme's formats, such as `awq`; empty for other formats."""
+        """The serving engines' kernels that the scheme's formats need, such as `awq`; empty if no kernel is known."""
         return frozenset()
 
     @property
     def has_square_blocks(self) -> bool:
-        """Whether weights share a scale by blocks of several rows and columns, which ranks may cut."""
+        """Whether a block of several rows and columns shares one scale, so that ranks' parts may cut through blocks."""
         return False
 
     def shard_refusal_reason(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
-        """Returns the reason why kernels cannot compute a rank's part of a weight; empty if they can.
+        """Returns why kernels cannot compute with a rank's part of a weight; empty if they can.
 
         param: the part. whole_shape: the shape of the weight in the whole model.
         """
         return ""
 
     def notes(self) -> list[str]:
-        """Notes for the user about converted tensors and formats."""
+        """Notes for the user about which tensors are quantized and in which formats."""
         return [f"{self.label}: {self.source}", *self.remarks]
 
     def unconverted_dtype(self, dtype: str) -> str:
-        """The number format of unconverted tensors in a model whose format is `dtype`."""
+        """The number format of tensors that the scheme does not quantize. dtype: the model's number format."""
         return dtype
 
 
 @frozen
 class QuantizedSize:
-    """Bytes of a model's weights under a scheme. dtype: number format of the unconverted tensors."""
+    """The bytes of a model's weights under a scheme. dtype: number format of the tensors that are not quantized."""
 
     scheme: QuantizationScheme
     dtype: str
@@ -257,7 +257,7 @@ def quantized_size(
     included_parts: frozenset[str] = frozenset(),
     module_names_of: ModuleNames | None = None,
 ) -> QuantizedSize:
-    """Computes the bytes of all parameters; a tied weight counts once. Vision and audio encoders are not converted.
+    """Computes the bytes of all parameters; a tied weight counts once. Encoders of images and audio are not quantized.
 
     dtype: full name of the number format of unconverted tensors; default bfloat16.
     included_parts: optional parts to include (`mtp`, `towers`).

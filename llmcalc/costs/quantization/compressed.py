@@ -88,7 +88,7 @@ TARGET_TESTS: tuple[Callable[[str], bool], ...] = (
 
 
 def _read_group(config: ConfigFields, model_format: Any) -> tuple[list[str], LinearFormat, str]:
-    """Returns the targets of a group, their storage format, and the format's label."""
+    """Returns a module group's target modules, the storage format of their weights, and the format's label."""
     config.check_field("output_activations", None)
     target_names = config.get_strings("targets")
     weights_table, input_fields = config.get_table("weights"), config.get_table("input_activations")
@@ -102,7 +102,7 @@ def _read_group(config: ConfigFields, model_format: Any) -> tuple[list[str], Lin
 
 
 def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
-    """Returns the stored scales of activations: none if dynamic, and one if only group scales are dynamic."""
+    """Returns the stored activation scales: none for dynamic scales, one if only group scales are dynamic."""
     if input_fields is None:
         return ActivationScales()
     input_fields.ignore("num_bits", "type", "group_size", "block_structure", *IGNORED_ARGUMENTS)
@@ -118,7 +118,7 @@ def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
 
 
 class _WeightFields(NamedTuple):
-    """The storage of a module group's weights in a compressed-tensors config: bits, scales and packing.
+    """How a compressed-tensors config stores the weights of a module group: bits, scales and packing.
 
     weight_table: the table, for errors.
     packing_format: storage format, one of `PACKING_FORMATS`.
@@ -177,7 +177,7 @@ def _storage_format(
 
 
 def _marlin_24_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
-    """Returns the format of symmetric integer weights with two zeros in every four weights (2:4 sparsity)."""
+    """Returns the format of symmetric integer weights with two zeros among every four weights (2:4 sparsity)."""
     weights.weight_table.check_choice("num_bits", weights.bits, 4, 8)
     weights.weight_table.check_choice("strategy", weights.scale_strategy, "channel", "group")
     weights.weight_table.check_choice("symmetric", weights.is_symmetric, True)
@@ -232,7 +232,7 @@ def _packed_int_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
 
 
 def _whole_int_format(weights: _WeightFields, activation_scales: ActivationScales) -> tuple[LinearFormat, str]:
-    """Returns the integer format with one byte per code."""
+    """Returns the integer format that stores each code in one byte, and the format's label."""
     bits, scale_strategy = weights.bits, weights.scale_strategy
     weights.weight_table.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
     weights.weight_table.check_choice("strategy", scale_strategy, "channel", "tensor", "group")

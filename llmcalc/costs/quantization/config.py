@@ -32,7 +32,7 @@ CALIBRATION_FIELDS = (
 
 
 class UnreadScheme(InputError):
-    """Raised for an unsupported quantization config. reason: the field, its value and what is expected."""
+    """The error raised for an unsupported quantization config. reason: the field, its value and what is expected."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason} ({UNCOUNTED_SCHEME_ADVICE})")
@@ -85,7 +85,7 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
 
 
 def _quantization_table(model_config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """Returns the quantization table of a config or of its text model, and the config section with this table."""
+    """Returns the quantization table of a config or its text model's config, and the table that contains it."""
     for config_section in (model_config, *(model_config.get(section_key) for section_key in TEXT_SECTIONS)):
         if isinstance(config_section, Mapping) and config_section.get("quantization_config") is not None:
             return config_section["quantization_config"], config_section
@@ -93,7 +93,7 @@ def _quantization_table(model_config: Mapping[str, Any]) -> tuple[Any, Mapping[s
 
 
 def _method_without_name(quantization_table: Mapping[str, Any]) -> str | None:
-    """Returns the quantization method of a config without `quant_method`, such as mlx-lm's or early bitsandbytes'."""
+    """Returns the quantization method for a table without `quant_method`, such as mlx-lm's or early bitsandbytes'."""
     if "load_in_4bit" in quantization_table or "load_in_8bit" in quantization_table:
         return "bitsandbytes"
     if "quant_algo" in quantization_table:
@@ -160,14 +160,14 @@ def _read_fbgemm(config: ConfigFields) -> QuantizationScheme:
 
 
 def _ignore_auto_round_settings(config: ConfigFields) -> None:
-    """Ignores AutoRound's own settings in a checkpoint that AutoRound exported in another library's format."""
+    """Marks AutoRound's fields as ignored in a checkpoint that AutoRound exported in another library's format."""
     if "autoround_version" in config.table_data or "provider" in config.table_data:
         libraries.ignore_settings_of_auto_round(config)
         config.check_field("data_type", "int", default_value="int")
 
 
 def _read_awq(config: ConfigFields) -> QuantizationScheme:
-    """Reads a config of AWQ, in the layout `gemm`."""
+    """Reads an AWQ config with the layout `gemm`."""
     config.ignore(*CALIBRATION_FIELDS, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
     _ignore_auto_round_settings(config)
     config.check_field("bits", 4, default_value=4)
@@ -187,7 +187,7 @@ def _read_awq(config: ConfigFields) -> QuantizationScheme:
 
 
 def _read_gptq(config: ConfigFields) -> QuantizationScheme:
-    """Reads a config of GPTQ for the layers in `modules_in_block_to_quantize`; by default for every linear layer."""
+    """Reads a GPTQ config, for the layers in `modules_in_block_to_quantize` or by default for every linear layer."""
     config.ignore(
         *CALIBRATION_FIELDS, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
         "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",
@@ -227,7 +227,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
 
 
 def _read_dynamic_rules(config: ConfigFields, bits: int, group_size: int | None) -> Iterator[LayerGroup]:
-    """Reads GPTQModel's `dynamic`: regular expression → replaced fields of the config; `-:` means not converted.
+    """Reads GPTQModel's `dynamic`, from regular expressions to replaced config fields; `-:` means not quantized.
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
     """
@@ -291,7 +291,7 @@ def _read_mxfp4(config: ConfigFields) -> QuantizationScheme:
 
 
 def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
-    """Reads a BitNet config; None for online quantization, whose checkpoint stores unquantized weights."""
+    """Reads a BitNet config; returns None for online quantization, whose checkpoint has unquantized weights."""
     config.ignore("rms_norm_eps", "quantization_mode")
     quant_mode, linear_class = config.get("quantization_mode", "offline"), config.get("linear_class", "bitlinear")
     config.check_choice("quantization_mode", quant_mode, "offline", "online")

@@ -16,7 +16,7 @@ LARGEST_INTEGER = 2**20
 
 
 class ConfigFields:
-    """A table of a config that tracks which fields a reader has read."""
+    """A config table that remembers which fields have been read."""
 
     def __init__(self, table_data: Mapping[str, Any], table_origin: str) -> None:
         self.table_data: Mapping[str, Any] = table_data
@@ -24,7 +24,7 @@ class ConfigFields:
         self.read_names: set[str] = set[str](PROVENANCE_FIELDS)
 
     def get(self, field_name: str, default_value: Any = None) -> Any:
-        """Returns the value of a field, or `default_value` if the field is missing."""
+        """Returns a field's value, or `default_value` if the config lacks the field; marks the field as read."""
         self.read_names.add(field_name)
         return self.table_data.get(field_name, default_value)
 
@@ -34,11 +34,11 @@ class ConfigFields:
         return field_value.lower() if isinstance(field_value, str) else field_value
 
     def ignore(self, *field_names: str) -> None:
-        """Marks fields as ignored, because the fields change no size."""
+        """Marks fields that do not affect sizes as read."""
         self.read_names.update(field_names)
 
     def value_error(self, field_name: str, field_value: Any, expected_values: str) -> InputError:
-        """Returns the error for a field's value, with the expected values in words."""
+        """Returns the error for an invalid value of a field. expected_values: the valid values in words."""
         try:
             value_text = repr(field_value)
         except (ValueError, RecursionError):  # a number of thousands of digits, or a list that contains itself
@@ -62,7 +62,7 @@ class ConfigFields:
         self.check_choice(field_name, self.get(field_name, default_value), *allowed_values)
 
     def get_strings(self, *field_names: str) -> list[str]:
-        """Returns the list of strings in the first present field; empty if all are absent."""
+        """Returns the list of strings in the first of these fields that exists; empty if none exists."""
         for field_name in field_names:
             field_value = self.get(field_name)
             if field_value is None:
@@ -75,7 +75,7 @@ class ConfigFields:
         return []
 
     def get_all_strings(self, *field_names: str) -> list[str]:
-        """Returns the strings of all fields that are lists, without repetitions."""
+        """Returns the strings in all of these fields that are lists, without repetitions."""
         return list(dict.fromkeys(text for field_name in field_names for text in self.get_strings(field_name)))
 
     def get_group_size(self, field_name: str, default_value: int | None = None) -> int | None:
@@ -88,7 +88,7 @@ class ConfigFields:
         return field_value
 
     def get_integer_pair(self, field_name: str, minimum: int = 1) -> tuple[int, int] | None:
-        """Returns a field's two integers, none below the minimum; None if it is missing."""
+        """Returns a field's two integers, which must be at least `minimum`; None if the field is missing."""
         field_value = self.get(field_name)
         if field_value is None:
             return None
@@ -101,7 +101,7 @@ class ConfigFields:
         return field_value[0], field_value[1]
 
     def get_table(self, field_name: str) -> ConfigFields | None:
-        """Returns a nested table; None if it is missing."""
+        """Returns the table in a field; None if the field is missing."""
         field_value = self.get(field_name)
         if field_value is None:
             return None
@@ -110,7 +110,7 @@ class ConfigFields:
         return ConfigFields(field_value, f"{self.table_origin}: {field_name}")
 
     def get_tables(self, expected_values: str) -> Iterator[tuple[str, ConfigFields]]:
-        """Yields name and fields of every nested table. expected_values: the valid fields, for an error message."""
+        """Yields the name and fields of every nested table. expected_values: the valid fields, for error messages."""
         for field_name in self.table_data:
             nested_fields = self.get_table(field_name)
             if nested_fields is None:

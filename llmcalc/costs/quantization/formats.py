@@ -1,4 +1,4 @@
-"""Storage formats of a linear layer: the bytes of the tensors that store its out_features × in_features weights.
+"""Storage formats of linear layers: the bytes of the tensors that store a weight of out_features × in_features.
 
 - FP8: DeepSeek-V3 (arXiv:2412.19437, §3.3.2; README_WEIGHTS.md): `weight_scale_inv`, fp32, one per block of 128 × 128,
   ⌈·⌉ on both axes; `transformers` FP8Linear, FbgemmFp8Linear (`weight_scale`, fp32, one per row).
@@ -38,7 +38,7 @@ EXL3_SIDE_MULTIPLE = 128
 
 
 class IndivisibleMatrix(InputError):
-    """Raised for a matrix that a format's blocks do not divide. reason: the matrix and the block size."""
+    """The error raised if a format's blocks do not divide a matrix. reason: the matrix and the block size."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -50,20 +50,20 @@ class LinearFormat:
     """The storage format of a quantized linear layer: codes, scales and zero points, in bytes."""
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
-        """Bytes of the layer's tensors, by part. model_element_bytes: of an element in the model's number format."""
+        """Bytes of the layer's tensors by purpose. model_element_bytes: bytes per element in the model's format."""
         raise TypeError(f"{type(self).__name__} stores nothing")
 
     def refusal_reason(self, out_features: Number, in_features: Number) -> str:
-        """Returns the reason why the format cannot store a matrix of this shape; empty if it can."""
+        """Returns why the format cannot store a matrix of this shape; empty if it can."""
         return ""
 
     @property
     def has_square_blocks(self) -> bool:
-        """Whether weights share a scale by blocks of several rows and columns."""
+        """Whether a block of several rows and columns shares one scale."""
         return False
 
     def shard_refusal_reason(self, shard_shape: MatrixShape, whole_shape: MatrixShape) -> str:
-        """Returns the reason why kernels cannot compute a rank's part of a matrix; empty if they can.
+        """Returns why kernels cannot compute with a rank's part of a matrix; empty if they can.
 
         shard_shape, whole_shape: (out_features, in_features) of the part and of the matrix.
         """
@@ -71,7 +71,7 @@ class LinearFormat:
 
     @property
     def kernel_type(self) -> str:
-        """The kernels of serving engines that compute with the format, such as `awq`; empty for other formats."""
+        """The serving engines' kernels that compute with the format, such as `awq`; empty if no kernel is known."""
         return ""
 
     def describe(self) -> str:
@@ -79,7 +79,7 @@ class LinearFormat:
 
 
 def _indivisible_reason(dimension: str, matrix_size: Number, divisor: int, field_text: str = "") -> str:
-    """Returns an error text if the divisor does not divide a size, else an empty text.
+    """Returns an error text if `divisor` does not divide the matrix size; otherwise an empty text.
 
     field_text: the divisor's name.
     """
@@ -90,7 +90,7 @@ def _indivisible_reason(dimension: str, matrix_size: Number, divisor: int, field
 
 @frozen(slots=True)
 class ActivationScales:
-    """The stored scales of a layer's activations.
+    """The numbers of stored scales and zero points for a layer's activations.
 
     scale_count: their number. zero_point_count: zero points of one byte each.
     """
@@ -133,7 +133,7 @@ class FP8(LinearFormat):
         return isinstance(self.scale_extent, tuple)
 
     def shard_refusal_reason(self, shard_shape: MatrixShape, whole_shape: MatrixShape) -> str:
-        """Returns an error text if ranks divide a block of weights that shares a scale; empty if they do not.
+        """Returns an error text if a rank's part cuts a block of weights that shares a scale; otherwise an empty text.
 
         Sources: vLLM's quantization/utils/fp8_utils.py, `validate_fp8_block_shape`, and `Fp8MoEMethod.create_weights`;
         SGLang's fp8.py has the same checks.
@@ -495,7 +495,7 @@ class QuantoInt(LinearFormat):
 
 @frozen(slots=True)
 class MetalInt(LinearFormat):
-    """The affine format of `transformers`' MetalLinear: uint32 codes, an fp32 scale and shift per group of columns."""
+    """The affine format of `transformers`' MetalLinear: uint32 codes, and a fp32 scale and shift per column group."""
 
     bits: int
     group_size: int
@@ -552,7 +552,7 @@ class StaticRange(LinearFormat):
 
 @frozen(slots=True)
 class AQLM(LinearFormat):
-    """The AQLM format (Egiazarian 2024, arXiv:2401.06118): codes of weight groups, code books, scales of row groups.
+    """AQLM (Egiazarian 2024, arXiv:2401.06118): codes of weight groups, codebooks, and scales of groups of rows.
 
     group_columns, group_rows: the weights of a group. codebook_count: number of code books. bits: bits of a code.
     """
@@ -590,7 +590,7 @@ class AQLM(LinearFormat):
 
 @frozen(slots=True)
 class VPTQ(LinearFormat):
-    """The VPTQ format (Liu 2024, arXiv:2409.17066): indices of vectors in codebooks, and the codebooks.
+    """VPTQ (Liu 2024, arXiv:2409.17066): indices into codebooks of weight vectors, and the codebooks.
 
     vector_length: rows of a vector. centroid_count: entries of a codebook. residual_centroid_count: entries of the
     residual codebook; 0 without one. codebook_count: their number. group_columns: columns that share a codebook.
@@ -641,7 +641,7 @@ class VPTQ(LinearFormat):
 
 @frozen(slots=True)
 class AverageBits(LinearFormat):
-    """EXL2's format by its average bits per weight, which include everything that a layer stores."""
+    """EXL2's format, given as the average bits per weight, which cover all tensors that a layer stores."""
 
     bits: Fraction
 

@@ -113,7 +113,7 @@ QUERY_AND_KEY_TYPES = {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}
 
 @frozen
 class GGUFMix(QuantizationScheme):
-    """A quantization mix of llama.cpp, such as Q4_K_M.
+    """A named mix of ggml types in llama.cpp, such as Q4_K_M.
 
     mix_name: its name in llama-quantize.
     has_imatrix: whether an importance matrix is used, which changes the types of some tensors.
@@ -153,7 +153,7 @@ class GGUFMix(QuantizationScheme):
         return counts_by_type
 
     def _rules_of_model(self, spec: ModelSpec, params: list[WeightTensor]) -> _ModelRules:
-        """Returns the rules of llama.cpp for a model. Raises `InputError` for an unsupported model."""
+        """Returns llama.cpp's type rules for a model. Raises `InputError` for an unsupported model."""
         if spec.kind == "encoder-decoder":
             raise InputError(
                 f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "
@@ -200,9 +200,7 @@ class GGUFMix(QuantizationScheme):
 
 
 class _ModelRules:
-    """llama.cpp's rules for the ggml type of each tensor of a model, from depth, experts, query groups and tensor
-    order.
-    """
+    """llama.cpp's rules for each tensor's ggml type, which depend on depth, experts, query groups and tensor order."""
 
     def __init__(self, quantization_mix: GGUFMix, spec: ModelSpec, params: list[WeightTensor]) -> None:
         self.mix, self.layer_count = quantization_mix, spec.main.num_hidden_layers
@@ -228,7 +226,7 @@ class _ModelRules:
         self.query_groups = _query_groups(params)
 
     def tensor_category(self, param: WeightTensor) -> str:
-        """Returns the category of a tensor in llama.cpp's quantization rules; empty for a tensor that stays F32."""
+        """Returns the tensor's category in llama.cpp's type rules; empty for a tensor that stays F32."""
         tensor_kind = _tensor_category(param)
         if param.name in ("q_proj", "k_proj", "v_proj") and tensor_kind:
             sibling_names = {sibling_node.name for sibling_node in param.parent.children}
@@ -237,14 +235,14 @@ class _ModelRules:
         return tensor_kind
 
     def stored_bytes(self, param: WeightTensor) -> StoredBytes:
-        """Returns the bytes of one model tensor, which the file may store as two tensors."""
+        """Returns the bytes of one model tensor, which may be two tensors in the file."""
         total_parts = StoredBytes()
         for ggml_type, (row_count, column_count) in zip(self.storage_types(param), _file_shapes(param), strict=True):
             total_parts += _type_bytes(row_count * column_count, ggml_type)
         return total_parts
 
     def storage_types(self, param: WeightTensor) -> list[str]:
-        """Returns the ggml type of each file tensor of one model tensor."""
+        """Returns the ggml types of the file's tensors that store one model tensor."""
         tensor_kind = self.tensor_category(param)
         file_shapes = _file_shapes(param)
         if tensor_kind in ("", "kept"):
@@ -253,7 +251,7 @@ class _ModelRules:
         return [self._type_or_fallback(preferred_type, column_count, param) for _, column_count in file_shapes]
 
     def _type_of_tensor(self, tensor_kind: str, param: WeightTensor) -> str:
-        """Returns the mix's type for a tensor (llama_tensor_get_type)."""
+        """Returns the ggml type that the mix prescribes for a tensor (`llama_tensor_get_type`)."""
         if self.mix.has_mxfp4_experts and param.kind == "experts":
             return "MXFP4"
         gguf_mix_name, default_type = self.mix.mix_name, DEFAULT_TYPE_BY_MIX[self.mix.mix_name]
@@ -289,7 +287,7 @@ class _ModelRules:
         return default_type
 
     def _type_in_smallest_mixes(self, tensor_kind: str, param: WeightTensor) -> str:
-        """Returns the ggml type of a tensor inside a layer for the mixes of one and two bits."""
+        """Returns the ggml type of a tensor inside a layer, for the mixes of one or two bits per weight."""
         gguf_mix_name, default_type = self.mix.mix_name, DEFAULT_TYPE_BY_MIX[self.mix.mix_name]
         wider_type = "IQ3_S" if gguf_mix_name in ("IQ2_S", "IQ2_M") else "Q2_K"
         if tensor_kind in ("attn_v", "attn_qkv"):
@@ -301,13 +299,13 @@ class _ModelRules:
         return default_type
 
     def _layer_index(self, param: WeightTensor) -> int:
-        """Returns the layer of a matrix of a feed-forward network, as llama.cpp counts it."""
+        """Returns the layer index that llama.cpp assigns to a matrix of a feed-forward network."""
         if self.expert_count > 1 and param.layer_index is not None:
             return param.layer_index
         return self.ffn_indices[param.path]
 
     def _type_of_values(self, gguf_mix_name: str, default_type: str, earlier_layers: int) -> str:
-        """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: number of lower layers with this tensor."""
+        """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: how many lower layers have this tensor."""
         ggml_type, layer_count = default_type, len(self.value_indices)
         if gguf_mix_name == "Q2_K":
             ggml_type = "Q4_K" if self.query_groups >= 4 else "Q3_K"
@@ -356,7 +354,7 @@ class _ModelRules:
         return default_type
 
     def _type_or_fallback(self, ggml_type: str, column_count: int, param: WeightTensor) -> str:
-        """Returns the ggml type, or its fallback if blocks do not divide the columns (tensor_type_fallback).
+        """Returns the ggml type, or a fallback if its blocks do not divide the columns (`tensor_type_fallback`).
 
         Raises `InputError` if llama-quantize has no fallback. Q8_0 files come from the converter, whose fallback is
         F16.
@@ -376,17 +374,17 @@ class _ModelRules:
 
 
 def _first_occurrence_indices(kind_names: Iterable[str]) -> dict[str, int]:
-    """Returns each distinct name's index in the order of first occurrence."""
+    """Maps each distinct name to its index in the order of first occurrence."""
     return {kind_name: i for i, kind_name in enumerate(dict.fromkeys(kind_names))}
 
 
 def _parent_path(param: WeightTensor) -> str:
-    """Returns the path of a linear layer's parent module."""
+    """Returns the path of the module that contains a linear layer."""
     return param.path.rpartition(".")[0]
 
 
 def _layer_gets_more_bits(layer_index: int, layer_count: int) -> bool:
-    """Whether layer i of n is in the first or last eighth, or is every third layer in between (`use_more_bits`)."""
+    """Whether llama.cpp gives a layer more bits: first and last eighth, every third between (`use_more_bits`)."""
     return (
         layer_index < layer_count // 8
         or layer_index >= 7 * layer_count // 8
@@ -436,14 +434,14 @@ def _tensor_category(param: WeightTensor) -> str:
 
 
 def _is_in_gated_delta_net(param: WeightTensor) -> bool:
-    """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are always one tensor `attn_qkv` in a file."""
+    """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are one tensor `attn_qkv` in GGUF files."""
     return param.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
         sibling_node.name for sibling_node in param.parent.children
     }
 
 
 def _query_groups(params: list[WeightTensor]) -> Number:
-    """Returns the number of query heads per key/value head in the first layer (n_gqa).
+    """Returns the number of query heads per key/value head in the first layer, llama.cpp's `n_gqa`.
 
     It is 0 if the first layer has no attention, and 1 if no layer has. For a model with gated DeltaNets the converter
     writes one number for all layers, for other hybrids one per layer.
@@ -468,7 +466,7 @@ def _query_groups(params: list[WeightTensor]) -> Number:
 
 
 def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
-    """Returns (rows, columns) of each file tensor of one model tensor."""
+    """Returns (rows, columns) of each of the file's tensors that store one model tensor."""
     shape = param.tensor.shape
     attention_core = next((node for node in param.parent.children if isinstance(node.op, AttentionCore)), None)
     if param.name == "kv_b_proj" and attention_core is not None and "absorbed" in attention_core.ops_by_form:
@@ -488,7 +486,7 @@ UNQUANTIZED_TYPES = {"F32": "float32", "F16": "float16"}
 
 
 def _type_bytes(element_count: int, ggml_type: str) -> StoredBytes:
-    """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
+    """Returns the bytes of `element_count` elements, which must be a multiple of the ggml type's block."""
     if ggml_type in UNQUANTIZED_TYPES:
         return unquantized_bytes(element_count, UNQUANTIZED_TYPES[ggml_type])
     block_elements, code_bytes, scale_bytes, minimum_bytes = BLOCKS[ggml_type]

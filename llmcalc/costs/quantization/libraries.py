@@ -63,13 +63,13 @@ AUTO_ROUND_FIELDS = (
 
 
 def ignore_settings_of_auto_round(config: ConfigFields) -> None:
-    """Ignores the settings that AutoRound adds to a config, also in its exports as AWQ and GPTQ."""
+    """Marks the fields that AutoRound adds to a config as ignored, also in its AWQ and GPTQ exports."""
     config.ignore(*AUTO_ROUND_FIELDS)
     config.check_field("provider", "auto-round", default_value="auto-round")
 
 
 def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
-    """Reads an auto-round config: GPTQ's layout without indices, AWQ's, or the 4- and 8-bit floats of llm-compressor.
+    """Reads an auto-round config: GPTQ's layout without `g_idx`, AWQ's, or llm-compressor's 4- and 8-bit floats.
 
     `extra_config` has the format of single layers.
     """
@@ -119,7 +119,7 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
 
 
 def read_hqq(config: ConfigFields) -> QuantizationScheme:
-    """Reads an HQQ config: one format for all layers except skipped layers, or the formats of the layers that it names.
+    """Reads an HQQ config: one format for all layers but the skipped ones, or separate formats of named layers.
 
     Layers are named without `model`, `layers` and numbers, such as `self_attn.q_proj`; others than the named ones stay
     unconverted (transformers, integrations/hqq.py, `prepare_for_hqq_linear`).
@@ -152,7 +152,7 @@ HQQ_FIELDS = frozenset(
 
 
 def _hqq_format(format_fields: ConfigFields) -> HQQ:
-    """Returns the storage format in a table of HQQ_FIELDS."""
+    """Returns the storage format that a table with the fields `HQQ_FIELDS` describes."""
     weights_table = format_fields.get_table("weight_quant_params") or format_fields
     format_fields.check_field("scale_quant_params", None)
     format_fields.check_field("zero_quant_params", None)
@@ -280,7 +280,7 @@ def read_torchao(config: ConfigFields) -> QuantizationScheme:
 
 
 def _torchao_type(typed_value: Any) -> tuple[str, dict[str, Any]]:
-    """Returns the class name and the fields of a torchao config, which is a name or a table of `_type` and `_data`."""
+    """Returns class name and fields of a torchao config, given as a name or as a table of `_type` and `_data`."""
     if not isinstance(typed_value, dict):
         return str(typed_value), {}
     type_data = typed_value.get("_data")
@@ -293,14 +293,14 @@ def _torchao_precedence(module_type: tuple[str, Any]) -> tuple[bool, bool]:
 
 
 def _torchao_modules(module_name: str) -> ModuleList | None:
-    """Returns the modules that a key of `FqnToConfig` names; None for all others."""
+    """Returns the modules that a key of `FqnToConfig` names; None for the key of all other modules."""
     return None if module_name == "_default" else ModuleList([module_name], "compressed-tensors", "fqn_to_config")
 
 
 def _torchao_group(
     config: ConfigFields, type_name: str, type_fields: ConfigFields, modules: ModuleList | None
 ) -> tuple[str, LayerGroup]:
-    """Returns the label and the storage format of a torchao config's class. Raises `InputError` for other classes."""
+    """Returns label and storage format of a torchao config class. Raises `InputError` for an unsupported class."""
     format_name = type_name.lower().replace("_", "").removesuffix("config")
     if format_name in ("int8dynamicactivationintxweight", "intxweightonly"):
         return _torchao_unpacked_int(format_name, type_fields, modules)
@@ -325,7 +325,7 @@ def _torchao_group(
 
 
 def _torchao_value(type_fields: ConfigFields, field_name: str, default_value: Any = None) -> Any:
-    """Returns a field of a torchao config; for an enum or a number format, which are tables, the name."""
+    """Returns a torchao config's field; for a table that encodes an enum or a number format, the encoded name."""
     field_value = type_fields.get(field_name, default_value)
     return field_value.get("_data") if isinstance(field_value, dict) else field_value
 
@@ -333,7 +333,7 @@ def _torchao_value(type_fields: ConfigFields, field_name: str, default_value: An
 def _torchao_unpacked_int(
     format_name: str, type_fields: ConfigFields, modules: ModuleList | None
 ) -> tuple[str, LayerGroup]:
-    """Returns the format of integers of 1 to 8 bits, each in a byte, with scales and zero points of a byte.
+    """Returns the format of 1- to 8-bit integers that each take a byte, with one-byte scales and zero points.
 
     format_name: the config's class, whose fields and default differ: `granularity` of `intxweightonly`, a row; else
     `weight_granularity`, groups of 32.
@@ -396,7 +396,7 @@ def read_aqlm(config: ConfigFields) -> QuantizationScheme:
 
 
 def read_vptq(config: ConfigFields) -> QuantizationScheme:
-    """Reads a VPTQ config: the format of every layer, by name in `config_for_layers`.
+    """Reads a VPTQ config, which has the format of every layer by name in `config_for_layers`.
 
     Source: microsoft/VPTQ, vptq/layers/vqlinear.py, `VQuantLinear`, and transformers, integrations/vptq.py.
     """
@@ -421,7 +421,7 @@ def read_vptq(config: ConfigFields) -> QuantizationScheme:
 
 
 def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
-    """Returns the storage format of a layer's table."""
+    """Returns the VPTQ format that a layer's table describes."""
     layer_fields.ignore("in_features", "out_features", "bias", "indices_as_float")
     layer_fields.check_field("is_indice_packed", True, default_value=True)
     layer_fields.check_field("vector_quant_dim", "out", default_value="out")
@@ -466,7 +466,7 @@ def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
 
 
 def read_metal(config: ConfigFields) -> QuantizationScheme:
-    """Reads a config of `transformers`' kernels for Apple's GPUs."""
+    """Reads the config of MetalLinear, `transformers`' quantized layer for Apple's GPUs."""
     config.ignore("dequantize")
     return _integer_scheme(config, "metal", MetalInt, (2, 4, 8), default_group=64)
 
@@ -480,7 +480,7 @@ def read_higgs(config: ConfigFields) -> QuantizationScheme:
 def _integer_scheme(
     config: ConfigFields, name: str, format_class: Any, bit_choices: Sequence[int], default_group: int
 ) -> QuantizationScheme:
-    """Returns the scheme of a method of transformers with integers in groups of columns, 4 bits by default."""
+    """Returns the scheme of a transformers method with integer codes in column groups, by default of 4 bits."""
     bits, group_size = config.get("bits", 4), config.get_group_size("group_size", default_group) or default_group
     config.check_choice("bits", bits, *bit_choices)
     layers = (LayerGroup(format_class(bits, group_size)),)
@@ -496,7 +496,7 @@ BLOCK_SCALES_REMARK = (
 
 
 def read_gemma(scheme_fields: ConfigFields) -> QuantizationScheme:
-    """Reads a config of Google's quantized Gemma; `module_quant_configs` sets the bits of single modules."""
+    """Reads the config of Google's quantized Gemma, whose `module_quant_configs` overrides the bits of modules."""
     quantizes_tables = scheme_fields.get("quantize_embeddings", False)
     scheme_fields.check_choice("quantize_embeddings", quantizes_tables, False, True)
     bits, module_tables = scheme_fields.get("num_bits", 4), scheme_fields.get_table("module_quant_configs") or NO_FIELDS
@@ -525,7 +525,7 @@ def read_gemma(scheme_fields: ConfigFields) -> QuantizationScheme:
 
 
 def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) -> QuantizationScheme:
-    """Reads a config of ExLlama; an EXL3 layer with a codebook other than the first (`3inst`) stores its multiplier."""
+    """Reads an ExLlama config; EXL3 layers also store a multiplier unless their codebook is the default `3inst`."""
     codebook = config.get("codebook", "3inst")
     config.check_choice("codebook", codebook, "3inst", "mcg", "mul1")
     config.ignore("version", "calibration", "out_scales", "tensor_storage", "original_quantization_config")

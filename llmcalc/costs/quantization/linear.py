@@ -56,7 +56,7 @@ class LayerGroup:
 
 @frozen
 class LinearScheme(QuantizationScheme):
-    """A quantization scheme that converts linear layers and leaves other tensors in the model's format.
+    """A quantization scheme for linear layers, which leaves all other tensors in the model's number format.
 
     groups: the first group that names a layer gives its format.
     scope: all linear layers, or routed experts only.
@@ -77,7 +77,7 @@ class LinearScheme(QuantizationScheme):
     config_section: str = ""
 
     def _unsupported_error(self, refusal_reason: str) -> InputError:
-        """Returns the error for a model that the scheme cannot store."""
+        """Returns the error that explains why the scheme cannot store the model."""
         if self.config_section:
             return InputError(f"{self.config_section}: {refusal_reason} ({UNCOUNTED_SCHEME_ADVICE})")
         return InputError(f"--quantize {self.label}: {refusal_reason}")
@@ -144,7 +144,7 @@ class LinearScheme(QuantizationScheme):
         return linear_format.shard_refusal_reason((shape[-2], shape[-1]), (whole_shape[-2], whole_shape[-1]))
 
     def _format_of_tensor(self, param: WeightTensor) -> LinearFormat | None:
-        """Returns the target format of a tensor; None if the tensor stays unconverted."""
+        """Returns the storage format of a quantized tensor; None if the scheme does not quantize the tensor."""
         is_expert_stack = param.kind == "experts" and len(param.tensor.shape) == 3
         is_single_matrix = (len(param.tensor.shape) == 2 or _is_grouped(param)) and self.scope == "linear"
         if (
@@ -205,7 +205,7 @@ class LinearScheme(QuantizationScheme):
 
 
 def listed_modules(config: ConfigFields, *field_names: str) -> ModuleList:
-    """Returns the module names listed in a config's fields, by default in `modules_to_not_convert`."""
+    """Returns module names listed in the config's fields with these names, by default `modules_to_not_convert`."""
     field_names = field_names or ("modules_to_not_convert",)
     return ModuleList(config.get_all_strings(*field_names), config_field=field_names[0])
 
@@ -226,18 +226,18 @@ def scheme_of_every_linear(config: ConfigFields, quantization_scheme: LinearSche
 
 
 def _is_skipped(param: WeightTensor) -> bool:
-    """Whether a linear layer is skipped by quantisers that convert layer by layer."""
+    """Whether quantizers that work layer by layer skip a linear layer."""
     return param.name == "shared_expert_gate" or param.kind in COMPONENTS_OUTSIDE_LAYERS
 
 
 def _is_grouped(param: WeightTensor) -> bool:
-    """Whether a tensor is a grouped attention projection, which one `nn.Linear` stores with the rows of all groups."""
+    """Whether a tensor is a grouped attention projection, whose groups one `nn.Linear` stores as rows."""
     op = next((sibling_node.op for sibling_node in param.parent.children if sibling_node.name == param.name), None)
     return param.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 
 def _matrix_shapes(param: WeightTensor) -> tuple[Number, Number, Number]:
-    """Returns (number of matrices, rows, columns) of a tensor."""
+    """Returns (number of matrices, rows, columns) of the matrices in a tensor."""
     shape = param.tensor.shape
     if len(shape) == 2:
         return (1, *shape)

@@ -81,7 +81,7 @@ class MLXAffine(LinearFormat):
 
 @frozen
 class ModuleFormat:
-    """The storage format of a module. column_divisor: the number that the module's columns must be a multiple of."""
+    """The storage format of a module. column_divisor: a number by which the module's columns must be divisible."""
 
     format: LinearFormat
     column_divisor: int
@@ -143,7 +143,7 @@ class MLXScheme(QuantizationScheme):
             )
 
     def _module_format(self, param: WeightTensor) -> ModuleFormat | None:
-        """Returns the format of a tensor; None if the tensor stays unconverted.
+        """Returns the storage format of a quantized tensor; None if the scheme does not quantize the tensor.
 
         Raises `InputError` if the config does not tell whether a tensor is converted.
         """
@@ -186,7 +186,7 @@ class MLXScheme(QuantizationScheme):
 
 
 def read_mlx(config: ConfigFields) -> QuantizationScheme:
-    """Reads an mlx-lm table: the default format, and formats of single modules."""
+    """Reads an mlx-lm quantization table: the default format, and formats of named modules."""
     module_names = [name for name in config.table_data if name not in ("group_size", "bits", "mode", "quant_method")]
     default_format, scheme_label = _module_format(config)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}

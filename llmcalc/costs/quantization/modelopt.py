@@ -99,7 +99,7 @@ def read_modelopt(config: ConfigFields) -> QuantizationScheme:
 
 
 def listed_groups(layers_table: ConfigFields) -> tuple[tuple[LayerGroup, ...], tuple[str, ...]]:
-    """Returns the module groups of `quantized_layers` with algorithms. Unlisted modules stay unconverted.
+    """Returns the module groups of the table `quantized_layers`; modules outside the table are not quantized.
 
     Raises `InputError` for experts of one layer with different formats.
     """
@@ -124,7 +124,7 @@ def listed_groups(layers_table: ConfigFields) -> tuple[tuple[LayerGroup, ...], t
 
 
 def _formats_by_module(layers_table: ConfigFields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
-    """Yields (module, (algorithm, format)); the format is None for a module that stays unconverted."""
+    """Yields (module, (algorithm, format)); the format is None for a module that is not quantized."""
     known_formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
     for module_name, module_fields in layers_table.get_tables("a table with quant_algo"):
         algorithm, group_size = module_fields.get("quant_algo"), module_fields.get_group_size("group_size")

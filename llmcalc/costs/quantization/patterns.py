@@ -1,4 +1,4 @@
-"""Matches the module names in a config's list with a module's published names.
+"""Matches entries of module lists in configs with the names of a module.
 
 A module has several names (`flow/module_names`): those of its class in `transformers`, those of earlier checkpoints,
 those of fused layers. An entry matches the module if it matches any of them. The rules of matching:
@@ -52,7 +52,7 @@ ONE_EXPERT = re.compile(r"experts\.[1-9]\d*\b")
 
 
 class ModuleList:
-    """The list of modules in a config, with a record of the entries that have matched a module.
+    """A config's list of modules, which remembers the entries that have matched a module.
 
     Raises `InputError` for an entry that is an invalid or a slow regular expression, and for an entry that names a
     single expert: all experts of a layer are counted alike.
@@ -89,7 +89,7 @@ class ModuleList:
         self._field, self._matching_seconds = config_field, 0.0
 
     def _pattern_test(self, list_entry: str, config_field: str) -> Callable[[str], bool] | None:
-        """Returns the match function of a pattern; None for a plain name."""
+        """Returns a function that matches a pattern entry with a name; None if the entry is a plain name."""
         if self.rule == "modelopt":
             if not set(list_entry) & set("*?["):
                 return None
@@ -119,15 +119,15 @@ class ModuleList:
         return lambda module_name: compiled_pattern.match(module_name) is not None
 
     def __contains__(self, module_names: Iterable[str]) -> bool:
-        """Whether an entry matches one of a module's names."""
+        """Whether an entry of the list matches one of these names of a module."""
         return bool(self.entries) and any(self._matches_name(module_name) for module_name in module_names)
 
     def mark_used(self, module_names: Iterable[str]) -> None:
-        """Marks the entries that match a module as used, although the module is not counted."""
+        """Marks list entries that match a module as used, although the module's weights are not counted."""
         _ = module_names in self
 
     def _matches_name(self, module_name: str) -> bool:
-        """Whether an entry matches the module name. Raises `InputError` if matching takes too long in total."""
+        """Whether an entry matches this name. Raises `InputError` if all matching so far has taken too long."""
         matching_entries = (
             {self._exact_entries[entry] for entry in self._matching_texts(module_name) if entry in self._exact_entries}
             if self._exact_entries
@@ -151,7 +151,7 @@ class ModuleList:
         return list_entry is not None
 
     def _matching_texts(self, module_name: str) -> Iterator[str]:
-        """Yields the plain-name entries that match a name."""
+        """Yields every text that a plain-name entry may have to match this module name."""
         yield module_name
         if self.rule != "compressed-tensors":
             yield from _path_prefixes(module_name)
@@ -166,7 +166,7 @@ class ModuleList:
         pattern_tests, used_entries = dict(self._pattern_tests), self.used_entries
 
         def is_covered(list_entry: str) -> bool:
-            """Whether a used entry matches a module that this entry also matches."""
+            """Whether another entry, which has matched a module, covers the same module as this entry."""
             entry_test, example_name = pattern_tests.get(list_entry), _example_name(list_entry)
             is_matched = any(pattern_tests[entry](example_name) for entry in used_entries if entry in pattern_tests)
             return is_matched or (
@@ -181,12 +181,12 @@ class ModuleList:
 
 
 def _example_name(list_entry: str) -> str:
-    """Returns a module name that a list entry matches, for an entry whose only `*` is at its end."""
+    """Returns an example of a module name that an entry with a trailing `*` matches."""
     return f"{list_entry.rstrip('*.')}.module"
 
 
 def _unfused_entries(list_entry: str) -> Iterator[str]:
-    """Yields an entry, and for a fused layer also entries of the fused parts."""
+    """Yields a list entry and, if it names a fused layer, also entries with the names of the layer's parts."""
     yield list_entry
     for fused_name, part_names in PARTS_OF_FUSED_LAYER.items():
         fused_pattern = re.compile(rf"(?<![a-zA-Z0-9_]){fused_name}(?![a-zA-Z0-9_])")
@@ -195,7 +195,7 @@ def _unfused_entries(list_entry: str) -> Iterator[str]:
 
 
 def _match_count_log2(module_pattern: str) -> int:
-    """Returns an upper bound on the number of ways to match a regular expression, as an exponent of two."""
+    """Returns the base-2 logarithm of an upper bound on how many ways a regular expression can match."""
     remaining_pattern, word_count = WORD_ALTERNATIVES.subn("", module_pattern)
     optional_count = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
     return (
@@ -207,7 +207,7 @@ def _match_count_log2(module_pattern: str) -> int:
 
 
 def _component_sequences(module_name: str) -> Iterable[str]:
-    """Returns every sequence of consecutive components of a path."""
+    """Returns every contiguous part of a dotted module name, such as `self_attn.q_proj`."""
     path_components = module_name.split(".")
     return (
         ".".join(path_components[i:sequence_end])

@@ -1,4 +1,4 @@
-"""The schemes of `--quantize` by name, with bits and group size in the name (`gptq-int4-g128`)."""
+"""The quantization schemes of `--quantize` by name, where names state bits and group size (`gptq-int4-g128`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ JSON_DESCRIPTION_REMARK = "the JSON description of each weight in a checkpoint, 
 def scheme_of_layers(
     scheme_label: str, format_source: str, linear_format: LinearFormat, *scheme_remarks: str
 ) -> LinearScheme:
-    """Returns a scheme for all linear layers inside transformer layers, except the gate of shared experts.
+    """Returns a scheme for all linear layers inside transformer layers, except the gates of shared experts.
 
     Published checkpoints do not convert that gate.
     """
@@ -156,7 +156,7 @@ SCHEMES_BY_BITS = {
 
 
 def scheme_named(scheme_name: str) -> QuantizationScheme:
-    """Returns the quantization scheme with this name.
+    """Returns the quantization scheme that `--quantize` calls by this name.
 
     A llama.cpp mix may have the suffix `-imatrix` (made with an importance matrix) or `-qkv` (q, k and v are one
     tensor). Raises `InputError`, which lists all names, for an unknown name.
@@ -232,7 +232,7 @@ UD-Q4_K_XL 17,923,394,624 and Q4_K_M 17,106,775,008; UD-Q5_K_XL 20,218,178,624 a
 
 
 def nearest_gguf_mix(scheme_name: str) -> str | None:
-    """Returns the llama-quantize mix closest to an Unsloth dynamic file, such as `ud-q4_k_xl`; None for other names."""
+    """Returns the llama.cpp mix nearest to an Unsloth dynamic quantization (`ud-q4_k_xl`); None for other names."""
     file_match = _DYNAMIC_FILE.fullmatch(scheme_name.strip().lower().replace("-", "_"))
     if file_match is None or scheme_name.strip().upper().replace("-", "_") in MIXES_WITH_LARGER_EMBEDDINGS:
         return None
@@ -244,7 +244,7 @@ def nearest_gguf_mix(scheme_name: str) -> str | None:
 def with_published_experts(
     quantization_scheme: QuantizationScheme, quantization_config: Mapping[str, Any] | None
 ) -> QuantizationScheme:
-    """Returns the scheme; a llama.cpp mix leaves experts in MXFP4 if the checkpoint publishes them in MXFP4.
+    """Returns the scheme, in which a llama.cpp mix keeps MXFP4 experts that the checkpoint already has in MXFP4.
 
     quantization_config: how the published weights are stored, the table of that name in their config; None for none.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
-    """Returns the bytes of row and column means (or of the whole second moment), and of the step counts."""
+    """Returns the bytes of row and column means (of the second moment for vectors), and of step counts."""
     count_by_state = {"row_var": _row_count, "col_var": _column_count, "variance": _variance_size}
     return {
         **{
@@ -46,7 +46,7 @@ def _variance_size(tensor: ParamTensor) -> Number:
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs `Adafactor.step`. Each parameter's step count is on the host."""
+    """Replays `Adafactor.step`, with each parameter's step count on the host."""
     trained_parameters, dtype = optimizer_step.updated_parameters, optimizer_step.state_format
     for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         if not parameter.states and _is_factored(parameter):
@@ -61,29 +61,29 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _is_factored(parameter: OptimizedParameter) -> bool:
-    """Whether a tensor has row and column means instead of a full second moment, as all tensors except vectors have."""
+    """Whether a parameter's second moment is stored as row and column means, as for all tensors except vectors."""
     return len(parameter.grad.shape) > 1
 
 
 def _new_reduction(optimizer_step: OptimizerStep, tensor: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
-    """Allocates the result of a reduction that shrinks one axis to length 1."""
+    """Allocates the result of a reduction of a tensor along one axis, whose length becomes 1."""
     shape = list(tensor.shape)
     shape[axis] = 1
     return optimizer_step.aten.new_tensor(tuple(shape), dtype or tensor.dtype)
 
 
 def _new_norm(optimizer_step: OptimizerStep, tensor: Tensor) -> None:
-    """Allocates the norm of a tensor for a read on the host."""
+    """Allocates a tensor's norm, which the host reads."""
     optimizer_step.aten.new_tensor((), tensor.dtype)
 
 
 def _new_mean_product(optimizer_step: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
-    """Allocates the product of row and column means."""
+    """Allocates the product of row means and column means."""
     return optimizer_step.aten.new_tensor((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
 
 
 def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Updates parameters one by one. An update's temporary tensors live until the next update replaces them."""
+    """Replays updates parameter by parameter; an update's temporary tensors live until the next update."""
     for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         grad = parameter.grad
         _new_norm(optimizer_step, parameter.tensor)
@@ -106,7 +106,7 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
 
 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Updates parameters group by group. A group's updates live until the next group's estimates exist."""
+    """Replays updates group by group; a group's updates live until the next group's estimates exist."""
     parameters_in_turn, tensor_like = optimizer_step.parameters_in_turn, optimizer_step.aten.new_like
     for group in _group_by_dtype_and_factors(optimizer_step, trained_parameters):
         for parameter in parameters_in_turn(group):
@@ -136,7 +136,7 @@ def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: S
 def _group_by_dtype_and_factors(
     optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]
 ) -> list[list[OptimizedParameter]]:
-    """Returns tensors by device, number format and rank (`_group_tensors_by_device_dtype_and_is_multidim`)."""
+    """Groups parameters by device, number format and rank (`_group_tensors_by_device_dtype_and_is_multidim`)."""
     groups_by_format: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
     for same_dtype_parameters in optimizer_step.group_by_dtype(trained_parameters):
         for parameter in same_dtype_parameters:

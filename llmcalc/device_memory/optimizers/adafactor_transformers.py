@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
-    """Returns the bytes of row and column means (or of the whole second moment), and of root mean squares."""
+    """Returns the bytes of row and column means (of the second moment for vectors), and of root mean squares."""
     torch_states = {name: size for name, size in adafactor.state_bytes(tensors, "float32").items() if name != "step"}
     return torch_states | {"RMS": 4 * tensor_count(tensors)}
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs `Adafactor.step`. A parameter's temporary tensors live until the next parameter's tensors replace them."""
+    """Replays `Adafactor.step`; a parameter's temporary tensors live until the next parameter's replace them."""
     from ...simulator.tensor import FLOAT32
 
     aten, parameter_update = optimizer_step.aten, None
@@ -64,13 +64,13 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _new_states(optimizer_step: OptimizerStep, grad: Tensor) -> list[Tensor]:
-    """Allocates a tensor's row and column means (or second moment), and its root mean square, new in each step."""
+    """Allocates a parameter's row and column means, or the second moment of a vector, anew in each step."""
     shapes = [(*grad.shape[:-1],), (*grad.shape[:-2], grad.shape[-1])] if len(grad.shape) > 1 else [grad.shape]
     return [optimizer_step.aten.new_tensor(shape, grad.dtype) for shape in shapes]
 
 
 def _root_mean_square(optimizer_step: OptimizerStep) -> Tensor:
-    """Computes the root mean square of a tensor, as a norm divided by a number (`_rms`)."""
+    """Allocates a norm, and the norm divided by a number, as a root mean square is computed (`_rms`)."""
     from ...simulator.tensor import FLOAT32
 
     norm = optimizer_step.aten.new_tensor((), FLOAT32)
@@ -80,7 +80,7 @@ def _root_mean_square(optimizer_step: OptimizerStep) -> Tensor:
 def _second_moment_estimate(
     optimizer_step: OptimizerStep, grad: Tensor, row_state: Tensor, column_state: Tensor
 ) -> Tensor:
-    """Computes the estimated second moment: a factor per row times a factor per column (`_approx_sq_grad`)."""
+    """Allocates the estimated second moment: a factor per row times a factor per column (`_approx_sq_grad`)."""
     aten = optimizer_step.aten
     row_mean = aten.new_tensor((*row_state.shape[:-1], 1), row_state.dtype)
     row_factor = aten.new_like(row_state)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
-    """Returns the bytes of the first moment, and of the means that replace the second moment."""
+    """Returns the bytes of the first moment, and of the means that Adam-mini stores instead of the second moment."""
     return {
         "m": packed_bytes(total_elements(tensors), dtype),
         "vmean": packed_bytes(sum_over_tensors(tensors, _mean_count), dtype),
@@ -29,12 +29,12 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByNam
 
 
 def _mean_count(tensor: ParamTensor) -> Number:
-    """Returns the number of means: the number of elements over the second axis's length; all elements of a vector."""
+    """Returns the number of means: elements divided by the second axis's length; one per element of a vector."""
     return ParamTensor((tensor.shape[0], *tensor.shape[2:]), tensor.role).size if len(tensor.shape) > 1 else tensor.size
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs `Adam_mini.step`. Temporary tensors live until the next parameter replaces them."""
+    """Replays `Adam_mini.step`; temporary tensors live until the next parameter's replace them."""
     aten = optimizer_step.aten
     momentum_over_denominator = parameter_update = None
     for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):

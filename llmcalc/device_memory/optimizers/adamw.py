@@ -31,12 +31,12 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByNam
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs torch's `Adam.step` on tensors without values."""
+    """Replays torch's `Adam.step` on tensors without values."""
     update_parameters(optimizer_step, optimizer_step.updated_parameters)
 
 
 def update_parameters(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Runs `Adam.step` on some parameters. Step counts are on the host unless the optimizer is fused."""
+    """Replays `Adam.step` for some parameters; step counts are on the host unless the optimizer is fused."""
     from ...simulator.tensor import FLOAT32
 
     for parameter in optimizer_step.parameters_in_turn(trained_parameters):
@@ -52,7 +52,7 @@ def update_parameters(optimizer_step: OptimizerStep, trained_parameters: Sequenc
 
 
 def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Allocates all denominators of a group at once, while the previous group's denominators still exist.
+    """Allocates all denominators of a group while the previous group's denominators still exist, as foreach does.
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
@@ -69,7 +69,7 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
 
 
 def _single_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Allocates a square root and a quotient, while the previous parameter's denominator still exists."""
+    """Allocates a square root and a quotient while the previous parameter's denominator still exists."""
     for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         denom = optimizer_step.aten.new_like(optimizer_step.aten.new_like(parameter.states[-1]))
         optimizer_step.write(parameter.tensor, denom)

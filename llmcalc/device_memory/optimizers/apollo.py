@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
-    """Returns the `Optimizer` description of APOLLO with projections of this rank."""
+    """Returns the `Optimizer` record of APOLLO with projections of this rank."""
 
     def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
@@ -47,7 +47,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
         }
 
     def step(optimizer_step: OptimizerStep) -> None:
-        """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
+        """Replays `AdamW.step`; temporary tensors live until the next parameter's replace them."""
         aten = optimizer_step.aten
         grad = denom = norm_grad = scaling_factors = scaled_grad = None
         for parameter in parameters_in_update_order(optimizer_step):
@@ -81,7 +81,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
 
 
 def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
-    """Allocates the tensors of `get_orthogonal_matrix`: fp32 gradient, random matrix and the scaled random matrix."""
+    """Allocates the fp32 gradient, a random matrix and the scaled random matrix, from which gradients are projected."""
     from ...simulator.tensor import FLOAT32
 
     aten, (row_count, column_count) = optimizer_step.aten, gradient.shape

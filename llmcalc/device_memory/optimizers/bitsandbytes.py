@@ -45,7 +45,7 @@ def bitsandbytes_optimizer(
     is_paged: bool = False,
     has_fp32_tables: bool = False,
 ) -> Optimizer:
-    """Returns the `Optimizer` description of an optimizer with this number of states per element.
+    """Returns the `Optimizer` record of a bitsandbytes optimizer with this number of states per element.
 
     has_fp32_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
     """
@@ -83,7 +83,7 @@ def is_large_tensor(tensor: ParamTensor, min_elements: int = LEAST_8BIT_ELEMENTS
 
 @frozen
 class _StateLayout:
-    """The states of an optimizer of bitsandbytes.
+    """How an optimizer of bitsandbytes stores its states: their number, format and place.
 
     moment_count: states per element. in_8_bits: whether large tensors have quantized states.
     is_paged, has_fp32_tables: as of `bitsandbytes_optimizer`.
@@ -95,11 +95,11 @@ class _StateLayout:
     has_fp32_tables: bool
 
     def has_float32_states(self, is_table: bool) -> bool:
-        """Whether a tensor has fp32 states whatever its size. is_table: whether it is a table of embeddings."""
+        """Whether a tensor has fp32 states regardless of its size. is_table: whether it is an embedding table."""
         return not self.in_8_bits or (self.has_fp32_tables and is_table)
 
     def _split_by_format(self, tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
-        """Returns the tensors with quantized states, if they are large, and the other tensors."""
+        """Returns the tensors whose states are quantized if they are large, and the tensors with fp32 states."""
         quantized_tensors: list[TrainedTensor] = []
         float_tensors: list[TrainedTensor] = []
         for tensor in tensors:
@@ -109,7 +109,7 @@ class _StateLayout:
         return quantized_tensors, float_tensors
 
     def state_bytes(self, tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
-        """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
+        """Returns the bytes of states: n bytes, ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
         quantized_tensors, float_tensors = self._split_by_format(tensors)
         quantized_bytes = sum_over_tensors(
             quantized_tensors,
@@ -133,7 +133,7 @@ class _StateLayout:
         return bytes_by_state
 
     def paged_bytes(self, tensors: Sequence[TrainedTensor]) -> Number:
-        """Returns the bytes of states in managed memory."""
+        """Returns the bytes of states in CUDA managed memory, which the driver may move to the host."""
         quantized_tensors, float_tensors = self._split_by_format(tensors)
         pageable_bytes = [
             sum_over_tensors(tensor_group, lambda tensor: is_large_tensor(tensor, LEAST_PAGED_ELEMENTS) * tensor.size)
@@ -142,7 +142,7 @@ class _StateLayout:
         return self.moment_count * add(pageable_bytes[0], 4 * pageable_bytes[1])
 
     def run_step(self, optimizer_step: OptimizerStep) -> None:
-        """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
+        """Replays `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
         from ...simulator.tensor import FLOAT32, UINT8
 
         aten = optimizer_step.aten

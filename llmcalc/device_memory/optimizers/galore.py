@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
-    """Returns the `Optimizer` description of GaLore with projections of this rank."""
+    """Returns the `Optimizer` record of GaLore with projections of this rank."""
 
     def clipped_rank(tensor: ParamTensor) -> Number:
         return minimum(rank, shorter_side(tensor))
@@ -54,7 +54,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
         }
 
     def step(optimizer_step: OptimizerStep) -> None:
-        """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
+        """Replays `AdamW.step`; temporary tensors live until the next parameter's replace them."""
         aten = optimizer_step.aten
         grad = denom = norm_grad = None
         for parameter in parameters_in_update_order(optimizer_step):
@@ -83,7 +83,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
 
 
 def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
-    """Allocates the tensors of `get_orthogonal_matrix`, and returns the projector or the base of a projector view."""
+    """Allocates the tensors of `get_orthogonal_matrix`; returns the projector, or the tensor that it is a view of."""
     from ...simulator.tensor import FLOAT32
 
     aten, (row_count, column_count) = optimizer_step.aten, gradient.shape

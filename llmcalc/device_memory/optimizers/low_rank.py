@@ -1,4 +1,4 @@
-"""States of optimizers that project the gradients of the layers' matrices to a low rank: GaLore and APOLLO.
+"""States of optimizers that project the gradients of layer matrices to a low rank: GaLore and APOLLO.
 
 A gradient of m rows and n columns becomes max(m, n) × rank numbers: by a projector of rank × n from the right where it
 has at least as many rows as columns, else by one of m × rank from the left (`proj_type` std in galore_torch 1.0 and
@@ -38,7 +38,7 @@ def low_rank_optimizer(
     library: str,
     optimizer_source: str,
 ) -> Optimizer:
-    """Returns the `Optimizer` description of an optimizer that projects gradients to a rank.
+    """Returns the `Optimizer` record of an optimizer that projects gradients to this rank.
 
     projection_method: the optimizer's name without a rank. library: its package.
     optimizer_name, state_bytes, run_step: as of `Optimizer`. optimizer_source: the file of the package that was read.
@@ -58,7 +58,7 @@ def low_rank_optimizer(
 
 
 def split_by_projection(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
-    """Returns the tensors with projected gradients, and the other tensors."""
+    """Returns the tensors whose gradients are projected, and the other tensors."""
     projected_tensors = [tensor for tensor in tensors if tensor.is_layer_matrix]
     return projected_tensors, [tensor for tensor in tensors if not tensor.is_layer_matrix]
 
@@ -76,7 +76,7 @@ def longer_side(tensor: ParamTensor) -> Number:
 
 
 def parameters_in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
-    """Yields updated parameters by LLaMA-Factory's groups: vectors, other tensors (with decay), layers' matrices."""
+    """Yields parameters in the order of LLaMA-Factory's groups: vectors, other tensors, matrices of layers."""
     other_parameters = [parameter for parameter in optimizer_step.updated_parameters if not parameter.is_layer_matrix]
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
     decayed_parameters = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]
@@ -85,7 +85,7 @@ def parameters_in_update_order(optimizer_step: OptimizerStep) -> Iterator[Optimi
 
 
 def is_projected_from_the_right(gradient: Tensor) -> bool:
-    """Whether the projector multiplies the gradient from the right: the matrix has at least as many rows as columns."""
+    """Whether the projector is multiplied from the right, because the matrix has at least as many rows as columns."""
     row_count, column_count = gradient.shape
     return bool(row_count >= column_count)
 

@@ -25,14 +25,14 @@ NEWTON_SCHULZ_ITERATIONS = 5
 
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
-    """Returns the bytes of the matrices' momentum and of AdamW's states."""
+    """Returns the bytes of momentum for the matrices, and of AdamW's states for other tensors."""
     matrices = [trained_tensor for trained_tensor in tensors if trained_tensor.is_layer_matrix]
     other_tensors = [trained_tensor for trained_tensor in tensors if not trained_tensor.is_layer_matrix]
     return {"momentum_buffer": packed_bytes(total_elements(matrices), dtype), **adamw.state_bytes(other_tensors, dtype)}
 
 
 def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
-    """Returns the FLOPs of the Newton-Schulz iterations, each of three products of the matrix with its shorter side."""
+    """Returns the FLOPs of the Newton-Schulz iterations, each of which has three matrix products."""
     total_flops: Number = 0
     for trained_tensor in tensors:
         if trained_tensor.is_layer_matrix:
@@ -50,7 +50,7 @@ def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs `Muon.step` with Nesterov momentum, then the step of AdamW."""
+    """Replays `Muon.step` with Nesterov momentum for layer matrices, then AdamW's step for other parameters."""
     _update_matrices(
         optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if parameter.is_layer_matrix]
     )
@@ -69,7 +69,7 @@ def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence
 
 
 def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> Tensor:
-    """Allocates the orthogonalized update in bf16. A bf16 update is reused for the first iteration."""
+    """Allocates the orthogonalized update in bf16; an update already in bf16 is reused in the first iteration."""
     from ...simulator.tensor import BFLOAT16
 
     aten = optimizer_step.aten

@@ -1,4 +1,4 @@
-"""The registry record of an optimizer: formulas of its states, a replay of its step, and verification.
+"""The registry record of an optimizer: formulas of its states, a replay of its step, and its evidence.
 
 Each optimizer is a file beside this one that fills one `Optimizer`; `registry.py` finds it by its name. States are
 those that the library allocates at the first step, tensor by tensor; they have the dtype of the tensors that the
@@ -105,7 +105,7 @@ class Optimizer:
         return self.trainer_default or self.implementations[0]
 
     def state(self, tensors: Sequence[TrainedTensor], dtype: str, has_momentum: bool = False) -> OptimizerState:
-        """Returns the optimizer state after the first step over these tensors.
+        """Returns the state that the optimizer has after the first step over these tensors.
 
         dtype: number format of the states, unless the optimizer has its own. has_momentum: default False.
         """
@@ -119,7 +119,7 @@ class Optimizer:
 
 @frozen
 class OptimizerState:
-    """The optimizer state of a set of tensors.
+    """The state of an optimizer for a set of tensors, in bytes.
 
     dtype: number format of the states; empty without states; `uint8` for 8-bit states, whose scales are fp32.
     states: the library's name of a state → its bytes; they add up to `bytes`.
@@ -134,7 +134,7 @@ class OptimizerState:
     paged_bytes: Number = 0
 
     def combined_with(self, other_state: OptimizerState) -> OptimizerState:
-        """Returns the optimizer state of these tensors plus other tensors."""
+        """Returns the sum of this optimizer state and the state for other tensors."""
         joined_states = {name: add(size, other_state.states[name]) for name, size in self.states.items()}
         return replace(self, states=joined_states, paged_bytes=add(self.paged_bytes, other_state.paged_bytes))
 

@@ -1,4 +1,4 @@
-"""Finds an optimizer's record by name: `OPTIMIZER` of a file, or an entry of a library file's `OPTIMIZERS`."""
+"""Finds an optimizer's record by name: a file's `OPTIMIZER`, or an entry in a library file's `OPTIMIZERS`."""
 
 from __future__ import annotations
 

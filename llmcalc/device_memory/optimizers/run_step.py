@@ -1,4 +1,4 @@
-"""Replays one step of the optimizer with a given name."""
+"""Replays one step of the optimizer with this name."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ def state_bytes(state_names: tuple[str, ...], tensors: Sequence[TrainedTensor], 
 
 
 def allocate_states(state_names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
-    """Allocates missing optimizer states, the only allocations of `SGDScheduleFree.step`."""
+    """Allocates optimizer states that do not exist yet; `SGDScheduleFree.step` allocates nothing else."""
     for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
         parameter.states = parameter.states or optimizer_step.new_states_like(parameter.tensor, len(state_names))
 
 
 def adamw_step(state_names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
-    """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, the loop one by one."""
+    """Replays `AdamWScheduleFree.step`: foreach allocates all denominators at once, a loop one after another."""
     allocate_states(state_names, optimizer_step)
     aten, updated_parameters = optimizer_step.aten, optimizer_step.updated_parameters
     if optimizer_step.implementation == "foreach":

@@ -19,7 +19,7 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByNam
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs `SGD.step` without weight decay, which only copies the first gradients to the momentum buffers.
+    """Replays `SGD.step` without weight decay, which only copies the first gradients to the momentum buffers.
 
     Only the order in which the buffers are made depends on the implementation: by groups, or tensor after tensor.
     """

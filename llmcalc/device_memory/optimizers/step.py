@@ -1,4 +1,4 @@
-"""An optimizer step on tensors without values: parameters, and operations for all optimizers.
+"""An optimizer step on tensors without values: the parameters, and operations that all optimizers use.
 
 A step allocates and frees what the function of the library that it names allocates and frees, in the same order. A
 local variable stands for the local variable of that name: what it holds lives until it gets another value or the
@@ -50,7 +50,7 @@ class OptimizedParameter:
 
 @frozen
 class OptimizerStep:
-    """An optimizer step to replay.
+    """An optimizer step that is replayed on tensors without values.
 
     aten: torch's operations.
     parameters: all parameters, in the model's order.
@@ -72,11 +72,11 @@ class OptimizerStep:
 
     @property
     def updated_parameters(self) -> list[OptimizedParameter]:
-        """The parameters that have gradients."""
+        """The parameters that have gradients, which the step updates."""
         return [parameter for parameter in self.parameters if parameter.gradient is not None]
 
     def parameters_in_turn(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
-        """Yields the parameters in order, and sets the meter's path to each parameter's path."""
+        """Yields the parameters in order; allocations until the next one are counted under the parameter's path."""
         memory_meter = self.aten.graph.meter
         for parameter in parameters:
             memory_meter.parameter_path = parameter.path
@@ -84,7 +84,7 @@ class OptimizerStep:
         memory_meter.parameter_path = None
 
     def allocating_states(self) -> AbstractContextManager[None]:
-        """Counts new storages as optimizer states, inside a `with`."""
+        """Returns a context manager in which new storages are counted as optimizer states."""
         return count_storages_as(self.aten.graph.meter, "optimizer")
 
     def new_states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
@@ -100,10 +100,10 @@ class OptimizerStep:
             return [self.aten.new_like(tensor, dtype=dtype) for _ in range(state_count)]
 
     def write(self, written_object: object, *read_tensors: object) -> None:
-        """Records the reads and the write of an in-place operation on `written_object`, which allocates no memory."""
+        """Records an in-place operation that reads tensors and writes `written_object`, and allocates no memory."""
 
     def group_by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
-        """Returns tensors by device and number format, as `_group_tensors_by_device_and_dtype` does.
+        """Groups parameters by device and number format, as `_group_tensors_by_device_and_dtype` does.
 
         torch keeps them in a hash table of libstdc++ (`std::unordered_map`), which lists new keys before older ones.
         """

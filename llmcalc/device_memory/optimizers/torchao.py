@@ -1,4 +1,4 @@
-"""The AdamW optimizers of torchao (torchao/optim/adam.py, subclass_8bit.py and subclass_4bit.py of version 0.18).
+"""torchao's AdamW optimizers (torchao/optim/adam.py, subclass_8bit.py and subclass_4bit.py of version 0.18).
 
 A tensor of at least 4096 elements, in whole blocks of 256, has two states of 8 or 4 bits per element, each with one
 fp32 scale per block and a code map of its own; other tensors have two states in their own format. 4-bit states have
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: str) -> Optimizer:
-    """Returns the `Optimizer` description of AdamW with states of `bits_per_state` bits per element."""
+    """Returns the `Optimizer` record of torchao's AdamW with states of `bits_per_state` bits per element."""
     codes_per_byte, codebook_size = 8 // bits_per_state, 2**bits_per_state
 
     def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
@@ -45,7 +45,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         return {"exp_avg": moment_bytes, "exp_avg_sq": moment_bytes, "scales": 2 * scale_bytes, "qmaps": map_bytes}
 
     def step(optimizer_step: OptimizerStep) -> None:
-        """Runs `_AdamBase.step`, which allocates the states just before a tensor's first update."""
+        """Replays `_AdamBase.step`, which allocates the states just before a tensor's first update."""
         from ...simulator.tensor import FLOAT32, INT64, UINT8
 
         aten = optimizer_step.aten
@@ -80,7 +80,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
 
 
 def _run_compiled_step(optimizer_step: OptimizerStep, element_count: Number, code_format: Dtype | None) -> None:
-    """Allocates and frees the tensors of a compiled step: new states, their scales, and codes in a wide format."""
+    """Allocates and frees what a compiled step needs: both new states, their scales, and codes in a wide format."""
     from ...simulator.tensor import FLOAT32
 
     number_formats = [FLOAT32, FLOAT32, *([] if code_format is None else [code_format, code_format])]

@@ -1,4 +1,4 @@
-"""Methods that record relative positions: biases and scores by distance, and blocks of rows."""
+"""Methods that record relative positions: biases and scores by distance, and rows in blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .pairs import value_of_pairs
 
 
 class DistanceVerbs(Recorder):
-    """Methods that record relative positions: biases and scores by distance, and blocks of rows."""
+    """Methods that record relative positions: biases and scores by distance, and rows in blocks."""
 
     def alibi(self, q: Value, k: Value) -> Value:
         """Records ALiBi's penalty for each head, query and key."""
@@ -23,14 +23,14 @@ class DistanceVerbs(Recorder):
         return self.step("distance_bias", "", (table, q), output_value, causal=self.causal)
 
     def sinusoids(self, x: Value, distances: Rows, *axes: Axis | JoinedShapes, is_stored: bool = False) -> Value:
-        """Records the sines and cosines of distances, in x's precision.
+        """Records the sines and cosines of distances, in the number format of x.
 
         is_stored: whether the pass stores them or only their angles.
         """
         return self.step("sinusoids", "", (x,), Value(distances, axes, is_constant=True), once=is_stored)
 
     def rows_of_distances(self, table: Value, position_rows: Rows) -> Value:
-        """Records the read of the table rows for all distances in a sequence."""
+        """Records a read of the table rows for all distances that occur in a sequence."""
         return self.step("rows_of_distances", "", (table,), Value(position_rows, table.axes))
 
     def distances(
@@ -43,7 +43,7 @@ class DistanceVerbs(Recorder):
         is_stored: bool = False,
         is_binned: bool = False,
     ) -> Value:
-        """Records the table index of the distance between each query and each key.
+        """Records the distance between each query and key, as an index into a table.
 
         is_clamped: whether larger distances share an index.
         is_shifted: whether distances may be negative, so that indices begin at the lowest.
@@ -53,7 +53,7 @@ class DistanceVerbs(Recorder):
         return self.step("distances", "", (q, k), value_of_pairs(q.rows, is_constant=True), **step_options)
 
     def at_distance(self, scores: Value, distances: Value, *, is_by_key: bool = False) -> Value:
-        """Records, for each query and key, the choice of the score that belongs to their distance.
+        """Records a gather that selects, for each query and key, the score at their distance.
 
         is_by_key: whether they are scores of every key by every distance; false by default.
         """
@@ -70,7 +70,7 @@ class DistanceVerbs(Recorder):
         return self.step("relative_shift", "", (scores,), output_value, keys=key_rows)
 
     def in_blocks(self, x: Value, block_size: Number, block_rows: Rows, *, has_neighbours: bool = False) -> Value:
-        """Records a split of rows (queries, keys or values) into blocks; padding completes the last block.
+        """Records a split of rows (queries, keys or values) into blocks, of which the last is padded.
 
         block_rows: the rows that are put in blocks; further rows of x are seen by every block.
         has_neighbours: whether each block has its two neighbours beside it; false by default.
@@ -78,7 +78,7 @@ class DistanceVerbs(Recorder):
         return self.step("in_blocks", "", (x,), Value(block_rows, x.axes), block=block_size, around=has_neighbours)
 
     def local_mask(self, query_rows: Rows, radius: Number, block_sums: Number, *tables: Value) -> None:
-        """Records the mask of local attention: keys of three neighbouring blocks, and sums of `block_sums` rows each.
+        """Records local attention's mask, for keys of three neighbouring blocks and sums of `block_sums` rows each.
 
         Equal layers share it. tables: those of T5's bias by distance, and by distance to the sums; none for no bias.
         """

@@ -1,4 +1,4 @@
-"""Methods that record elementwise operations and changes of shape, which only cost memory."""
+"""Methods that record elementwise operations and changes of shape, which cost memory but no counted FLOPs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..value import Value, Weight
 
 
 class ElementwiseVerbs(Recorder):
-    """Methods that record elementwise operations and changes of shape, which only cost memory."""
+    """Methods that record elementwise operations and changes of shape, which cost memory but no counted FLOPs."""
 
     def act(self, x: Value, function_name: str, *parameters: Value, in_float32: bool = False) -> Value:
-        """Records an activation function. parameters: trained vectors of the function (xIELU).
+        """Records an activation function. parameters: trained vectors that the function reads (xIELU).
 
         in_float32: whether it reads a float32 copy of x and has a result in float32, false by default.
         """
@@ -51,7 +51,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("plus", "", (x,), Value(x.rows, x.axes, is_constant=x.is_constant), constant=constant)
 
     def sum(self, x: Value, *axes: Axis | JoinedShapes, is_mean: bool = False) -> Value:
-        """Records the sum, or the mean, over all axes of x except the given axes."""
+        """Records the sum or the mean of x over all of its axes except those given."""
         return self.step("sum", "", (x,), Value(x.rows, axes), mean=is_mean)
 
     def root_mean_square(self, x: Value) -> Value:
@@ -59,7 +59,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("root_mean_square", "", (x,), Value(x.rows, (Axis("one", 1),)))
 
     def sinkhorn(self, matrix: Value, iterations: Number, eps: float) -> Value:
-        """Records Sinkhorn's iteration on a square matrix.
+        """Records Sinkhorn's normalization of a square matrix.
 
         It divides the columns by their sums, and then `iterations` − 1 times the rows and the columns.
 
@@ -68,7 +68,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("sinkhorn", "", (matrix,), Value(matrix.rows, matrix.axes), steps=iterations, eps=eps)
 
     def shift(self, x: Value, state_name: str) -> Value:
-        """Records a shift by one row. The first row is the last row of an earlier pass, or zeros.
+        """Records a shift by one row; the first row becomes the last row of an earlier pass, or zeros.
 
         state_name: the name of the state that keeps the last row.
         """
@@ -83,11 +83,11 @@ class ElementwiseVerbs(Recorder):
         return self.step("complement", "", (x,), Value(x.rows, x.axes, is_constant=x.is_constant))
 
     def delayed(self, x: Value, first_row: Value) -> Value:
-        """Records a shift of rows by one. first_row: the row before the first row."""
+        """Records a shift by one row. first_row: the row that becomes the first."""
         return self.step("delayed", "", (x, first_row), Value(x.rows, x.axes))
 
     def dropout(self, x: Value, dropout_place: str, *, ends_sublayer: bool = False) -> Value:
-        """Records training dropout at a point of `components/dropout.py`; records nothing without dropout there.
+        """Records dropout at a named point of `components/dropout.py`; records nothing if its probability is 0.
 
         ends_sublayer: whether it is recorded anyway, because a framework may fuse it with the residual sum that
             follows; false by default.
@@ -107,7 +107,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec, back=is_inverse, every=row_stride)
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
-        """Records a split of the last axis of a value into views."""
+        """Records views that split the last axis of a value."""
         views = tuple(x.view(*shape) for shape in shapes)
         self.record("split", "", (x,), views)
         return views
@@ -117,29 +117,29 @@ class ElementwiseVerbs(Recorder):
         return self.step("take", "", (x,), x.view(*axes))
 
     def flat(self, x: Value) -> Value:
-        """Records x with all axes flattened into one axis; makes a copy if the storage order of the axes differs."""
+        """Records a flattening of all axes of x into one, which copies if the axes are not in storage order."""
         return self.step("flat", "", (x,), Value(x.rows, (JoinedShapes((x.axes,)),), is_constant=x.is_constant))
 
     def delayed_weights(
         self, node_name: str, x: Value, streams: Axis | JoinedShapes, *, keeps_state: bool = False
     ) -> Value:
-        """Records the read of stream weights that the previous sublayer stored under a name.
+        """Records a read of the stream weights that the previous sublayer stored under this name.
 
         keeps_state: whether x takes their place, false by default.
         """
         return self.step("delayed_weights", "", (x,), Value(x.rows, (streams,)), slot=node_name, keeps=keeps_state)
 
     def copies(self, x: Value, copy_axis: Axis) -> Value:
-        """Records an expansion of x along a new first axis, as a view."""
+        """Records a view that repeats x along a new first axis."""
         return self.step("copies", "", (x,), x.view(copy_axis, *x.axes))
 
     def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
-        """Records a concatenation of values along the axes or, with `rows`, along the rows."""
+        """Records the concatenation of values along their axes or, if `rows` is given, along their rows."""
         cache_name = parts[0].cache_name if all(x.cache_name == parts[0].cache_name for x in parts) else ""
         return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache_name=cache_name))
 
     def resized(self, x: Value, output_rows: Rows) -> Value:
-        """Records padding of x with zero rows, or the removal of rows at the ends."""
+        """Records padding of x with zero rows, or the removal of rows at its ends."""
         return self.step("resized", "", (x,), Value(output_rows, x.axes))
 
     def resampled(self, x: Value, output_rows: Rows) -> Value:
@@ -147,20 +147,20 @@ class ElementwiseVerbs(Recorder):
         return self.step("resampled", "", (x,), Value(output_rows, x.axes))
 
     def prefixed(self, x: Value, table: Weight, output_rows: Rows) -> Value:
-        """Records the concatenation of a table's rows and x. output_rows: the rows of the result."""
+        """Records the concatenation of a table's rows with x. output_rows: the row axis of the result."""
         return self.step("prefixed", "", (x,), Value(output_rows, x.axes), weight=table)
 
     def absent(self, node_name: str, *axes: Axis | JoinedShapes) -> Value:
-        """Records a value without rows, such as the features of an image in a pass without images."""
+        """Records a value without rows, such as image features in a pass without images."""
         return self.step("absent", "", (), Value(FixedRows(node_name, length=0), axes))
 
     def merge(self, x: Value, output_rows: Rows, *neighbours: Axis, is_mean: bool = False) -> Value:
-        """Records a merge of neighbouring rows: a concatenation along other axes, or an average."""
+        """Records a merge of neighbouring rows into one, by concatenation along new axes or by averaging."""
         axes = x.axes if is_mean else (*neighbours, *x.axes)
         return self.step("merge", "", (x,), Value(output_rows, axes), neighbours=neighbours, mean=is_mean)
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
-        """Records the repetition of keys or values for each query head; nothing if the head counts are equal.
+        """Records a repetition of keys or values for each query head; records nothing if each has its own already.
 
         tiled: whether all heads follow one another before the first comes again; by default, the copies of a head lie
             side by side.
@@ -172,7 +172,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("repeat", "", (x,), output_value, tiled=tiled)
 
     def added_sinusoids(self, output_rows: Rows, *axes: Axis | JoinedShapes) -> Value:
-        """Records sinusoidal position embeddings as a node of the tree; all sequences share them."""
+        """Records sinusoidal position embeddings, shared by all sequences, as a node of the tree."""
         return self.step("added_sinusoids", "", (), Value(output_rows, axes, is_constant=True), op=ops.Elementwise())
 
     def in_format_of(self, x: Value, format_value: Value) -> Value:
@@ -185,5 +185,5 @@ class ElementwiseVerbs(Recorder):
         )
 
     def cross_entropy(self, logits: Value) -> Value:
-        """Records the loss of every row: −log softmax of the logits at the next token."""
+        """Records the loss of every row: −log softmax of its logits at the next token."""
         return self.step("cross_entropy", "", (logits,), Value(logits.rows, ()))

@@ -18,7 +18,7 @@ class EntryVerbs(Recorder):
     """Methods that record compressed cache entries, caches and recurrent states."""
 
     def windows(self, x: Value, window_axis: Axis, *, includes_past: bool = False) -> Value:
-        """Records the rows of x grouped into full windows of `window_axis` rows.
+        """Records a grouping of the rows of x into full windows of `window_axis` rows.
 
         includes_past: whether the rows of earlier passes are grouped again, false by default.
         """
@@ -38,7 +38,7 @@ class EntryVerbs(Recorder):
         return self.step("weighted_mean", "", (window_rows, gate), Value(window_rows.rows, window_rows.axes[1:]))
 
     def with_unpooled_rows(self, *row_values: Value) -> tuple[Value, ...]:
-        """Records the concatenation of x and the rows of earlier passes that do not fill a window yet."""
+        """Records a concatenation of x with rows of earlier passes that do not fill a window yet."""
         output_values = tuple(row_value.view(*row_value.axes) for row_value in row_values)
         self.record("with_unpooled_rows", "", row_values, output_values)
         return output_values
@@ -50,7 +50,7 @@ class EntryVerbs(Recorder):
         return output_value
 
     def value_of_lower_layer(self, value_name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
-        """Records the read of a value that a lower layer stored: cache entries, keys or a selection.
+        """Records a read of a value that a lower layer stored: cache entries, keys or a selection of keys.
 
         lower_value: that value; None where the layer is recorded alone.
         axes: the axes of entries and keys; none of a selection.
@@ -74,7 +74,7 @@ class EntryVerbs(Recorder):
         return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, is_constant=True), rate=rate)
 
     def candidates(self, keys: Value, mask: Value, block_size: Number) -> tuple[Value, Value]:
-        """Records the choice of keys in the blocks that a lower layer selected, and returns the keys and a mask."""
+        """Records a choice of the keys in blocks that a lower layer selected; returns these keys and their mask."""
         output_values = keys.view(*keys.axes), value_of_pairs(mask.rows, is_constant=True)
         self.record("candidates", "", (keys, mask), output_values, block_size=block_size)
         return output_values
@@ -88,7 +88,7 @@ class EntryVerbs(Recorder):
         *,
         block_count_and_size: tuple[Number, Number] | None = None,
     ) -> Value:
-        """Records for each query the selection of the `top_k` entries with the highest weighted head scores.
+        """Records the selection of the `top_k` entries per query with the highest weighted sums of head scores.
 
         block_count_and_size: the number and the size of the blocks of entries that it finds for the layers above; none
             by default.
@@ -99,7 +99,7 @@ class EntryVerbs(Recorder):
         )
 
     def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
-        """Records the mask of the entries that were selected, and returns the mask and the entries to read."""
+        """Records the mask of the selected entries, and returns this mask and the entries to read."""
         output_values = Value(selected.rows, (), is_constant=True), entries.view(*entries.axes)
         self.record("among", "", (mask, selected, entries), output_values)
         return output_values
@@ -109,7 +109,7 @@ class EntryVerbs(Recorder):
         self.record("mask", "", (q, k), causal=causal, window=window, chunk=chunk)
 
     def cache(self, node_name: str, cache_kind: str, *vectors: Value, token_limit: Number = None) -> tuple[Value, ...]:
-        """Caches the values per row for later passes, and returns the values with all cached rows."""
+        """Records a cache of values per row for later passes, and returns the cached and new rows."""
         width = vectors[0].width
         for cached_value in vectors[1:]:
             width = width + cached_value.width
@@ -127,14 +127,14 @@ class EntryVerbs(Recorder):
         bits: Number = None,
         last_values: tuple[Value, ...] = (),
     ) -> None:
-        """Records a cached state per sequence, whose size does not depend on the number of rows.
+        """Records a cached state per sequence, whose size does not depend on the sequence's length.
 
         last_values: the values whose last row it is; none where a step that reads it keeps it.
         """
         self.record("state", node_name, last_values, op=ops.State(self.element_count(axes), state_kind, bits))
 
     def received(self, x: Value, *axes: Axis | JoinedShapes) -> Value:
-        """Records another model's hidden states as an input, with one row for each row of x."""
+        """Records hidden states received from another model, with one row per row of x."""
         return self.step("received", "", (x,), Value(x.rows, axes, is_constant=True))
 
     def core(
@@ -146,6 +146,6 @@ class EntryVerbs(Recorder):
         rows: Rows | None = None,
         node_fields: dict[str, Any] | None = None,
     ) -> Value:
-        """Records an operation with the cost of the primitive `op`, such as a product, a scan or a look-up."""
+        """Records an operation that costs what `op` costs, such as a product, a scan or a look-up."""
         output_value = Value(inputs[0].rows if rows is None else rows, axes)
         return self.step("core", node_name, inputs, output_value, op=op, about=node_fields)

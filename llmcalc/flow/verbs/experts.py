@@ -1,4 +1,4 @@
-"""Methods that record the routing of rows to experts and the combination of expert outputs."""
+"""Methods that record the routing of tokens to experts and the combination of experts' outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..value import Value
 
 
 class ExpertVerbs(Recorder):
-    """Methods that record the routing of rows to experts and the combination of expert outputs."""
+    """Methods that record the routing of tokens to experts and the combination of experts' outputs."""
 
     def route(
         self,
@@ -24,7 +24,7 @@ class ExpertVerbs(Recorder):
         table: Value | None = None,
         has_skip: bool = False,
     ) -> tuple[Value, Value]:
-        """Records the selection of the experts with the highest scores, and returns expert weights and indices.
+        """Records the selection of experts with the highest scores, and returns the experts' weights and indices.
 
         scoring: the function from logits to scores. The weights are the scores of the chosen experts over their sum, or
             a softmax over the logits of the chosen experts alone.
@@ -53,7 +53,7 @@ class ExpertVerbs(Recorder):
         return expert_weights, top_experts
 
     def product_keys(self, scores: Value, grid_axis: Axis, top_k: Number) -> tuple[Value, Value]:
-        """Records the selection of experts in a grid by product keys, and returns expert weights and indices.
+        """Records the selection of experts by product keys in a grid, and returns their weights and indices.
 
         scores: those of the rows of the grid and those of its columns, side by side. An expert's score is the sum of
             its row's and its column's; a softmax over the chosen experts' scores gives the weights.
@@ -64,7 +64,7 @@ class ExpertVerbs(Recorder):
         return expert_weights, top_units
 
     def carry(self, node_name: str, x: Value, scale: Value | None = None) -> Value:
-        """Records that the next layer receives x under a name.
+        """Records that x is passed to the next layer under a name, optionally plus the lower layer's scaled value.
 
         scale: what the value of the layer below is multiplied by before it is added to x; nothing is added by default,
             nor in the first layer.
@@ -74,7 +74,7 @@ class ExpertVerbs(Recorder):
     def dispatch(
         self, x: Value, top_experts: Value, experts: Axis, top_k: Number, groups: ExpertGroups = ONE_GROUP
     ) -> Value:
-        """Records the sorting of token copies by expert: one row per token and selected expert.
+        """Records a sort by expert of the tokens' copies: one row per token and selected expert.
 
         x may have such rows already, in the order of the tokens.
         groups: the groups of experts from which a token's experts are selected, one by default.
@@ -85,13 +85,13 @@ class ExpertVerbs(Recorder):
         return self.step("dispatch", "", (x, top_experts), Value(routed_rows, x.axes), experts=experts, top_k=top_k)
 
     def to_tokens(self, routed_rows: Value) -> Value:
-        """Records the sorting of the experts' rows back into the order of the tokens."""
+        """Records a sort of the experts' rows back into token order."""
         return self.step("to_tokens", "", (routed_rows,), Value(routed_rows.rows, routed_rows.axes))
 
     def combine(
         self, routed_rows: Value, weights: Value, experts: Axis, top_k: Number, in_float32: bool = False
     ) -> Value:
-        """Records the weighted sum of the outputs of a token's experts.
+        """Records the weighted sum of each token's expert outputs.
 
         in_float32: whether products and sum are in float32, false by default.
         """

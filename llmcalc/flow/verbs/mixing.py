@@ -40,7 +40,7 @@ class MixingVerbs(Recorder):
         bias_in_sdpa: bool = False,
         **key_limits: Any,
     ) -> Value:
-        """Records softmax(q·kᵀ)·v, with axes (heads, size). A kernel may repeat key and value heads.
+        """Records attention, softmax(q·kᵀ)·v, on axes (heads, size); some kernels repeat key and value heads.
 
         Keys of another sequence are recognized by their rows.
 
@@ -106,7 +106,7 @@ class MixingVerbs(Recorder):
         core: Callable[..., Op] = ops.AttentionCore,
         **key_limits: Any,
     ) -> Value:
-        """Records the scores q·kᵀ without softmax and values; keys may be shared by all heads.
+        """Records attention scores q·kᵀ alone, without softmax and values; keys may be shared by all heads.
 
         weights: per query, a weight for each head: the sum of ReLU(q·kᵀ) over the heads, with these weights.
         values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
@@ -122,7 +122,7 @@ class MixingVerbs(Recorder):
         return self.step("scores", node_name, step_inputs, output_value, op=op)
 
     def strongest(self, strength: Value, q: Value, k: Value, *, key_limit: Number, window: Number = None) -> Value:
-        """Records, for each query, the choice of the `key_limit` visible keys with the highest strengths.
+        """Records, per query, the selection of the `key_limit` visible keys with the largest `strength`.
 
         strength: that of each key and head. window: as in `attention`.
         """
@@ -132,14 +132,14 @@ class MixingVerbs(Recorder):
         )
 
     def select(self, scores: Value, k: Value, top_k: Number, pool_size: Number = None) -> None:
-        """Records the selection of the `top_k` keys per query, for this layer and layers that reuse the selection.
+        """Records the selection of `top_k` keys per query, for this layer and for layers that reuse the selection.
 
         pool_size: the scores are those of whole pools of that many keys; the keys after the last pool come on top.
         """
         self.record("select", "", (scores, k), top_k=top_k, causal=True, pool=pool_size)
 
     def selected(self, q: Value, *keys: Value, lends_selection: bool = False) -> tuple[Value, ...]:
-        """Records the mask of the keys that `select` chose, and returns the mask and the keys to read.
+        """Records the mask of the keys selected by `select`, and returns this mask and the keys to read.
 
         While decoding one token, only the selected keys are read. The selection may be from a lower layer.
 
@@ -150,12 +150,12 @@ class MixingVerbs(Recorder):
         return output_values
 
     def select_blocks(self, scores: Value, k: Value, block_size: Number, block_count: Number) -> Value:
-        """Records for each query and head the mask of the `block_count` best-scored blocks of `block_size` keys."""
+        """Records, per query and head, the mask of the `block_count` best-scored blocks of `block_size` keys."""
         output_value = value_of_pairs(scores.rows, *scores.axes, is_constant=True, is_batched=True)
         return self.step("select_blocks", "", (scores, k), output_value, block=block_size, blocks=block_count)
 
     def only_selected(self, mask: Value, *keys: Value, block_size: Number, block_count: Number) -> tuple[Value, ...]:
-        """Records the mask of `select_blocks`, and returns the mask with the keys and values to read.
+        """Records a read of the keys and values in the blocks of `select_blocks`, and returns them with the mask.
 
         While decoding one token, only those of the selected blocks are read.
         """
@@ -173,7 +173,7 @@ class MixingVerbs(Recorder):
         sinks: bool = False,
         selection: Value | None = None,
     ) -> Value:
-        """Records one softmax over two kinds of scores: masked scores of the sequence, and other scores.
+        """Records one softmax over two lists of scores: masked scores of the own sequence, and further scores.
 
         q, v: the queries, and the values of a token's own sequence.
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
@@ -184,12 +184,12 @@ class MixingVerbs(Recorder):
         return self.step("joint_softmax", "", step_inputs, Value(q.rows, q.axes[:1]), **step_options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
-        """Records the weighted sum of values; `weights` may have more columns, for other values."""
+        """Records the weighted sum of values; `weights` may also have columns for other values."""
         return self.step("weighted", "", (weights, values), Value(weights.rows, (*weights.axes, values.axes[-1])))
 
 
 def _view_of_keys(keys: Value) -> Value:
-    """Returns a view of keys or values, so that a kernel may read a part of them."""
+    """Returns a view of keys or values, of which a kernel may read only a part."""
     output_value = keys.view(*keys.axes)
     output_value.unrepeated_value = keys.unrepeated_value
     return output_value

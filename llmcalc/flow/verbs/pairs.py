@@ -1,4 +1,4 @@
-"""Values of a program with an element for each query and key."""
+"""Values of a compute graph with one element per query and key, such as masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..value import Value
 def value_of_pairs(
     query_rows: Rows, *axes: Axis | JoinedShapes, is_constant: bool = False, is_batched: bool = False
 ) -> Value:
-    """Returns a value with an element per query and key. is_batched: whether sequences differ; default false."""
+    """Returns a value with one element per query and key. is_batched: whether sequences differ; default false."""
     from ...workload.derived_rows import QueryKeyPairs
 
     query_rows = query_rows.source_rows if isinstance(query_rows, QueryKeyPairs) else query_rows

@@ -16,7 +16,7 @@ IndexSource: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "typ
 
 
 class NormSpec(Protocol):
-    """The properties of a norm: whether it has a weight and a bias, its separate groups, and the rank of its gate."""
+    """The properties of a norm: whether it has weight and bias, its groups, and the rank of its gate."""
 
     weight: bool
     groups: int
@@ -81,11 +81,11 @@ class WeightVerbs(Recorder):
         )
 
     def apply_again(self, x: Value, first_output: Value, bias: bool = False) -> Value:
-        """Records a second use of the linear layer that computed `first_output`; the first counts its parameters."""
+        """Records another use of the linear layer that computed `first_output`, whose parameters are counted once."""
         return self.step("again", "", (x,), Value(x.rows, first_output.axes), like=first_output, bias=bias)
 
     def absorb(self, node_name: str, x: Value, weight: Weight, *out: Axis | JoinedShapes) -> Value:
-        """Records the product of each head's query with a part of a weight: q·Wᵀ instead of W·c (DeepSeek-V2, §2.1.2).
+        """Records q·Wᵀ per head, in place of W·c, for part of a weight (absorbed MLA: DeepSeek-V2, §2.1.2).
 
         All such steps together cost as much as the projection itself for the same number of rows. The first of them,
         which has its name, carries the whole cost.
@@ -118,7 +118,7 @@ class WeightVerbs(Recorder):
         slices_weight: bool = False,
         **node_fields: Any,
     ) -> Value:
-        """Records the linear layers of the `top_k` experts of each token; x has `top_k` routed rows per token.
+        """Records linear layers of each token's `top_k` experts; x has `top_k` routed rows per token.
 
         has_identities: whether some rows are of identity experts, which return them unchanged; false by default.
         slices_weight: whether the class reads each expert's weight as a slice of this one; false by default.
@@ -138,7 +138,7 @@ class WeightVerbs(Recorder):
         )
 
     def per_group(self, node_name: str, x: Value, groups: Axis, out: Axis) -> Value:
-        """Records a block-diagonal linear layer: each group maps an equal slice of x."""
+        """Records a block-diagonal linear layer, in which each group maps an equal slice of x."""
         group_width = exact_div(x.width, groups.size)
         op = ops.ExpertLinear(groups.size, groups.size, group_width, out.size, False, x.rows)
         weight = Weight(node_name, (groups, out), (Axis("group_width", group_width),))
@@ -154,7 +154,7 @@ class WeightVerbs(Recorder):
         rows_read: Number = None,
         **node_fields: Any,
     ) -> tuple[Value, Weight]:
-        """Records an embedding look-up for every row of the axis `of`; returns the vectors and the table's weight.
+        """Records an embedding look-up for each row of the axis `of`; returns the vectors and the table as a weight.
 
         A later step may be tied to the weight.
         by: what is looked up: the ids of the tokens, or numbers that all sequences share (their positions, types).
@@ -170,7 +170,7 @@ class WeightVerbs(Recorder):
         ), weight
 
     def unread_table(self, node_name: str, rows: Axis, *axes: Axis | JoinedShapes, **node_fields: Any) -> Weight:
-        """Records an embedding table without a look-up, and returns the table's weight for other steps."""
+        """Records an embedding table that is not read here, and returns its weight for other operations."""
         weight = Weight(node_name, axes, (rows,))
         self.record(
             "unread_table", node_name, (), (), ops.Embedding(rows.size, self.element_count(axes)), weight, node_fields
@@ -178,7 +178,7 @@ class WeightVerbs(Recorder):
         return weight
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: IndexSource = "ids") -> Value:
-        """Records another look-up in an existing table, of token ids by default."""
+        """Records another look-up, by default of token ids, in a table that is already recorded."""
         weight.is_tied = True
         return self.step("table", "", (), Value(of, weight.output_axes), weight=weight, by=by)
 
@@ -226,7 +226,7 @@ class WeightVerbs(Recorder):
     def normalized(
         self, x: Value, spec: NormSpec, normalized_axes: Shape | None = None, weight_owner: Value | None = None
     ) -> Value:
-        """Records a norm without a node in the tree. weight_owner: the output of the norm whose weights it uses."""
+        """Records a norm that is no node of the tree. weight_owner: the output of the norm whose weights are reused."""
         step_options = {
             "spec": spec,
             "over": x.axes if normalized_axes is None else normalized_axes,
@@ -291,7 +291,7 @@ class WeightVerbs(Recorder):
         is_frozen: bool = False,
         **node_fields: Any,
     ) -> Value:
-        """Records a parameter that is added or multiplied elementwise.
+        """Records a parameter that is added to or multiplied with other values elementwise.
 
         heads, row_count, is_frozen: `heads`, `rows` and `is_frozen` of `ops.Weight`.
         """
@@ -299,7 +299,7 @@ class WeightVerbs(Recorder):
         return self.step("vector", node_name, (), Value(NO_ROWS, axes), op=op, about=node_fields)
 
     def padded(self, x: Value, padding: Number, state_name: str) -> Value:
-        """Records `padding` rows before x: zeros, or rows of an earlier pass.
+        """Records `padding` rows in front of x: zeros, or the last rows of an earlier pass.
 
         state_name: the name of the state that keeps them.
         """
@@ -308,14 +308,14 @@ class WeightVerbs(Recorder):
         )
 
     def zeros(self, x: Value, state_name: str) -> Value:
-        """Records one row of zeros per sequence with the axes of x, unless an earlier pass stored that row.
+        """Records a row of zeros per sequence with the axes of x, or the row that an earlier pass stored.
 
         state_name: the name of the state.
         """
         return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, is_constant=True), state=state_name)
 
     def resumed(self, first_row: Value, state_name: str, state_index: int = 0) -> Value:
-        """Records the row before the first row: the last row of an earlier pass, or `first_row` without one.
+        """Records the row in front of this pass's first row: the last row of an earlier pass, else `first_row`.
 
         state_name: the name of the state that keeps it. state_index: which of the state's tensors it is.
         """
@@ -324,7 +324,7 @@ class WeightVerbs(Recorder):
         )
 
     def buffer(self, node_name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
-        """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
+        """Records a buffer, which checkpoints store but training does not change. indices: whether it has integers."""
         output = Value(NO_ROWS, axes, is_constant=True)
         return self.step(
             "buffer", node_name, (), output, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices
@@ -332,7 +332,7 @@ class WeightVerbs(Recorder):
 
 
 def _rows_after_padding(source_rows: Rows, padding: Number) -> Rows:
-    """Returns the axis of `source_rows` with `padding` more rows before the first row."""
+    """Returns the axis of `source_rows` with `padding` additional rows in front."""
     from ...workload.derived_rows import ExtendedRows
 
     return ExtendedRows(source_rows=source_rows, extra_rows=padding)

@@ -1,4 +1,4 @@
-"""Reads a recipe of NeMo-Automodel: a model of the hub, its adapters, and FSDP2 over the devices.
+"""Reads a recipe of NeMo-Automodel: the model on the hub, its adapters, and the parallel layout of FSDP2.
 
 Source: NVIDIA-NeMo/Automodel at 36044ad3 (2026-08-22): nemo_automodel/recipes/llm/train_ft.py for keys and defaults,
 components/distributed/{config,parallelizer}.py and components/moe/parallelizer.py for formats, shards and
@@ -171,7 +171,7 @@ NODE_DEVICES = 8
 
 
 def is_automodel(config: Table) -> bool:
-    """Whether a table is a recipe of NeMo-Automodel."""
+    """Whether a parsed file is a recipe of NeMo-Automodel."""
     model_table = config.get("model")
     if not isinstance(model_table, Mapping) or not isinstance(config.get("step_scheduler"), Mapping):
         return False
@@ -179,7 +179,7 @@ def is_automodel(config: Table) -> bool:
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:
-    """Returns an `automodel` command as a torchrun command, without the arguments for the launcher itself."""
+    """Returns an `automodel` command as a torchrun command, without the arguments that only its launcher reads."""
     words = list(command_line.words)
     while words and not words[0].startswith("-") and not words[0].endswith((".yaml", ".yml")):
         words.pop(0)  # `automodel finetune llm -c FILE`, as until 2025
@@ -197,7 +197,7 @@ def with_launcher(command_line: CommandLine) -> CommandLine:
 
 
 def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a recipe. Raises `InputError`, which names file and key."""
+    """Returns the training run that a recipe describes. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         _check_tables(reader, config)
         model_table = reader.table(config, "model")
@@ -254,13 +254,13 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _recipe_name(config: Table) -> str:
-    """Returns the name of a recipe's class, without the module; the text `None` if the file names no class."""
+    """Returns the class name of a recipe without its module; `None` as text if the file names no class."""
     recipe = config.get("recipe")
     return str(recipe.get(TARGET_KEY) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
 
 
 def _is_classifier(config: Table, model_table: Table) -> bool:
-    """Whether the model has a classification head, whose loss is computed by recipes/llm/train_seq_cls.py."""
+    """Whether the model is a classifier, whose loss recipes/llm/train_seq_cls.py computes."""
     return (
         _recipe_name(config) == CLASSIFIER_RECIPE
         or f"{CLASSIFIER}." in str(model_table.get(TARGET_KEY) or "")[:120]
@@ -269,7 +269,7 @@ def _is_classifier(config: Table, model_table: Table) -> bool:
 
 
 def _check_tables(reader: LaunchReader, config: Table) -> None:
-    """Records the recipe's ignored, unknown and unmodelled tables and keys."""
+    """Reports ignored, unknown and unmodelled tables and keys of a recipe."""
     recipe_name = _recipe_name(config)
     if config.get("recipe") is not None and recipe_name not in RECIPES:
         raise reader.argument_error(
@@ -289,7 +289,7 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
 
 
 def _model_name(reader: LaunchReader, model_table: Table) -> str:
-    """Returns the model's name on the Hugging Face hub. Records changes of its config as unknown."""
+    """Returns the model's name on the Hugging Face hub; reports changes of its config as unknown arguments."""
     builder_path = str(model_table.get(TARGET_KEY) or "")[:120]
     if builder_path and not any(f"{builder}." in builder_path for builder in MODEL_CLASSES):
         raise reader.argument_error(
@@ -312,13 +312,13 @@ def _model_name(reader: LaunchReader, model_table: Table) -> str:
 
 
 def _group_size(reader: LaunchReader, distributed_table: Table, key: str) -> int:
-    """Returns the size of a parallel group: 1 if the key is absent or `none`."""
+    """Returns the number of ranks in a parallel group: 1 if the key is absent or `none`."""
     group_size = distributed_table.get(key)
     return 1 if str(group_size).lower() == "none" else read_integer(reader, f"distributed.{key}", group_size)
 
 
 def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> Layout:
-    """Returns the parallel layout. With expert parallelism, layers stay gathered by default."""
+    """Returns the parallel layout; with expert parallelism, FSDP2 keeps layers gathered by default."""
     reader.ignored_arguments += [f"distributed.{key}" for key in distributed_table if key in DISTRIBUTED_IGNORED]
     record_unknown_keys(reader, distributed_table, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
     strategy = str(distributed_table.get("strategy", "fsdp2")).lower()
@@ -372,7 +372,7 @@ PIPELINE_KEYS = field_names("""
 def _with_stages(
     reader: LaunchReader, distributed_table: Table, layout: Layout, local_batch: int
 ) -> tuple[Layout, int]:
-    """Returns the layout with the pipeline's chunks per rank, and the number of sequences per micro-batch.
+    """Returns the layout including pipeline chunks per rank, and the number of sequences per micro-batch.
 
     Source: components/distributed/pipelining/{config,functional}.py (`calculate_virtual_stages`), where a step of
     `local_batch_size` sequences is one run of the schedule, and ranks have two stages if no layers are stated.
@@ -405,7 +405,7 @@ def _with_stages(
 
 
 def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> int:
-    """Returns the number of devices, from the launcher or the benchmark's nodes, else the fewest for the layout."""
+    """Returns the number of devices: the launcher's, the benchmark's nodes', or the fewest that the layout needs."""
     num_nodes = reader.table(config, "benchmark").get("num_nodes")
     if reader.source.world_size is not None:
         return reader.source.world_size
@@ -448,7 +448,7 @@ def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Flo
 def _sharding_settings(
     reader: LaunchReader, distributed_table: Table, layout: Layout, float8_settings: Float8Settings | None
 ) -> TitanSettings:
-    """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
+    """Returns FSDP2's settings; by default, gradients are reduced in fp32 at the last micro-batch of a step."""
     mp_policy = reader.table(distributed_table, "mp_policy")
     record_unknown_keys(reader, mp_policy, POLICY_KEYS, "distributed.mp_policy")
     if _dtype_name(mp_policy.get("output_dtype", "bfloat16")) != "bfloat16":
@@ -471,7 +471,7 @@ def _sharding_settings(
 
 
 def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the tokens per sequence: the size of a pack, or the length limit of the data set."""
+    """Returns the tokens per sequence: the length of packed sequences, or the data set's length limit."""
     packed_sequence = reader.table(config, "packed_sequence")
     for key in ("packed_sequence_size", "pack_size"):
         if packed_sequence.get(key) not in (None, 0):
@@ -486,12 +486,12 @@ def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _dtype_name(written_dtype: Any) -> str:
-    """Returns the name of a torch dtype, such as `float32` of `torch.float32`."""
+    """Returns the name of a torch dtype, such as `float32` for `torch.float32`."""
     return str(written_dtype).removeprefix("torch.")[:20]
 
 
 def _format_settings(reader: LaunchReader, model_table: Table, layout: Layout) -> dict[str, Any]:
-    """Returns the number formats of weights and master weights; FSDP gathers fp32 weights in bf16."""
+    """Returns the number formats of weights and master weights; FSDP2 gathers fp32 weights as bf16."""
     written_format = _dtype_name(reader.value(model_table, "torch_dtype", "auto"))
     dtype = NUMBER_FORMATS.get(written_format)
     if dtype is None:
@@ -504,7 +504,7 @@ def _format_settings(reader: LaunchReader, model_table: Table, layout: Layout) -
 
 
 def _kernel_settings(reader: LaunchReader, model_table: Table) -> dict[str, Any]:
-    """Returns the attention kernel, and fused norms by Liger-Kernel, Transformer Engine or torch.compile."""
+    """Returns the attention kernel, and which of Liger-Kernel, Transformer Engine and torch.compile fuses norms."""
     backend = reader.table(model_table, "backend")
     if backend.get("te_fp8") is not None:
         reader.refuse("model.backend.te_fp8", "products in 8 bits are not modelled")
@@ -580,7 +580,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of LoRA adapters, which have the format of the frozen weights by default.
+    """Returns the settings of LoRA adapters, which by default have the frozen weights' number format.
 
     Beside quantized weights it is that of their products (components/_peft/lora.py, `apply_lora_to_linear_modules`).
     """
@@ -624,7 +624,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _note_excluded(reader: LaunchReader, module_names: Sequence[Any]) -> None:
-    """Adds a note that excluded layers of the language model are counted with adapters."""
+    """Adds a note that adapters are counted on layers although the recipe excludes them."""
     counted_modules = [
         str(module_name)[:60]
         for module_name in module_names

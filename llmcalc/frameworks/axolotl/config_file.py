@@ -153,13 +153,13 @@ PLUGINS = (
 
 
 def is_axolotl(config: Table) -> bool:
-    """Returns whether a table is a config of axolotl."""
+    """Whether a parsed file is a config of axolotl."""
     known_keys = ("micro_batch_size", "sequence_len", "datasets", "pretraining_dataset", "adapter", "num_epochs")
     return "base_model" in config and any(axolotl_key in config for axolotl_key in known_keys)
 
 
 def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of an axolotl config. Raises `InputError`, which names file and key."""
+    """Returns the training run that an axolotl config describes. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         reader.check_names(config, KEYS_READ, KEYS_IGNORED, "no key that is known")
         config = with_launcher_arguments(config, source_file, sets_precision=False)
@@ -212,7 +212,7 @@ ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_
 
 
 def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
-    """Whether axolotl's fused LoRA kernels run the adapters of MLPs, by the file or by axolotl's default.
+    """Whether axolotl's fused LoRA kernels run the MLP adapters, by the config or by axolotl's default.
 
     Source: axolotl, utils/schemas/validation.py, `check_auto_enable_lora_kernels`.
     """
@@ -264,7 +264,7 @@ def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int |
 
 
 def _check_published_format(reader: LaunchReader, config: Table) -> None:
-    """Records as unknown a model whose weights stay in the published 8-bit or 4-bit format (loaders/model.py)."""
+    """Reports a model whose weights stay in 8 or 4 bits as published as an unknown argument (loaders/model.py)."""
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
     ):
@@ -276,7 +276,7 @@ def _check_published_format(reader: LaunchReader, config: Table) -> None:
 
 
 def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
-    """Records as unknown arguments the patterns that select which parameters are trained (utils/freeze.py)."""
+    """Reports patterns that select the trained parameters as unknown arguments (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
         raise reader.value_error("unfrozen_parameters", module_patterns, "a list of patterns")
@@ -296,7 +296,7 @@ LANGUAGE_MODEL_MODULES = {"model.language_model", "lm_head", "embed_tokens"}
 
 
 def _accumulation_steps(reader: LaunchReader, config: Table) -> int:
-    """Returns the number of micro-batches per step, from the file or from the batch size of all devices."""
+    """Returns the number of micro-batches per step, as stated in the file or derived from the global batch size."""
     if config.get("gradient_accumulation_steps") is None and config.get("batch_size") is not None:
         global_batch = read_integer(reader, "batch_size", config["batch_size"])
         return max(1, global_batch // reader.integer(config, "micro_batch_size", 1))
@@ -304,7 +304,7 @@ def _accumulation_steps(reader: LaunchReader, config: Table) -> int:
 
 
 def _sixteen_bit_format(reader: LaunchReader, config: Table) -> str | None:
-    """Returns the 16-bit number format of loading and training; None for fp32.
+    """Returns the 16-bit number format in which the model is loaded and trained; None for fp32.
 
     `bf16_value: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
     """
@@ -463,7 +463,7 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 
 
 def _check_overrides(reader: LaunchReader, config: Table) -> None:
-    """Records unmodelled overrides of the model's config as unknown arguments."""
+    """Reports overrides of the model's config that llmcalc does not model as unknown arguments."""
     for table_key in ("model_config", "overrides_of_model_config"):
         override_table = config.get(table_key) or {}
         if not isinstance(override_table, Mapping):
@@ -480,7 +480,7 @@ LOSS_BY_PREFERENCE_METHOD = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "
 
 
 def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the batch settings of training on preference pairs."""
+    """Returns the batch settings for training on preference pairs, such as DPO."""
     loss_type = str(config["rl"])
     if loss_type == "kto":
         return kto_settings(reader, run_settings)
@@ -494,7 +494,7 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapp
 
 
 def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str, Any]:
-    """Returns the Trainer's arguments that select a framework, such as DeepSpeed or FSDP.
+    """Returns Trainer arguments that determine the framework, such as DeepSpeed or FSDP.
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
     """

@@ -1,4 +1,4 @@
-"""The DeepSpeed configs shipped with axolotl (`axolotl fetch deepspeed_configs`; 0.18.0, deepspeed_configs/)."""
+"""The DeepSpeed configs that axolotl contains (`axolotl fetch deepspeed_configs`; 0.18.0, deepspeed_configs/)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays training steps of one rank in stage 1 with bfloat16 weights and float32 gradient accumulation.
+"""Replays one rank's training steps under ZeRO stage 1, with bf16 weights and gradients summed in fp32.
 
 Every rank has all weights, and the sums of all gradients in float32; it updates a float32 copy of its own partition.
 Source: deepspeed/runtime/bf16_optimizer.py of 0.19.8 (`BF16_Optimizer`).
@@ -14,7 +14,7 @@ from .replicated import ReplicatedRun
 
 
 class Bf16OptimizerRun(ReplicatedRun):
-    """The training steps of one rank under `BF16_Optimizer`.
+    """One rank's training steps under DeepSpeed's `BF16_Optimizer`.
 
     flat_sums: the gradients of all micro-batches, in one flat tensor of the accumulation format.
     partition_size: elements of the rank's partition.
@@ -24,7 +24,7 @@ class Bf16OptimizerRun(ReplicatedRun):
     partition_size: int = 0
 
     def prepare_training(self) -> None:
-        """Creates flat weights, the rank's fp32 partition and the gradient sums (`_setup_for_real_optimizer`)."""
+        """Allocates flat weights, the rank's fp32 partition and gradient sums (`_setup_for_real_optimizer`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         element_count = padded_flat_size(sum(map(weight_elements, self.parameters)), self.rank_count)
         element_bytes = self.dtype.bytes
@@ -41,7 +41,7 @@ class Bf16OptimizerRun(ReplicatedRun):
             self.flat_sums = Storage(self.meter, element_count * self.accumulation_dtype.bytes)
 
     def backward(self, loss: Tensor) -> None:
-        """Runs the backward pass, adds gradients to float32 sums (`update_hp_grads`) and reduces the sums."""
+        """Replays the backward pass, adds gradients to fp32 sums (`update_hp_grads`) and reduces these sums."""
         super(ReplicatedRun, self).backward(loss)
         self.meter.place = AllocationPlace("backward")
         for weight in self.parameters:
@@ -54,7 +54,7 @@ class Bf16OptimizerRun(ReplicatedRun):
             del buffer
 
     def update(self) -> None:
-        """Runs the optimizer on the rank's partition with the partition's gradient sums (`step`)."""
+        """Replays the optimizer's step on the rank's partition with its gradient sums (`step`)."""
         self.meter.place = AllocationPlace("step")
         assert self.flat_sums is not None
         self.updated_parameters[0].gradient = Tensor((self.partition_size,), FLOAT32, self.flat_sums)

@@ -1,4 +1,4 @@
-"""Reads a DeepSpeed JSON config; Hugging Face's Trainer sets values that are "auto".
+"""Reads DeepSpeed's JSON config, in which Hugging Face's Trainer replaces values that are `auto`.
 
 Sources: deepspeed/runtime/config.py, runtime/zero/config.py and runtime/constants.py for keys;
 transformers/integrations/deepspeed.py (5.23), `trainer_config_process`, for "auto". Values that depend on the model's
@@ -69,7 +69,7 @@ KEY_SHARED_WITH_TRAINER = "gradient_accumulation_steps"
 
 
 def is_deepspeed(config: Table) -> bool:
-    """Whether a table is a DeepSpeed config."""
+    """Whether a parsed file is a DeepSpeed config."""
     if is_trainer({key: value for key, value in config.items() if key != KEY_SHARED_WITH_TRAINER}):
         return False
     zero_table = config.get("zero_optimization")
@@ -77,7 +77,7 @@ def is_deepspeed(config: Table) -> bool:
 
 
 def read_deepspeed(config: Table, source_file: LaunchSource, trainer_arguments: Table | None = None) -> Launch:
-    """Returns the training run of a DeepSpeed config.
+    """Returns the training run that a DeepSpeed config describes.
 
     trainer_arguments: the Trainer's values of "auto": batch, num_microbatches, bf16, fp16; its defaults by default.
     Raises `InputError`, which names file and key.
@@ -91,7 +91,7 @@ def read_deepspeed(config: Table, source_file: LaunchSource, trainer_arguments: 
 def read_deepspeed_section(
     reader: LaunchReader, config: Table, world_size: int | None, trainer_args: Table
 ) -> LaunchSettings:
-    """Returns the training run of a DeepSpeed config that is a section of another launch file."""
+    """Returns the settings of a DeepSpeed config that is part of another launch file."""
     for config_key in config:
         if config_key in KEYS_IGNORED or str(config_key).startswith("_"):
             reader.ignored_arguments.append(config_key)
@@ -120,7 +120,7 @@ def read_deepspeed_section(
 def run_of_program(
     reader: LaunchReader, config: Table, world_size: int | None, settings: Mapping[str, Any]
 ) -> LaunchSettings:
-    """Returns the training run of a program that builds its DeepSpeed config in code.
+    """Returns the settings of a program that builds its DeepSpeed config in code.
 
     settings: the settings outside of the config.
     """
@@ -129,7 +129,7 @@ def run_of_program(
 
 
 def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
-    """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
+    """Returns ZeRO's settings that affect memory; those not in the config have DeepSpeed's defaults."""
     field_types = get_type_hints(DeepSpeedSettings)
     field_values = {"stage": 0} | _values_of_section(reader, reader.table(config, "zero_optimization"), field_types)
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
@@ -171,7 +171,7 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
 
 
 def _values_of_section(reader: LaunchReader, zero_table: Table, field_types: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings in the table `zero_optimization`. field_types: name of a setting → its type."""
+    """Returns the settings of the table `zero_optimization`. field_types: the type of each setting by name."""
     values: dict[str, Any] = {}
     for key, value in zero_table.items():
         name, dotted_key = KEY_BY_OTHER_NAME.get(key, key), f"zero_optimization.{key}"[:80]
@@ -193,7 +193,7 @@ def _values_of_section(reader: LaunchReader, zero_table: Table, field_types: Map
 
 
 def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, zero_stage: int | None) -> None:
-    """Records a partly offloaded optimizer as an unknown setting (runtime/zero/offload_config.py)."""
+    """Reports a partly offloaded optimizer as an unknown argument (runtime/zero/offload_config.py)."""
     offload_table = zero_table.get("offload_optimizer")
     if not isinstance(offload_table, Mapping):
         return
@@ -251,10 +251,10 @@ def _type_description(field_type: Any) -> str:
 
 
 def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer_arguments: Table) -> dict[str, int]:
-    """Returns the sequences per micro-batch and the number of micro-batches, from two of the three batch keys."""
+    """Returns sequences per micro-batch and micro-batches per step, which follow from two of the three batch keys."""
 
     def read_size(config_key: str) -> int | None:
-        """Returns the value of a key as a whole number; None if it is missing or `auto`."""
+        """Returns a key's value as an integer; None if the key is missing or `auto`."""
         written_size = config.get(config_key)
         return None if written_size in (None, AUTO) else read_integer(reader, config_key, written_size)
 
@@ -299,7 +299,7 @@ TRAINER_DEFAULT_BATCH = 8
 
 
 def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Table) -> dict[str, Any]:
-    """Returns the number formats of the run. bf16 and fp16 have 16-bit weights and fp32 master weights."""
+    """Returns the run's number formats; bf16 and fp16 mean 16-bit weights with fp32 master weights."""
     format_settings = {}
     if not trainer_arguments and any(reader.table(config, dtype).get("enabled") == AUTO for dtype in ("bf16", "fp16")):
         reader.assumed_defaults["bf16"] = False
@@ -339,7 +339,7 @@ STAGE_0_OPTIMIZERS = (ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB, LAMB)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the optimizer's name and implementation, and records unmodelled optimizers as unknown."""
+    """Returns the optimizer's name and implementation; reports unmodelled optimizers as unknown arguments."""
     optimizer_table = reader.table(config, "optimizer")
     optimizer_type = optimizer_table.get("type")
     if optimizer_type is None:

@@ -1,4 +1,4 @@
-"""Estimates rank memory under DeepSpeed ZeRO without an allocator, for the layout search."""
+"""Estimates each rank's memory under DeepSpeed ZeRO without replaying an allocator, for the layout search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .settings import DeepSpeedSettings
 
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
-    """Returns an estimate of every rank's memory."""
+    """Returns an estimate of the peak memory of every rank."""
     training_config = memory_estimate.training()
     transient_function = partial(
         transient_bytes,
@@ -39,7 +39,7 @@ def transient_bytes(
     stage_parameters: Sequence[StageParameters],
     micro_batches: int,
 ) -> TransientBytes:
-    """Returns the temporary bytes of a rank. element_bytes: bytes per element of weights and gradients.
+    """Returns a rank's temporary bytes at the peak. element_bytes: bytes per element of weights and gradients.
 
     In stage 0 copies of the gradients are reduced; in the others they are reduced in a buffer. In stages 1 and 2 it
     exists from the first gradient to the reduction, which in stage 2 follows each micro-batch. The reduced gradients

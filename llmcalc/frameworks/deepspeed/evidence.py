@@ -22,5 +22,5 @@ EVIDENCE = FrameworkEvidence(
 
 
 def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
-    """Returns the tests and measurements behind the results for a layout."""
+    """Returns the evidence (tests and measurements) for results with this layout."""
     return EVIDENCE

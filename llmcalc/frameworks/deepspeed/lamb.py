@@ -1,4 +1,4 @@
-"""Replays training steps of one rank with Lamb or 1-bit Lamb, which have a float32 master copy of each parameter.
+"""Replays one rank's training steps with Lamb or 1-bit Lamb, which keep an fp32 master copy of each parameter.
 
 Both have Adam's states of these copies. Lamb's kernel reads the 16-bit gradients, whose norm is that of flat copies.
 1-bit Lamb keeps a second moment of its own for the compressed steps, and the errors of the compression.
@@ -17,10 +17,10 @@ from .replicated import ReplicatedRun
 
 
 class LambRun(ReplicatedRun):
-    """Training steps of one rank with DeepSpeed's fused Lamb."""
+    """One rank's training steps with DeepSpeed's fused Lamb."""
 
     def update(self) -> None:
-        """Flattens the gradients, computes their norm in float32, and updates the float32 master weights."""
+        """Replays the update: flattens gradients, computes their norm in fp32, and updates the fp32 master weights."""
         self.meter.place = AllocationPlace("step")
         element_count = sum(map(weight_elements, self.parameters))
         with count_storages_as(self.meter, "gradients"):
@@ -36,7 +36,7 @@ class LambRun(ReplicatedRun):
 
 
 class OneBitLambRun(ReplicatedRun):
-    """The training steps of one rank with 1-bit Lamb, after the start of message compression.
+    """One rank's training steps with 1-bit Lamb, once messages are compressed.
 
     states: the fresh second moment, the rank's errors, and the errors of the part that it sums.
     """
@@ -44,7 +44,7 @@ class OneBitLambRun(ReplicatedRun):
     states: list[Storage]
 
     def prepare_training(self) -> None:
-        """Creates float32 master weights, Adam's states, a fresh second moment, and the compression errors."""
+        """Allocates fp32 master weights, Adam's states, a fresh second moment, and the compression errors."""
         super().prepare_training()
         element_count = sum(map(weight_elements, self.parameters))
         with count_storages_as(self.meter, "optimizer"):
@@ -54,7 +54,7 @@ class OneBitLambRun(ReplicatedRun):
             ]
 
     def update(self) -> None:
-        """Copies the momentum, which compression changes, and runs the optimizer on float32 gradients."""
+        """Replays the update: copies the momentum, which compression changes, and runs the optimizer in fp32."""
         self.meter.place = AllocationPlace("step")
         with count_storages_as(self.meter, "optimizer"):
             last_momentum = [Storage(self.meter, weight_elements(weight) * FLOAT32.bytes) for weight in self.parameters]

@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's estimates of model states and the measurements of `see_memory_usage` from a log."""
+"""Reads from a log DeepSpeed's estimates of model states and the measurements of `see_memory_usage`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MILLION = 10**6
 
 
 def read_log(log_text: LogText) -> ParsedLog | None:
-    """Returns DeepSpeed's memory estimates and measurements in a log; None for a log without any."""
+    """Returns DeepSpeed's memory estimates and measurements in a log; None if there are none."""
     log_values = LogValues(log_text, PATTERNS)
     figure_names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
     memory_terms = [*_model_state_estimates(log_text, log_values), *log_values.largest_terms(*figure_names)]
@@ -41,7 +41,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[LogTerm]:
-    """Returns the parameter count and DeepSpeed's estimate of model states on a device, without offloading."""
+    """Returns the parameter count and DeepSpeed's estimate of the model states per device without offloading."""
     if "params" not in log_values:
         return []
     memory_terms = [

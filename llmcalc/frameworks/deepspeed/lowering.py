@@ -16,7 +16,7 @@ from .param_coordinator import ParameterCoordinator
 
 
 class UnpackHook:
-    """A hook that unpacks a saved tensor in the backward pass, even if no gradient needs the tensor."""
+    """A backward hook that unpacks a saved tensor even if no gradient needs the tensor."""
 
     def __init__(self, saved_tensor: SavedTensor) -> None:
         self.saved_tensor = saved_tensor
@@ -26,7 +26,7 @@ class UnpackHook:
 
 
 class GatheringProfile(EagerKernels):
-    """Runs a model's program with ZeRO stage 3's hooks, which gather parameters module by module.
+    """Runs a compute graph with ZeRO stage 3's hooks, which gather and release parameters module by module.
 
     coordinator: gathers and releases parameters; None in a run that only lists them.
     gathered_modules: modules that the current step gathered.
@@ -37,7 +37,7 @@ class GatheringProfile(EagerKernels):
     coordinator: ParameterCoordinator | None = None
 
     def set_coordinator(self, coordinator: ParameterCoordinator) -> None:
-        """Partitions all parameters created from this call on. coordinator: gathers and releases parameters."""
+        """Makes all parameters created from now on partitioned. coordinator: gathers and releases parameters."""
         self.coordinator = coordinator
         self.gathered_modules: list[ModulePath] = []
         self.modules_by_frame: list[list[ModulePath]] = []
@@ -53,7 +53,7 @@ class GatheringProfile(EagerKernels):
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
-        """The path and full tensor of every trained parameter."""
+        """Returns the path and the full tensor of every trained parameter."""
         if self.coordinator is None:
             return super().parameters
         return [
@@ -63,7 +63,7 @@ class GatheringProfile(EagerKernels):
         ]
 
     def unread_parameters(self, module_name: str, parameter_use: CountedOp) -> list[Tensor]:
-        """Returns a module's parameters that neither the forward nor the backward pass reads."""
+        """Returns a module's parameters that are read neither by the forward nor by the backward pass."""
         unread_weights = super().unread_parameters(module_name, parameter_use)
         if self.coordinator is None:
             return unread_weights
@@ -74,15 +74,15 @@ class GatheringProfile(EagerKernels):
         ]
 
     def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        """Returns a parameter after its all-gather."""
+        """Returns a parameter, gathered from all ranks."""
         return self.gather_for_use(super().parameter(parameter_key, shape, dtype, trained))
 
     def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
-        """Returns a shared parameter after its all-gather."""
+        """Returns a parameter that several modules share, gathered from all ranks."""
         return self.gather_for_use(super()._shared_weight(weight, parameter_name, shape))
 
     def gather_for_use(self, weight: Tensor) -> Tensor:
-        """Returns a parameter, after an all-gather of its module if necessary."""
+        """Returns a parameter; gathers its module from all ranks first if it is partitioned."""
         if self.coordinator is not None and not self.only_finds_parameters:
             parameter = self.coordinator.parameter_by_tensor_id.get(id(weight))
             if parameter is not None and not any(
@@ -95,7 +95,7 @@ class GatheringProfile(EagerKernels):
     # --- running ----------------------------------------------------------------------------------------------------
 
     def run_step(self, operation: Step) -> None:
-        """Runs an operation of the program and releases the operation's parameters."""
+        """Runs one operation of the compute graph and then releases the parameters that it has read."""
         if self.coordinator is None:
             super().run_step(operation)
             return
@@ -127,7 +127,7 @@ class GatheringProfile(EagerKernels):
                 self._add_release_hooks(module, operation.output_values[0] if operation.output_values else None)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Computes the loss, and releases the output head's parameters if the loss multiplies by them."""
+        """Computes the loss; releases the output head's parameters if the loss multiplies by them."""
         loss = super().loss(logits, labels)
         modules, self.modules_of_loss = getattr(self, "modules_of_loss", []), []
         for module in modules:
@@ -146,7 +146,7 @@ class GatheringProfile(EagerKernels):
             autograd_node.hooks.append(UnpackHook(self.graph.save(x)))
 
     def _run_module_items(self, module_call: ModuleFrame) -> None:
-        """Runs a module of the program between the all-gather and the release of the module's parameters."""
+        """Runs a module: gathers its parameters, runs its operations, and releases its parameters."""
         if self.coordinator is None:
             super()._run_module_items(module_call)
             return
@@ -159,7 +159,7 @@ class GatheringProfile(EagerKernels):
             self._add_release_hooks(module, module_call.scope.output)
 
     def _add_release_hooks(self, module_path: ModulePath, module_output: Value | None) -> None:
-        """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""
+        """Releases a module's parameters after its forward pass, and adds the hook of its backward pass."""
         assert self.coordinator is not None
         bound_tensor = self._value_with_tensor(module_output)
         autograd_node = None if bound_tensor is None else self.tensors_by_value[id(bound_tensor)].node

@@ -1,4 +1,4 @@
-"""The collective messages by which DeepSpeed reduces gradients and gathers weights.
+"""The collectives (messages between ranks) by which DeepSpeed reduces gradients and gathers weights.
 
 Gradients are reduced in the format of the weights, in buckets of 500 million elements, in stages 2 and 3 per
 micro-batch. Stages 1 and 2 all-reduce each bucket, of which a rank keeps its own part
@@ -21,7 +21,7 @@ BUCKET_ELEMENTS = 5 * 10**8
 
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
-    """Yields the collective messages for the weights of a replica group."""
+    """Yields the collectives for the weights of a group of replicas."""
     zero_stage = replicated_weights.layout.zero
     replica_group = replicated_weights.replica_group
     element_bytes = replicated_weights.element_bytes
@@ -47,7 +47,7 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
 
 
 def _group_by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
-    """Groups the weights by module."""
+    """Groups the weights by the module that contains them."""
     weights_by_module: dict[object, list[WeightShard]] = {}
     for weight in weights:
         weights_by_module.setdefault(weight.path, []).append(weight)
@@ -55,13 +55,13 @@ def _group_by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
 
 
 def _bucket_sizes(element_count: int) -> list[int]:
-    """Returns the number of elements per gradient bucket."""
+    """Returns the numbers of elements of the buckets into which gradients are divided."""
     full_buckets, remaining_elements = divmod(element_count, BUCKET_ELEMENTS)
     return [BUCKET_ELEMENTS] * full_buckets + [remaining_elements] * (remaining_elements > 0)
 
 
 def overlapped_groups(launched_run: Launch) -> frozenset[str] | None:
-    """Returns the groups whose messages overlap the backward pass; None if the config has no `overlap_comm`.
+    """Returns the parallel groups whose collectives overlap the backward pass; None without `overlap_comm`.
 
     Without it the stage decides (`overlapped_stages` of the stack). Stage 0 reduces after the backward pass, and stages
     1 and 2 gather weights after the update (`allreduce_gradients` of runtime/engine.py, `all_gather_dp_groups`).

@@ -1,4 +1,4 @@
-"""Replays training steps of one rank with 1-bit Adam or 0/1 Adam, which compress messages to one bit per element.
+"""Replays one rank's training steps with 1-bit Adam or 0/1 Adam, which compress messages to one bit per element.
 
 Beside Adam's states of the flat float32 copy they keep the errors of the compression: those of the rank, and those of
 the part that it sums; 0/1 Adam also the sum of its local steps. 1-bit Adam creates its errors when the compression
@@ -15,7 +15,7 @@ from .settings import ZERO_ONE_ADAM
 
 
 class OneBitAdamRun(FlatCopyRun):
-    """Training steps of one rank with 1-bit compressed communication.
+    """One rank's training steps with messages that are compressed to one bit per element.
 
     states: the errors of the compression, and with 0/1 Adam the sum of local steps.
     """
@@ -23,7 +23,7 @@ class OneBitAdamRun(FlatCopyRun):
     states: list[Storage]
 
     def prepare_training(self) -> None:
-        """Creates the flat float32 weights with Adam's states, and the compression errors."""
+        """Allocates flat fp32 weights, Adam's states and the compression errors."""
         super().prepare_training()
         flat_elements = self.updated_parameters[0].tensor.shape[0]
         error_sizes = [flat_elements, ceil_div(flat_elements, self.rank_count)]

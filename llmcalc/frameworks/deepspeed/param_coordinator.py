@@ -24,7 +24,7 @@ NEVER_FETCHED = -1
 
 
 class ParameterStorage(Storage):
-    """The storage of a full parameter. It has memory only while the parameter is gathered.
+    """The storage of a full parameter, which takes memory only while the parameter is gathered.
 
     inner_storage: that memory, which may be a larger buffer; None while the parameter is released.
     """
@@ -38,7 +38,7 @@ class ParameterStorage(Storage):
         self.inner_storage: Storage | None = None
 
     def __del__(self) -> None:
-        """Does nothing, since the storage of the gathered parameter frees itself."""
+        """Overrides the freeing of the base class, since the gathered parameter's storage frees itself."""
 
 
 class AllGatherHandle:
@@ -51,7 +51,7 @@ class AllGatherHandle:
 
 
 class Parameter:
-    """A parameter partitioned over the ranks.
+    """A parameter of which each rank stores one shard.
 
     path: path in the model.
     module: the path of its module.
@@ -135,7 +135,7 @@ class ParameterCoordinator:
         self.modules_of_model: set[ModulePath] = set()
 
     def add_parameter(self, parameter_path: ModulePath, template: Tensor) -> Parameter:
-        """Adds a partitioned parameter. template: a tensor with the parameter's shape and format."""
+        """Adds a parameter that ranks store in shards. template: a tensor with the parameter's shape and format."""
         parameter = Parameter(self.meter, parameter_path, template, self.rank_count)
         self.parameters.append(parameter)
         self.parameters_by_module.setdefault(parameter.module, []).append(parameter)
@@ -143,7 +143,7 @@ class ParameterCoordinator:
         return parameter
 
     def mark_persistent(self) -> None:
-        """Marks the small parameters that stay gathered (`mark_persistent_parameters`)."""
+        """Marks small parameters, which stay gathered, as persistent (`mark_persistent_parameters`)."""
         element_limit, persistent_elements = self.settings.stage3_model_persistence_threshold, 0
         for parameter in self.parameters:
             if element_limit is not None and parameter.element_count + persistent_elements > element_limit:
@@ -155,7 +155,7 @@ class ParameterCoordinator:
     # --- the trace --------------------------------------------------------------------------------------------------
 
     def reset_step(self) -> None:
-        """Returns to the start of the recorded module order, and releases parameters that are still gathered."""
+        """Starts a new step: releases parameters that are still gathered, and restarts the recorded module order."""
         for parameter in self.parameters:
             if parameter.gather_handle is not None:
                 self._wait_for_all_gather(parameter)
@@ -171,7 +171,7 @@ class ParameterCoordinator:
         self.step_index = self.live_elements = 0
 
     def fetch_module(self, module_path: ModulePath) -> None:
-        """Gathers the parameters of a module, and prefetches the next ones (`fetch_sub_module`)."""
+        """Gathers a module's parameters, and prefetches those of the next modules (`fetch_sub_module`)."""
         if self.is_recording:
             self.module_order.append(module_path)
         parameters = self.parameters_by_module[module_path]
@@ -190,7 +190,7 @@ class ParameterCoordinator:
         self.step_index += 1
 
     def _prefetch(self, module_parameters: Sequence[Parameter]) -> None:
-        """Starts gathering the next parameters of the trace, up to the prefetch limit."""
+        """Starts all-gathers of the parameters that the recorded order reads next, up to the prefetch limit."""
         unfetched_count = sum(parameter.last_fetched_step < self.step_index for parameter in module_parameters)
         for _ in range(min(unfetched_count, len(self.prefetch_queue))):
             parameter, next_use_step = self.prefetch_queue.popleft()
@@ -217,13 +217,13 @@ class ParameterCoordinator:
 
     @contextmanager
     def gathering_stream(self) -> Iterator[None]:
-        """Returns a context that allocates on the all-gather stream, or without overlap on the current stream."""
+        """Returns a context that allocates on the all-gather stream; without overlap, on the current stream."""
         cuda_stream = GATHER_STREAM if self.settings.has_overlapped_reductions else self.meter.stream
         with allocate_on_stream(self.meter, cuda_stream), count_storages_as(self.meter, "weights"):
             yield
 
     def _start_all_gather(self, parameters: Sequence[Parameter]) -> None:
-        """Starts an all-gather, in which several parameters share a buffer (`all_gather_coalesced`)."""
+        """Starts an all-gather of several parameters into one buffer (`all_gather_coalesced`)."""
         if not parameters:
             return
         self.live_elements += sum(parameter.element_count for parameter in parameters)
@@ -259,7 +259,7 @@ class ParameterCoordinator:
         del copied_shards
 
     def _wait_for_all_gather(self, parameter: Parameter) -> None:
-        """Copies the parameters of an all-gather out of the buffer, which is freed with the last reference."""
+        """Copies gathered parameters out of the shared buffer, which is freed when no parameter refers to it."""
         gather_handle = parameter.gather_handle
         assert gather_handle is not None
         parameter.gather_handle = None
@@ -274,7 +274,7 @@ class ParameterCoordinator:
                         )
 
     def release_module(self, module_path: ModulePath) -> None:
-        """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""
+        """Releases a module's parameters that are not read again soon (`release_sub_module`)."""
         for parameter in (
             self._parameters_to_release(module_path) if self.is_recorded else self.parameters_by_module[module_path]
         ):
@@ -287,7 +287,7 @@ class ParameterCoordinator:
             self.live_elements -= parameter.element_count
 
     def _parameters_to_release(self, module_path: ModulePath) -> list[Parameter]:
-        """Returns the parameters to release after a module (`__params_to_release`), cached per step."""
+        """Returns the parameters to release after a module (`__params_to_release`), from a cache for each step."""
         cache_key = (module_path, self.step_index)
         if cache_key not in self.to_release:
             released_parameters = [
@@ -328,7 +328,7 @@ class ParameterCoordinator:
         del shard_copies
 
     def _copy_shards_from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
-        """Copies the rank's shards from the host and returns their device storages; none without offloading."""
+        """Copies the rank's shards from the host to the device; returns their storages, or none without offloading."""
         if self.settings.offload_param == "none" or self.rank_count == 1:
             return []
         return [
@@ -338,10 +338,10 @@ class ParameterCoordinator:
     # --- the backward pass ------------------------------------------------------------------------------------------
 
     def before_backward(self, module_path: ModulePath) -> Callable[[], None]:
-        """Returns the backward hook of a module's output, which gathers the module (`PreBackwardFunctionForModule`)."""
+        """Returns the hook of a module's backward pass, which gathers parameters (`PreBackwardFunctionForModule`)."""
 
         def fetch_before_backward() -> None:
-            """Gathers the module for its backward pass, and releases modules whose backward pass has ended."""
+            """Gathers the module's parameters, and releases modules whose backward pass has ended."""
             if module_path in self.backward_modules:
                 return
             for open_module in [module for module in self.backward_modules if module_path[: len(module)] != module]:
@@ -352,13 +352,13 @@ class ParameterCoordinator:
         return fetch_before_backward
 
     def after_backward(self, module_path: ModulePath) -> None:
-        """Releases a module after its backward pass (`PostBackwardFunctionModule`)."""
+        """Releases a module's parameters after its backward pass (`PostBackwardFunctionModule`)."""
         if module_path in self.backward_modules and module_path not in self.modules_of_model:
             self.backward_modules.remove(module_path)
             self.release_module(module_path)
 
     def end_backward(self) -> None:
-        """Releases the modules that are still gathered when the model's backward pass ends."""
+        """Releases the modules whose parameters are still gathered at the end of the backward pass."""
         for module_path in self.backward_modules:
             self.release_module(module_path)
         self.backward_modules = []

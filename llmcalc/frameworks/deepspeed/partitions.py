@@ -1,4 +1,4 @@
-"""Partitions of ZeRO stages 1 and 2: one flat tensor of all parameters, split equally over ranks.
+"""Partitions in ZeRO stages 1 and 2: all parameters as one flat tensor, of which each rank owns an equal part.
 
 Source: deepspeed/runtime/zero/stage_1_and_2.py of 0.19.8 (`__init__`, `get_partition_info`,
 `initialize_gradient_partition`, `_round_robin_reorder`).
@@ -20,7 +20,7 @@ ParameterType = TypeVar("ParameterType")
 
 
 class PartitionPiece(NamedTuple):
-    """The piece of a parameter in one rank's partition. element_count: the number of elements."""
+    """The part of a parameter that is in one rank's partition. element_count: its number of elements."""
 
     rank: int
     element_count: int
@@ -39,7 +39,7 @@ def round_robin_order(parameters: Sequence[ParameterType], rank_count: int) -> l
 
 
 def aligned_offsets(element_counts: Sequence[int], element_bytes: int, is_aligned: bool) -> tuple[list[int], int]:
-    """Returns the offset of each parameter in the flat tensor, and the end of the last parameter.
+    """Returns each parameter's offset in the flat tensor, and the offset after the last parameter.
 
     element_counts: per parameter, its elements.
     element_bytes: bytes per element.
@@ -55,12 +55,12 @@ def aligned_offsets(element_counts: Sequence[int], element_bytes: int, is_aligne
 
 
 def padded_flat_size(element_count: int, rank_count: int) -> int:
-    """Returns the number of elements of the padded flat tensor."""
+    """Returns the number of elements of the flat tensor, padded so that ranks divide it equally."""
     return -(-element_count // (PARTITION_ALIGNMENT * rank_count)) * PARTITION_ALIGNMENT * rank_count
 
 
 def partition_pieces(offset: int, element_count: int, partition_size: int) -> list[PartitionPiece]:
-    """Returns the pieces of a parameter in the ranks' partitions. offset: the parameter's offset in the flat tensor."""
+    """Returns which parts of a parameter are in which ranks' partitions. offset: its offset in the flat tensor."""
     weight_pieces, piece_start = [], offset
     while piece_start < offset + element_count:
         piece_end = min(offset + element_count, (piece_start // partition_size + 1) * partition_size)
@@ -102,6 +102,6 @@ def module_path_of(parameter_path: ModulePath) -> ModulePath:
 
 
 def _layer_path_of(parameter_path: ModulePath) -> ModulePath:
-    """Returns the path of a parameter's layer, or of its module outside of the layers."""
+    """Returns the path of the layer that contains a parameter, or of its module if it is outside the layers."""
     index_positions = [i for i, path_part in enumerate(parameter_path) if type(path_part) is int]
     return parameter_path[: index_positions[0] + 1] if index_positions else module_path_of(parameter_path)

@@ -28,7 +28,7 @@ PLUGIN_KEYS_IGNORED = field_names("""
 def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the DeepSpeed run of an accelerate config."""
+    """Returns the DeepSpeed run that an accelerate config describes."""
     reader.refuse_groups(config)
     launch_settings = _plugin_run(reader, config, world_size)
     settings = {option: option_value for option, option_value in command_settings.items() if option != "precision"}
@@ -36,7 +36,7 @@ def read_accelerate(
 
 
 def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int) -> LaunchSettings:
-    """Returns the run of an accelerate config, from the named DeepSpeed JSON file or from the config's own keys."""
+    """Returns the run of an accelerate config, read from the DeepSpeed JSON file that it names or from its own keys."""
     plugin_table = reader.table(accelerate_config, "deepspeed_config")
     section_name = "deepspeed_config"
     reader.ignored_arguments += [f"{section_name}.{key}"[:80] for key in plugin_table if key in PLUGIN_KEYS_IGNORED]
@@ -61,7 +61,7 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
 
 
 def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> LaunchSettings:
-    """Returns the run without a micro-batch size if the accelerate config states none, since the script sets it."""
+    """Returns the run without its micro-batch size if the accelerate config has none, since the script sets it."""
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return launch_settings
     return launch_settings._replace(
@@ -72,7 +72,7 @@ def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> Launc
 def read_trainer(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the DeepSpeed run of the Trainer's arguments."""
+    """Returns the DeepSpeed run that the Trainer's arguments describe."""
     reader.refuse_groups(config)
     argument = config["deepspeed"]
     table = argument if isinstance(argument, Mapping) else reader.fetch_tables("deepspeed", argument, FILE_DESCRIPTION)

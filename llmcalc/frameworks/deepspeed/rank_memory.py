@@ -40,7 +40,7 @@ FUSED_ADAM_TYPES = ("adam", "adamw", "fusedadam")
 
 
 def new_zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
-    """Returns the training run of a rank. Raises `InputError` for settings that are not modelled."""
+    """Returns the object that replays a rank's training. Raises `InputError` for settings that are not modelled."""
     settings = zero_setup.settings.with_resolved_values(zero_setup.spec.hidden_size)
     settings.check()
     _check_training(zero_setup.training_config, settings)
@@ -56,7 +56,7 @@ def new_zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> Ze
 
 
 def _run_type(training_config: TrainingConfig, settings: DeepSpeedSettings) -> type[ZeroRun]:
-    """Returns the class of a rank's run. In stage 0, fused Adam updates one flat copy of 16-bit weights."""
+    """Returns the class that replays a rank's training, by ZeRO stage, number format and optimizer."""
     if sums_in_fp32(training_config, settings):
         return Bf16OptimizerRun
     if settings.stage:
@@ -71,7 +71,7 @@ def _run_type(training_config: TrainingConfig, settings: DeepSpeedSettings) -> t
 
 
 def sums_in_fp32(training_config: TrainingConfig, settings: DeepSpeedSettings) -> bool:
-    """Whether `BF16_Optimizer` runs: stage 1 in bf16, with gradients accumulated in fp32."""
+    """Whether DeepSpeed runs `BF16_Optimizer`: ZeRO stage 1, bf16 weights, gradients accumulated in fp32."""
     return (
         settings.stage == 1
         and training_config.dtype == "bfloat16"
@@ -87,14 +87,14 @@ def updates_flat_copy(training_config: TrainingConfig, settings: DeepSpeedSettin
 
 
 def with_cast_adapters(training_config: TrainingConfig) -> TrainingConfig:
-    """Returns the training settings with adapters in the weights' number format: DeepSpeed casts all parameters."""
+    """Returns the training settings with adapters in the weights' number format, to which DeepSpeed casts them."""
     if training_config.adapters is None:
         return training_config
     return replace(training_config, adapters=replace(training_config.adapters, dtype=DTYPES[training_config.dtype]))
 
 
 def _check_training(training_config: TrainingConfig, settings: DeepSpeedSettings) -> None:
-    """Raises `InputError` for training that is not modelled with DeepSpeed."""
+    """Raises `InputError` for training that llmcalc does not model with DeepSpeed."""
     for is_modelled, option_text in (
         (training_config.autocast, "--precision autocast"),
         (training_config.kernel_choices.fake_quantization is not None, "--fake-quantize"),
@@ -120,7 +120,7 @@ ReplayedRank: TypeAlias = tuple[CountedSteps, tuple[MemoryTerm, ...]]
 
 @without_garbage_collection()
 def replay_zero(training_run: ZeroRun, memory_meter: EventMeter) -> ReplayedRank:
-    """Replays one rank's set-up and two training steps. Later steps repeat the second step.
+    """Replays one rank's set-up and two training steps; further steps would repeat the second one.
 
     memory_meter: the run's meter.
     """
@@ -131,7 +131,7 @@ def replay_zero(training_run: ZeroRun, memory_meter: EventMeter) -> ReplayedRank
 def _replay_on_allocator(
     zero_setup: ZeroSetup, cuda_runtime: CudaRuntime, stored_runs: dict[Any, Any]
 ) -> tuple[ReplayResult, tuple[MemoryTerm, ...]]:
-    """Returns the result of a rank's steps on an allocator, and the parts of the rank's host memory.
+    """Returns the result of replaying a rank's steps on an allocator, and the terms of the rank's host memory.
 
     stored_runs: the steps and results of the run's other ranks, to which this rank's are added. Ranks that are alike
         share their results; both kinds of allocators share the steps of a rank.
@@ -206,7 +206,7 @@ def settings_of(layout: Layout, file_settings: Any, deepspeed_version: str) -> D
 
 
 def tensor_status(settings: DeepSpeedSettings, training_config: TrainingConfig) -> MemoryTerm:
-    """Returns the verification status of the run's tensor bytes, which tests compare with real DeepSpeed processes.
+    """Returns the memory term of the run's tensors, with the status of comparisons with real DeepSpeed processes.
 
     Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
     """

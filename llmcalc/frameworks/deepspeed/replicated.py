@@ -1,4 +1,4 @@
-"""Replays training steps of one rank without ZeRO (stage 0): every rank has all weights, gradients and states.
+"""Replays one rank's training steps without ZeRO (stage 0), where it has all weights, gradients and states.
 
 Sources, of 0.19.8: deepspeed/runtime/engine.py (`_do_optimizer_sanity_check`, `_configure_fp16_optimizer`,
 `buffered_allreduce_fallback`), runtime/fp16/fused_optimizer.py (`FP16_Optimizer`), runtime/fp16/unfused_optimizer.py
@@ -18,13 +18,13 @@ BUCKET_ELEMENTS = 500_000_000
 
 
 class ReplicatedRun(ZeroRun):
-    """Training steps of one rank in stage 0.
+    """One rank's training steps in ZeRO stage 0.
 
     Weights in float32 are updated in place. Weights in 16 bits have float32 copies, one per parameter.
     """
 
     def prepare_training(self) -> None:
-        """Creates float32 copies of 16-bit weights, and the optimizer's states (`initialize_optimizer_states`)."""
+        """Allocates fp32 copies of 16-bit weights and the optimizer's states (`initialize_optimizer_states`)."""
         super().prepare_training()
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         if self.dtype is FLOAT32:
@@ -36,7 +36,7 @@ class ReplicatedRun(ZeroRun):
         del gradients
 
     def backward(self, loss: Tensor) -> None:
-        """Runs a backward pass, and reduces the gradients after the last backward pass of a step."""
+        """Replays a backward pass; after the last one of a step, reduces the gradients over ranks."""
         super().backward(loss)
         self.meter.place = AllocationPlace("backward")
         if self.is_last_microbatch:
@@ -56,7 +56,7 @@ class ReplicatedRun(ZeroRun):
         self.reduce_bucket(bucket_sizes)
 
     def reduce_bucket(self, gradient_sizes: list[int]) -> None:
-        """Copies gradients into one tensor, and casts it to the communication format (`allreduce_bucket`)."""
+        """Copies gradients into one tensor and casts it to the communication format (`allreduce_bucket`)."""
         with count_storages_as(self.meter, "communication"):
             bucket_elements = sum(gradient_sizes)
             flat_bucket = Storage(self.meter, bucket_elements * self.dtype.bytes) if len(gradient_sizes) > 1 else None
@@ -65,32 +65,32 @@ class ReplicatedRun(ZeroRun):
         del flat_bucket, cast_buffer
 
     def check_overflow(self) -> None:
-        """Sums each 16-bit gradient in float32 (`CheckOverflow._has_inf_or_nan`)."""
+        """Allocates the fp32 sums of 16-bit gradients that detect overflow (`CheckOverflow._has_inf_or_nan`)."""
         for weight in self.parameters:
             if weight.grad is not None:
                 float32_gradient = Storage(self.meter, weight_elements(weight) * FLOAT32.bytes)
                 del float32_gradient
 
     def update(self) -> None:
-        """Runs the optimizer step, on float32 copies of the gradients for 16-bit weights."""
+        """Replays the optimizer's step; for 16-bit weights, on fp32 copies of the gradients."""
         self.meter.place = AllocationPlace("step")
         if self.dtype is not FLOAT32:
             self.check_overflow()
         super().update()
 
     def host_terms(self) -> tuple[()]:
-        """Returns no parts of host memory, since stage 0 keeps nothing on the host."""
+        """Returns no terms of host memory, since ZeRO stage 0 offloads nothing."""
         return ()
 
 
 class FlatCopyRun(ReplicatedRun):
-    """Training steps of one rank in stage 0 with 16-bit weights and DeepSpeed's fused Adam (`FP16_Optimizer`).
+    """One rank's training steps in stage 0, with 16-bit weights and DeepSpeed's fused Adam (`FP16_Optimizer`).
 
     The weights are slices of one flat tensor, and the optimizer updates one flat float32 copy.
     """
 
     def prepare_training(self) -> None:
-        """Creates the flat weights, a float32 copy and the optimizer states."""
+        """Allocates flat weights, their fp32 copy and the optimizer states."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         element_count, element_bytes = sum(map(weight_elements, self.parameters)), self.dtype.bytes
         with count_storages_as(self.meter, "weights"):
@@ -111,7 +111,7 @@ class FlatCopyRun(ReplicatedRun):
         self.run_optimizer(self.updated_parameters)
 
     def update(self) -> None:
-        """Casts the gradients to float32, copies them into one tensor and runs the optimizer (`step`)."""
+        """Replays the update: casts gradients to fp32, copies them into one tensor and runs the optimizer (`step`)."""
         self.meter.place = AllocationPlace("step")
         self.check_overflow()
         with count_storages_as(self.meter, "gradients"):

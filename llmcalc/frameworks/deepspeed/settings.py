@@ -25,7 +25,7 @@ ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB, LAMB = "onebitadam", "zerooneadam", "
 
 @dataclass(frozen=True)
 class DeepSpeedSettings:
-    """DeepSpeed's settings of ZeRO. Each field has the name of a JSON key without the section.
+    """DeepSpeed's settings of ZeRO; each field has the name of a key in the JSON config, without its table.
 
     stage: of `zero_optimization`, as are all keys up to `memory_efficient_linear`; None for that of the layout.
     contiguous_gradients: whether gradients are copied into the buffer of a bucket as they are produced.
@@ -114,7 +114,7 @@ class DeepSpeedSettings:
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
     def size_in_elements(self, field_name: str) -> int:
-        """Returns the value of a size setting that is not `auto`, in elements."""
+        """Returns the value, in elements, of a size setting for which `auto` has been resolved."""
         element_count = getattr(self, field_name)
         assert isinstance(element_count, int), field_name
         return element_count

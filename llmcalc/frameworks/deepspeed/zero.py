@@ -1,4 +1,4 @@
-"""The base class of training runs in all ZeRO stages: number formats, buckets, and the reduction stream."""
+"""The base class that replays training in all ZeRO stages: number formats, buckets, and the reduction stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLOAT64_BYTES = 8
 
 
 def number_format(deepspeed_name: str | None, default_dtype: Dtype) -> Dtype:
-    """Returns the number format of a DeepSpeed format name (`DtypeEnum`)."""
+    """Returns the number format for DeepSpeed's name of it (`DtypeEnum`)."""
     format_names = {
         "fp32": "float32",
         "fp16": "float16",
@@ -44,7 +44,7 @@ def number_format(deepspeed_name: str | None, default_dtype: Dtype) -> Dtype:
 
 @frozen
 class ZeroSetup:
-    """The model, training configuration and DeepSpeed settings of one rank under ZeRO.
+    """What a rank's replay under ZeRO needs: the model, the training configuration and DeepSpeed's settings.
 
     rank_count: number of partitions. rank: index of the rank; 0 by default. workspace_bytes: bytes of products'
         workspace.
@@ -59,7 +59,7 @@ class ZeroSetup:
 
 
 class ZeroRun(TrainingRun):
-    """The training steps of one rank under ZeRO, to be replayed.
+    """The replayed training steps of one rank under ZeRO.
 
     settings: DeepSpeed's settings.
     rank_count, rank: number of partitions, and index of the rank's.
@@ -88,7 +88,7 @@ class ZeroRun(TrainingRun):
         self.host_norms: dict[int, Storage] = {}
 
     def run_micro_batches(self) -> None:
-        """Runs the first micro-batch of a step and the last one, which represents all others."""
+        """Replays a step's first micro-batch and its last one, which represents all others."""
         recorded_microbatches = min(self.training_config.microbatches, 2)
         for i in range(recorded_microbatches):
             if i:
@@ -106,13 +106,13 @@ class ZeroRun(TrainingRun):
         return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.is_leaf)]
 
     def run_optimizer(self, trained_parameters: Sequence[OptimizedParameter]) -> None:
-        """Updates trained tensors and frees the gradients."""
+        """Updates trained tensors by the optimizer's step, and frees their gradients."""
         self.training_config.step_optimizer(self.graph, trained_parameters)
         for trained_parameter in trained_parameters:
             trained_parameter.gradient = None
 
     def host_terms(self) -> tuple[MemoryTerm, ...]:
-        """Returns the named parts of the rank's host memory, in bytes."""
+        """Returns the named terms of the rank's host memory, in bytes."""
         raise NotImplementedError
 
     def host_state_bytes(self, element_count: int) -> int:
@@ -124,7 +124,7 @@ class ZeroRun(TrainingRun):
 
     @contextmanager
     def reduction_stream(self) -> Iterator[None]:
-        """Returns a context that allocates on the reduction stream, or without overlap on the current stream."""
+        """Returns a context that allocates on the reduction stream; without overlap, on the current stream."""
         cuda_stream = REDUCTION_STREAM if self.settings.has_overlapped_reductions else self.meter.stream
         with allocate_on_stream(self.meter, cuda_stream), count_storages_as(self.meter, "communication"):
             yield

@@ -1,4 +1,4 @@
-"""Replays training steps of one rank under ZeRO stage 3.
+"""Replays one rank's training steps under ZeRO stage 3.
 
 Every rank keeps an equal part of each parameter, of its gradient and of the optimizer's states. Parameters are gathered
 while modules run (`coordinator`). Gradients are reduced when a bucket is full.
@@ -29,7 +29,7 @@ NORM_BUFFER_ELEMENTS = 250_000_000
 
 
 class Stage3Run(ZeroRun):
-    """Training steps of one rank under ZeRO stage 3. Every other rank allocates the same bytes."""
+    """One rank's training steps under ZeRO stage 3; all ranks allocate the same bytes."""
 
     profile = GatheringProfile
     lowering: GatheringProfile
@@ -47,7 +47,7 @@ class Stage3Run(ZeroRun):
     # --- set-up -----------------------------------------------------------------------------------------------------
 
     def prepare_training(self) -> None:
-        """Creates the rank's shards, float32 copies, gradients, and the bucket's buffer."""
+        """Allocates the rank's shards, their fp32 copies, gradients, and the buffer of the gradient bucket."""
         coordinator, memory_meter, element_bytes = self.coordinator, self.meter, self.dtype.bytes
         parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
         coordinator.parameters = [parameters_by_path[path] for path in sort_in_module_order(list(parameters_by_path))]
@@ -78,7 +78,7 @@ class Stage3Run(ZeroRun):
 
     @property
     def has_offloaded_states(self) -> bool:
-        """Whether the optimizer's states and the rank's gradients are on the host."""
+        """Whether optimizer states and the rank's gradients are offloaded to the host."""
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[MemoryTerm, ...]:
@@ -114,7 +114,7 @@ class Stage3Run(ZeroRun):
         return tuple(memory_terms)
 
     def _create_fp32_partitions(self) -> None:
-        """Creates the float32 copies that the optimizer updates (`_create_fp32_partitions`)."""
+        """Allocates the fp32 copies that the optimizer updates (`_create_fp32_partitions`)."""
         memory_meter = self.meter
         for parameter_group in self.sub_groups:  # _create_fp32_partitions
             element_count = sum(parameter.shard_elements for parameter in parameter_group)
@@ -129,7 +129,7 @@ class Stage3Run(ZeroRun):
         del gradient_buffer
 
     def _sub_groups(self, trained_parameters: list[Parameter]) -> list[list[Parameter]]:
-        """Returns the parameter sub-groups, each for one optimizer step (`_create_fp16_sub_groups`)."""
+        """Returns groups of parameters that the optimizer updates one after another (`_create_fp16_sub_groups`)."""
         sub_groups: list[list[Parameter]] = [[]]
         for parameter in trained_parameters:
             if (
@@ -144,12 +144,12 @@ class Stage3Run(ZeroRun):
     # --- passes -----------------------------------------------------------------------------------------------------
 
     def forward(self) -> Tensor:
-        """Runs the forward pass, from the start of the recorded module order."""
+        """Replays the forward pass, with the recorded order of modules reset to its start."""
         self.coordinator.reset_step()
         return super().forward()
 
     def backward(self, loss: Tensor) -> None:
-        """Runs the backward pass, and reduces the remaining gradients."""
+        """Replays the backward pass, reduces the last bucket, and releases gathered parameters."""
         super().backward(loss)
         self.meter.place = AllocationPlace("backward")
         self.reduce_bucket()
@@ -157,11 +157,11 @@ class Stage3Run(ZeroRun):
 
     @property
     def gradient_hook(self) -> Callable[[Tensor], None]:
-        """The hook that runs after a parameter's gradient is complete."""
+        """The hook that runs once a parameter's gradient is complete."""
         return self.reduce_independent
 
     def reduce_independent(self, weight: Tensor) -> None:
-        """Adds a new gradient to the bucket and reduces a full bucket, as the hook of a parameter.
+        """Adds a complete gradient to the bucket, after reducing a bucket that would overflow.
 
         Source: `reduce_independent_p_g_buckets_and_remove_grads`.
         """
@@ -187,7 +187,7 @@ class Stage3Run(ZeroRun):
             self.coordinator.after_backward(parameter.module)
 
     def reduce_bucket(self) -> None:
-        """Reduces a bucket over ranks, and accumulates this rank's shards."""
+        """Reduces the gradients in the bucket over ranks, and adds this rank's shards to its accumulated gradients."""
         if not self.bucket:
             return
         settings = self.settings
@@ -208,7 +208,7 @@ class Stage3Run(ZeroRun):
         self.bucket, self.bucket_element_count = [], 0
 
     def _copy_to_host(self, parameter: Parameter) -> None:
-        """Accumulates a gradient shard on the host, in the last micro-batch with its fp32 norm (`partition_grads`)."""
+        """Adds a gradient shard to the host's; the last micro-batch also computes its fp32 norm (`partition_grads`)."""
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return
@@ -221,7 +221,7 @@ class Stage3Run(ZeroRun):
         del grad_buffer
 
     def _avg_scatter_contiguous_grads(self) -> list[Storage]:
-        """All-reduces a scaled copy of the bucket's buffer, and returns the storages of this rank's shards."""
+        """All-reduces a scaled copy of the bucket's buffer; returns the storages of this rank's gradient shards."""
         sum_buffer = reduced_buffer = None
         if self.communication_dtype is not self.dtype:
             sum_buffer = Storage(self.meter, self.bucket_element_count * self.communication_dtype.bytes)
@@ -241,7 +241,7 @@ class Stage3Run(ZeroRun):
         return [*padded_gradients, *(parameter for parameter in (sum_buffer, reduced_buffer) if parameter is not None)]
 
     def _avg_scatter_grads(self) -> list[Storage]:
-        """Reduces the concatenated gradients, and returns the storages of this rank's shards.
+        """Reduces and scatters concatenated gradients; returns the storages of this rank's gradient shards.
 
         Source: `reduce_scatter_coalesced`.
         A single gradient without padding is not copied.
@@ -266,7 +266,7 @@ class Stage3Run(ZeroRun):
     # --- the step ---------------------------------------------------------------------------------------------------
 
     def update(self) -> None:
-        """Runs the optimizer on each sub-group in turn (`step`)."""
+        """Replays the optimizer's update for one group of parameters after another (`step`)."""
         self.meter.place = AllocationPlace("step")
         self.coordinator.release_all()
         if self.has_offloaded_states:

@@ -1,4 +1,4 @@
-"""Replays training steps of one rank under ZeRO stages 1 and 2.
+"""Replays one rank's training steps under ZeRO stages 1 and 2.
 
 Every rank has all parameters, as slices of one flat tensor, and updates a float32 copy of its own partition. Stage 1
 reduces gradients over ranks after the last backward pass of a step. Stage 2 reduces them in every backward pass, and
@@ -35,7 +35,7 @@ SOURCE_FILE = "deepspeed/runtime/zero/stage_1_and_2.py"
 
 @dataclass
 class GradientBucket:
-    """Gradients that are reduced together (`IPGBucket`).
+    """The gradients that the next reduction over ranks takes together (`IPGBucket`).
 
     buffers: buffers for their copies; two if reductions overlap the backward pass.
     buffer_index: the buffer that is being filled.
@@ -54,7 +54,7 @@ class GradientBucket:
 
 
 class PartitionedRun(ZeroRun):
-    """Training steps of one rank under ZeRO stages 1 and 2.
+    """One rank's training steps under ZeRO stages 1 and 2.
 
     rank: the rank of the partition.
     partition_size: elements of a partition.
@@ -91,7 +91,7 @@ class PartitionedRun(ZeroRun):
     # --- set-up -----------------------------------------------------------------------------------------------------
 
     def prepare_training(self) -> None:
-        """Creates the flat tensor of all parameters, and the rank's float32 partition (`__init__`)."""
+        """Allocates the flat tensor of all parameters, and the rank's fp32 partition (`__init__`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         settings, rank_count = self.settings, self.rank_count
         ordered_parameters = (
@@ -137,11 +137,11 @@ class PartitionedRun(ZeroRun):
 
     @property
     def has_offloaded_states(self) -> bool:
-        """Whether the optimizer's states are on the host, so that gradients are copied to the host."""
+        """Whether optimizer states are offloaded to the host, to which gradients are then copied."""
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[MemoryTerm, ...]:
-        """Returns the host memory of the partition, gradients and optimizer states, with ZeRO-Offload's buffers.
+        """Returns the host memory of partition, gradients, optimizer states, and ZeRO-Offload's buffers.
 
         Gradients of several micro-batches are accumulated for whole parameters (`buffer_to_accumulate_to_in_cpu`).
         """
@@ -173,7 +173,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def has_separate_accumulation(self) -> bool:
-        """Whether every rank accumulates all gradients in a separate number format."""
+        """Whether every rank accumulates all gradients, in another number format than that of the weights."""
         return self.accumulation_dtype is not self.dtype and self.settings.stage == 1
 
     @property
@@ -188,11 +188,11 @@ class PartitionedRun(ZeroRun):
 
     @property
     def gradient_hook(self) -> Callable[[Tensor], None]:
-        """The hook that runs after a parameter's gradient is complete."""
+        """The hook that runs once a parameter's gradient is complete."""
         return self.process_gradients
 
     def process_gradients(self, weight: Tensor) -> None:
-        """Accumulates or reduces a new gradient, as the hook of a parameter."""
+        """Accumulates a complete gradient, or adds it to the bucket that is reduced over ranks."""
         if id(weight) not in self.pieces_by_weight:  # an input of a part that runs again
             return
         self.setup_buckets()
@@ -213,7 +213,7 @@ class PartitionedRun(ZeroRun):
         self.has_buffers = True
 
     def _fill_param_grad_accum_attribute(self, weight: Tensor) -> None:
-        """Accumulates a gradient in the separate accumulation format."""
+        """Adds a gradient to its accumulated gradient, in the format of accumulation."""
         if id(weight) not in self.accumulated_gradients:
             with count_storages_as(self.meter, "gradients"):
                 self.accumulated_gradients[id(weight)] = empty(self.meter, weight.shape, self.accumulation_dtype)
@@ -223,11 +223,11 @@ class PartitionedRun(ZeroRun):
         weight.grad = None
 
     def gradient(self, weight: Tensor) -> Tensor | None:
-        """Returns the gradient that is reduced over ranks (`get_param_gradient_attribute`)."""
+        """Returns a parameter's gradient that is to be reduced over ranks (`get_param_gradient_attribute`)."""
         return self.accumulated_gradients.get(id(weight)) if self.has_separate_accumulation else weight.grad
 
     def _store_gradient(self, weight: Tensor, gradient: Tensor | None) -> None:
-        """Stores or removes the accumulated gradient of a parameter."""
+        """Stores a parameter's accumulated gradient, or removes it for None."""
         if not self.has_separate_accumulation:
             weight.grad = gradient
         elif gradient is None:
@@ -236,7 +236,7 @@ class PartitionedRun(ZeroRun):
             self.accumulated_gradients[id(weight)] = gradient
 
     def reduce_independent(self, weight: Tensor) -> None:
-        """Adds a gradient to the bucket, reducing a full one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
+        """Adds a gradient to the bucket or to a new one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
         bucket, settings, element_count = self.bucket, self.settings, weight_elements(weight)
         if bucket.element_count + element_count > self.bucket_elements:
             self.reduce_ipg_grads()
@@ -253,7 +253,7 @@ class PartitionedRun(ZeroRun):
         bucket.parameters.append(weight)
 
     def reduce_ipg_grads(self) -> None:
-        """Reduces a bucket, and frees the gradients of other ranks' partitions."""
+        """Reduces the bucket's gradients, and frees those that are in other ranks' partitions."""
         grad_bucket, settings = self.bucket, self.settings
         if not grad_bucket.parameters:
             return
@@ -283,13 +283,13 @@ class PartitionedRun(ZeroRun):
         grad_bucket.clear()
 
     def _clear_previous_reduced_grads(self) -> None:
-        """Frees the gradients of the previously reduced bucket."""
+        """Frees the gradients in the bucket that was reduced before."""
         for weight in self.pending_frees:
             self._store_gradient(weight, None)
         self.pending_frees = []
 
     def average_tensor(self) -> None:
-        """Reduces the bucket's buffer or one oversized gradient, piece by piece, to the owning ranks."""
+        """Reduces the bucket's buffer, or one oversized gradient, in pieces to the ranks that own them."""
         settings, rank_number = self.settings, self.rank
         pieces_to_reduce: list[PartitionPiece] = []
         for weight in self.bucket.parameters:
@@ -320,7 +320,7 @@ class PartitionedRun(ZeroRun):
                 )
 
     def _reduce_in_batches(self, pieces_to_reduce: Sequence[PartitionPiece]) -> None:
-        """Reduces pieces in batches of a bucket's size (`allreduce_and_scatter`, `allreduce_no_retain`)."""
+        """Reduces pieces of gradients in batches of bucket size (`allreduce_and_scatter`, `allreduce_no_retain`)."""
         reduction_batch: list[PartitionPiece] = []
         for weight_piece in pieces_to_reduce:
             reduction_batch.append(weight_piece)
@@ -333,7 +333,7 @@ class PartitionedRun(ZeroRun):
     def _allreduce(
         self, reduced_pieces: Sequence[PartitionPiece], accumulated_pieces: Sequence[PartitionPiece] | None = None
     ) -> None:
-        """Concatenates tensors, casts the result to the communication format and reduces it (`allreduce_bucket`).
+        """Concatenates tensors, casts them to the communication format and reduces them (`allreduce_bucket`).
 
         accumulated_pieces: pieces that this rank accumulates; by default its own pieces among `reduced_pieces`.
         """
@@ -350,12 +350,12 @@ class PartitionedRun(ZeroRun):
         del flat_bucket, message_buffer
 
     def _build_compact_grad_partition_buffer(self) -> None:
-        """Allocates the float32 buffer of the rank's gradients."""
+        """Allocates the fp32 buffer for the gradients of the rank's partition."""
         with count_storages_as(self.meter, "gradients"):
             self.compact_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)
 
     def copy_grads_in_partition(self, weight: Tensor) -> None:
-        """Moves the rank's gradients from the bucket's buffer to the partition's buffer, or to the host."""
+        """Moves gradients of the rank's partition from the bucket's buffer to the partition's buffer or the host."""
         if self.has_offloaded_states:
             self._copy_to_host(weight)
             return
@@ -370,7 +370,7 @@ class PartitionedRun(ZeroRun):
         self._store_gradient(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
 
     def _copy_to_host(self, weight: Tensor) -> None:
-        """Copies a gradient and its norm into buffers for the host.
+        """Allocates the temporary tensors with which a gradient and its norm are copied to the host.
 
         Source: `set_norm_for_param_grad_in_gpu`, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`.
         """
@@ -385,7 +385,7 @@ class PartitionedRun(ZeroRun):
             self._store_gradient(weight, None)
 
     def backward(self, loss: Tensor) -> None:
-        """Runs the backward pass, and reduces the remaining gradients."""
+        """Replays the backward pass, then reduces the gradients that are not reduced yet."""
         super().backward(loss)
         self.meter.place = AllocationPlace("backward")
         if self.settings.stage == 2:
@@ -394,7 +394,7 @@ class PartitionedRun(ZeroRun):
             self.reduce_gradients()
 
     def reduce_gradients(self) -> None:
-        """Reduces the gradients after the backward pass (stage 1)."""
+        """Reduces all gradients after the backward pass (stage 1)."""
         if not self.settings.has_overlapped_reductions:
             for weight in self.parameters:
                 if self.gradient(weight) is not None:
@@ -402,7 +402,7 @@ class PartitionedRun(ZeroRun):
         self.epilogue()
 
     def epilogue(self) -> None:
-        """Reduces the last bucket and collects the rank's gradients (`independent_gradient_partition_epilogue`)."""
+        """Reduces the last bucket, collects the partition's gradients (`independent_gradient_partition_epilogue`)."""
         self.reduce_ipg_grads()
         self._clear_previous_reduced_grads()
         if self.has_offloaded_states:
@@ -438,7 +438,7 @@ class PartitionedRun(ZeroRun):
     # --- the step ---------------------------------------------------------------------------------------------------
 
     def update(self) -> None:
-        """Runs the optimizer on the rank's partition, a single tensor (`step`)."""
+        """Replays the optimizer's step on the rank's partition, which is one tensor (`step`)."""
         self.meter.place = AllocationPlace("step")
         if self.has_offloaded_states:
             self.host_norms, self.compact_partition, self.accumulated_gradients = {}, None, {}
@@ -455,7 +455,7 @@ class PartitionedRun(ZeroRun):
         self.run_optimizer([trained_partition])
 
     def _single_grad_partition(self) -> Tensor:
-        """Returns the gradients of the rank's partition, concatenated as one float32 tensor."""
+        """Returns the gradients of the rank's partition as one concatenated fp32 tensor."""
         if self.compact_partition is not None:
             return Tensor((self.partition_size,), FLOAT32, self.compact_partition)
         assert self.averaged_gradients is not None

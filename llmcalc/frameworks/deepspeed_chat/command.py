@@ -1,4 +1,4 @@
-"""Reads commands of DeepSpeed-Chat's training steps, whose main.py creates the DeepSpeed config.
+"""Reads commands of DeepSpeed-Chat's three training steps, whose main.py builds the DeepSpeed config.
 
 Source: DeepSpeedExamples at 83757d9: applications/DeepSpeed-Chat/training/{step1_supervised,step2_reward_model,
 step2_dpo}_finetuning/main.py, and dschat/utils/ds_utils.py, `get_train_ds_config` and `get_eval_ds_config`.
@@ -59,7 +59,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
-    """Returns the training run of step 3's actor, with the reference, reward and critic models on the same devices."""
+    """Returns the training run of the actor in step 3 (RLHF), with the other models on the same devices."""
     step3_arguments = plain_arguments(arguments, reader, step3.ARGUMENTS_READ - {"critic_model_name_or_path"})
     model_id = marked_model_name(arguments.get("--actor_model_name_or_path"))
     reader.check_names(step3_arguments, step3.ARGUMENTS_READ, ARGUMENTS_IGNORED | step3.ARGUMENTS_IGNORED)
@@ -72,7 +72,7 @@ def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file:
 
 
 def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
-    """Returns a command's loss: `rlhf`, `sigmoid` (DPO), `reward`, or empty for supervised fine-tuning (step 1).
+    """Returns the loss of a command: `rlhf`, `sigmoid` (DPO), `reward`, or empty for supervised fine-tuning.
 
     name_in_errors: the file's name.
     """
@@ -88,7 +88,7 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _pair_settings(reader: LaunchReader, arguments: Table, loss_name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Doubles a config's micro-batch for pairs of answers, and returns the settings of the pair loss."""
+    """Doubles the config's micro-batch, because answers come in pairs, and returns the settings of the pair loss."""
     micro_batch = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(
         reader, loss_name, {"batch": micro_batch}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
@@ -151,7 +151,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _settings_beside_deepspeed(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the run's settings that the DeepSpeed config does not contain."""
+    """Returns settings that are in the command's arguments but not in the DeepSpeed config."""
     settings: dict[str, Any] = {"seq": reader.integer(config, "max_seq_len", 512), "optimizer": "adamw"}
     if reader.flag(config, "gradient_checkpointing"):
         settings["recompute"] = "full-reentrant"

@@ -1,4 +1,4 @@
-"""Reads commands of DeepSpeed-Chat's step 3, a process with four models that trains the actor and the critic.
+"""Reads commands of DeepSpeed-Chat's step 3 (RLHF), in which one process trains an actor and a critic.
 
 Source: DeepSpeedExamples at 45b4b715: applications/DeepSpeed-Chat/training/step3_rlhf_finetuning/main.py for arguments,
 dschat/rlhf/rlhf_engine.py for the models and their DeepSpeed configs, dschat/rlhf/ppo_trainer.py for the passes.
@@ -47,7 +47,7 @@ REFUSED_ARGUMENTS = {
 
 
 def step1_arguments(reader: LaunchReader, step3_arguments: Table) -> dict[str, Any]:
-    """Returns the step-1 arguments that describe the training of step 3's actor."""
+    """Translates the actor's arguments of step 3 to the arguments that step 1 has for its model."""
     reader.refuse_if_set(step3_arguments, REFUSED_ARGUMENTS, "--")
     accumulation_steps = reader.integer(step3_arguments, "gradient_accumulation_steps", 1)
     step1_table = {
@@ -69,14 +69,14 @@ def step1_arguments(reader: LaunchReader, step3_arguments: Table) -> dict[str, A
 
 
 def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
-    """Returns the settings of the actor's log-probabilities, which are computed in the format of the logits."""
+    """Returns the settings of the actor's loss, whose log-probabilities have the number format of the logits."""
     if reader.flag(arguments, "compute_fp32_loss"):
         return {}
     return {"logits_dtype": "bfloat16" if arguments.get("dtype") == "bf16" else "float16"}
 
 
 def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollout:
-    """Returns the critic, reference and reward models on the actor's devices. rank_count: the number of devices."""
+    """Returns the critic, reference and reward models, which are on the actor's devices. rank_count: the devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"
@@ -118,7 +118,7 @@ def _offload_location(reader: LaunchReader, arguments: Table, flag: str) -> Mode
 
 
 def _critic_parameters(reader: LaunchReader, arguments: Table) -> int:
-    """Returns the number of the critic's parameters; 0 with a note if the critic's name states no size."""
+    """Returns the critic's number of parameters; 0, with a note, if the critic's name does not state its size."""
     critic_name = str(arguments.get("critic_model_name_or_path", ""))[:200]
     try:
         parameter_count: int = params(load(critic_name).model).total
@@ -129,7 +129,7 @@ def _critic_parameters(reader: LaunchReader, arguments: Table) -> int:
 
 
 def _critic_bytes(parameter_count: int, zero_stage: int, rank_count: int, is_offloaded: bool) -> int:
-    """Returns the bytes on a device of the critic's weights, gradients, and main weights with Adam's states.
+    """Returns a device's bytes for the critic's weights, gradients, master weights and Adam states.
 
     Each stage of ZeRO divides one of them more: the states from stage 1, gradients from 2, weights from 3.
     """

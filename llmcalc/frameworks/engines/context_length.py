@@ -1,4 +1,4 @@
-"""The context length in a model's config: `model_max_length`, or the number of positions."""
+"""The context length that a model's config states: `model_max_length`, or the number of positions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ CLASSES_WITH_MODEL_MAX_LENGTH = "Cohere"
 
 
 def stated_length(preset: Preset) -> int | None:
-    """Returns the context length in tokens: `model_max_length`, else the model's positions; None without both."""
+    """Returns the context length in tokens: `model_max_length`, else the number of positions; None without either."""
     model_max_length = (preset.config or {}).get("model_max_length")
     return model_max_length if isinstance(model_max_length, int) else longest_sequence(preset.model)
 
 
 def has_unknown_length(preset: Preset) -> bool:
-    """Whether the context length is unknown, since the class reads `model_max_length` and there is no config."""
+    """Whether the context length is unknown, because it is `model_max_length` of a config that is not available."""
     return preset.config is None and any(
         class_name.startswith(CLASSES_WITH_MODEL_MAX_LENGTH) for class_name in architectures(preset)
     )

@@ -1,4 +1,4 @@
-"""Reads the draft model of speculative decoding that a flag of an engine names."""
+"""Reads the draft model of speculative decoding that an engine's flag names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...sources.target import load
 
 
 def read_draft(draft_model: str | Preset, draft_flag: str, expected_draft: str) -> Preset:
-    """Returns the draft model that a flag names. Raises `InputError` for a model that cannot be read.
+    """Returns the draft model that a flag names. Raises `InputError` if it cannot be read.
 
     draft_flag: the flag, as the beginning of messages. expected_draft: what may stand behind it, in words.
     """

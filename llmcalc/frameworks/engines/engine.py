@@ -1,4 +1,4 @@
-"""The registry record of a serving engine, and the engine's device memory.
+"""The registry record of a serving engine, and the memory of its devices.
 
 A record names functions by their files, which are imported when they are called, so that help pages stay fast.
 """
@@ -57,7 +57,7 @@ MOST_DEVICES = 64
 
 
 class FlagChange(NamedTuple):
-    """A changed flag with the resulting KV cache. flag: the flag and value as users type it.
+    """A suggested change of a flag, with the resulting KV cache. flag: the flag and its value as users type it.
 
     devices: the number of devices with the change; default 1.
     """
@@ -71,7 +71,7 @@ class FlagChange(NamedTuple):
 
 @frozen
 class EngineMemory:
-    """The memory of each device of a serving engine, and the remaining KV cache.
+    """The memory of each device on which a serving engine runs, and the KV cache for which room remains.
 
     terms: the terms of the fullest rank, in the order in which they are taken.
     kv_tokens: tokens of the cache as the engine prints them. block_count: blocks of the cache.
@@ -116,11 +116,11 @@ class EngineMemory:
 
     @property
     def data_parallel_ranks(self) -> int:
-        """The number of ranks among which requests are divided, each with a cache of `kv_tokens`."""
+        """The number of data-parallel ranks that share the requests, each with a cache for `kv_tokens` tokens."""
         return 1 if self.layout is None else self.layout.dp
 
     def max_users(self, max_concurrency: float | None = None) -> float:
-        """Returns the number of requests that the caches of all data-parallel ranks hold at once.
+        """Returns the number of requests for which the caches of all data-parallel ranks have room at the same time.
 
         max_concurrency: requests that a rank's cache holds; None (default) for this memory's number.
         """
@@ -131,12 +131,12 @@ class EngineMemory:
         return self.can_start and self.max_concurrency >= -(-user_count // self.data_parallel_ranks)
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
-        """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
+        """Returns the bytes of a named term of the memory, on one device or all; 0 if there is no such term."""
         return sum(term.bytes for term in self.terms if term.name == term_name and device in (None, term.device))
 
 
 class EngineVersion(NamedTuple):
-    """An engine's version, and the range of versions with the same memory rules.
+    """A version of an engine, and the range of versions in which the same rules for memory apply.
 
     version: the version. record: the range of versions whose rules hold, such as `0.21`.
     note: a remark where the version is assumed or newer than the newest record; else empty.
@@ -236,7 +236,7 @@ class Engine:
     tag_flags: LazyFunction | None = None
 
     def request_limit(self, engine_memory: EngineMemory) -> int | None:
-        """Returns the requests that a data-parallel rank runs at once by the engine's flag; None without a limit."""
+        """Returns the number of requests that a flag lets a data-parallel rank run at once; None for no limit."""
         request_limit = engine_memory.settings.get(self.request_limit_flag)
         if not request_limit:
             return None
@@ -244,11 +244,11 @@ class Engine:
         return max(1, int(request_limit) // replica_count)
 
     def default_context_note(self, context_tokens: int) -> str:
-        """Returns a note with the engine's default context length, for runs without `--seq`."""
+        """Returns a note on the engine's default context length, for answers without `--seq`."""
         return f"{self.title} has a context of {context_tokens:,} tokens here by default; --seq for another"
 
     def runs_on(self, hardware: Hardware) -> bool:
-        """Whether the engine runs on a GPU or processor, by vendor and compute capability; true if unknown."""
+        """Whether the engine runs on an accelerator, judged by vendor and compute capability; true if unknown."""
         if hardware.is_processor:
             return self.runs_on_processors
         if float(hardware.compute_capability or self.minimum_compute_capability) < self.minimum_compute_capability:
@@ -256,7 +256,7 @@ class Engine:
         return hardware.is_gpu and self._has_vendor(self.vendors, hardware)
 
     def is_timed_on(self, hardware: Hardware) -> bool:
-        """Whether times are estimated on an accelerator, on which the engine or a plugin of the engine runs."""
+        """Whether llmcalc estimates times on an accelerator, because the engine or one of its plugins runs there."""
         return self.runs_on(hardware) or self._has_vendor(self.plugin_vendors, hardware)
 
     @staticmethod
@@ -265,7 +265,7 @@ class Engine:
 
     @property
     def supported_accelerators(self) -> str:
-        """The accelerators on which the engine runs, as messages name them: `a GPU of NVIDIA or AMD`."""
+        """The accelerators on which the engine runs, in words for messages: `a GPU of NVIDIA or AMD`."""
         least_capability_text = (
             f" (compute capability {self.minimum_compute_capability} or higher)"
             if self.minimum_compute_capability
@@ -274,7 +274,7 @@ class Engine:
         return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{least_capability_text}")
 
     def software_stack(self, version_numbers: tuple[int, ...], vendor: str = "") -> str:
-        """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`).
+        """Returns the name of the software stack of a version, for its times (`presets/timing/stacks.toml`).
 
         vendor: maker of the accelerator, of which a plugin may have a stack of its own; default one without.
         """
@@ -283,7 +283,7 @@ class Engine:
         return [stack for first_version, stack in self.stacks_by_version if first_version <= version_numbers][-1]
 
     def version(self, version_text: str) -> EngineVersion:
-        """Returns the typed version (the newest for an empty text), and the range of versions with the same rules."""
+        """Returns the named version (the newest for an empty text), and the version range with the same rules."""
         engine_version: EngineVersion = self.rules().version_of(version_text)
         return engine_version
 
@@ -293,7 +293,7 @@ class Engine:
         return flags
 
     def spelling(self, field_name: str, is_shortest: bool = False) -> str:
-        """Returns a flag as users type it, such as `--max-model-len`, from its field name, `max_model_len`.
+        """Returns the spelling of a flag, such as `--max-model-len` for the field name `max_model_len`.
 
         is_shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
         """
@@ -311,7 +311,7 @@ class Engine:
     def flags_for_users(
         self, preset: Preset, flags: dict[str, Any], user_count: int, seq: int | None
     ) -> dict[str, Any]:
-        """Returns the flags for `user_count` sequences of `seq` tokens.
+        """Returns flags with which a server accepts `user_count` sequences of `seq` tokens.
 
         Raises `InputError` if a flag also sets a length.
         """
@@ -359,7 +359,7 @@ class Engine:
     def flag_changes_on(
         self, preset: Preset, hardware: Hardware, engine_version: EngineVersion, flags: Mapping[str, Any]
     ) -> list[FlagChange]:
-        """Returns changes that may enlarge the KV cache, cheapest first, with the resulting memory.
+        """Returns flag changes that may enlarge the KV cache, cheapest first, each with the resulting memory.
 
         A change is of a single flag; where none suffices on the same devices, of the longest request that fits then
         too; where no change suffices, the layout of the fewest devices that starts is the last one.
@@ -416,7 +416,7 @@ class Engine:
         flags: Mapping[str, Any],
         flag_change: FlagChange,
     ) -> FlagChange:
-        """Returns a flag change combined with the longest request limit that fits; unchanged if no limit fits."""
+        """Adds to a flag change the longest request limit that fits; returns the change as it is if none fits."""
         server = self.server(preset, hardware, engine_version, flags)
         if not flag_change.kv_tokens:
             return flag_change

@@ -1,4 +1,4 @@
-"""The memory of an engine on one type of accelerator, and the layouts with which the engine serves its users."""
+"""A serving engine's memory for a model on one accelerator type, and layouts in which it can serve all users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineUse:
-    """A serving engine with a model on one type of accelerator: the memory and suggested flags.
+    """A serving engine that runs a model on one accelerator type: its memory and suggested flag changes.
 
     preset: the model. engine, version: the engine. hardware: the accelerator. flags: values of the engine's flags.
     memory: its memory. find_flag_changes: finds `flag_changes`, which counts the server again with each.
@@ -41,7 +41,7 @@ class EngineUse:
 
 @dataclass(frozen=True)
 class EngineOption:
-    """A parallel layout on one type of accelerator. flags: its flags. memory: the engine's memory in this layout.
+    """A parallel layout of an engine on one accelerator type. flags: its flags. memory: the engine's memory with them.
 
     serves_all_users: whether it starts and holds all users.
     """

@@ -1,4 +1,4 @@
-"""Flags of serving engines, and the split of a command line into llmcalc's flags and the engine's flags."""
+"""Flags of serving engines, and the division of a command line into llmcalc's options and an engine's flags."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Flag(NamedTuple):
         return value_text.lower() if self.value_kind == "word" else value_text
 
     def _is_turned_off(self, flag_value: Any) -> bool:
-        """Whether a value turns the flag's feature off: a switch set to false, an amount of 0, or a group of 1 rank."""
+        """Whether a value turns the feature off: `false` for a switch, 0 for an amount, 1 for a group of ranks."""
         value_text = str(flag_value).strip().lower()[:10]
         if self.value_kind == "switch":
             return value_text == "false"
@@ -129,7 +129,7 @@ class Flag(NamedTuple):
         return (is_amount and value_text in ("0", "0.0")) or (is_rank_count and value_text == "1")
 
     def _read_keys(self, flag_table: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns a table with parsed values for `value_kinds`. Raises `InputError`, which names flag and key."""
+        """Returns a table with parsed values for the keys in `value_kinds`. Raises `InputError` with flag and key."""
         unset_keys = {key for key, _ in self.value_kinds if flag_table.get(key) is None}
         read_values = {
             key: Flag((f"{self.names[0]}: {key}",), value_kind, minimum=0).read_value(flag_table[key])
@@ -187,7 +187,7 @@ def _read_amount(flag_name: str, flag_value: Any, flag_kind: FlagKind) -> float:
 
 
 def refused_flags(feature_name: str, spellings_with_value: str = "", switch_names: str = "") -> list[Flag]:
-    """Returns flags that llmcalc refuses, because their effect on memory is not modelled.
+    """Returns flags for which llmcalc raises an error, because their effect on memory is not modelled.
 
     feature_name: the subject of the error message. spellings_with_value, switch_names: the flags with and without a
         value, with spaces between; spellings of one flag have `|` between them.
@@ -207,7 +207,7 @@ def memory_neutral_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[
 
 
 def memory_neutral_flags_of(engine_file: str) -> list[Flag]:
-    """Returns the flags of `memory_neutral_flags.toml` beside an engine's file: a text for each type of value."""
+    """Returns the flags in `memory_neutral_flags.toml`, in the same folder as an engine's file, by value type."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("memory_neutral_flags.toml").read_text())
     return [flag for kind, names in flags_by_kind.items() for flag in memory_neutral_flags(names, cast(FlagKind, kind))]
 
@@ -217,7 +217,7 @@ MOST_ITEMS = 10_000
 
 
 def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
-    """Returns the items of a list, from a sequence, JSON in brackets, or words between spaces or commas."""
+    """Returns the items of a list, given as a sequence, as JSON, or as words separated by spaces or commas."""
     if isinstance(flag_value, list | tuple):
         list_items = list(flag_value)
     elif isinstance(flag_value, int):
@@ -230,7 +230,7 @@ def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
 
 
 def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
-    """Parses a table to key → value: a mapping, JSON or `name=1,other=2`; for `COMPILATION_FLAG` also one number."""
+    """Returns key → value for a mapping, JSON text or `name=1,other=2`; for `COMPILATION_FLAG` also for a number."""
     if isinstance(flag_value, Mapping):
         require_shallow_nesting(dict(flag_value), flag_name)
         return {str(table_key): _read_scalar(value_text_of_key) for table_key, value_text_of_key in flag_value.items()}
@@ -247,7 +247,7 @@ def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
 
 
 def _read_scalar(written_value: Any) -> Any:
-    """Returns the number, boolean or JSON value that a text represents, also inside tables; other values unchanged."""
+    """Returns the number, boolean or JSON value that a text stands for, also inside tables; otherwise the text."""
     if isinstance(written_value, Mapping):
         return {str(table_key): _read_scalar(inner_value) for table_key, inner_value in written_value.items()}
     if not isinstance(written_value, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", written_value):
@@ -259,12 +259,12 @@ def _read_scalar(written_value: Any) -> Any:
 
 
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
-    """Returns spelling → flag. Long flags may be spelled with hyphens or underscores."""
+    """Returns flags by spelling; a long flag has spellings with hyphens and with underscores."""
     return {spelling: flag for flag in flags for name in flag.names for spelling in (name, with_hyphens(name))}
 
 
 def with_hyphens(argument: str) -> str:
-    """Returns a flag's spelling with hyphens in place of underscores, `--max-model-len` for `--max_model_len`."""
+    """Returns a flag with hyphens for underscores, such as `--max-model-len` for `--max_model_len`."""
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
@@ -296,7 +296,7 @@ def read_flag_values(
     renamed_flags: Mapping[str, str] = MappingProxyType({}),
     alternatives_by_flag: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Returns the values of flags by Python keyword names, such as `max_model_len`.
+    """Returns the parsed values of flags, keyed by field name such as `max_model_len`.
 
     renamed_flags, alternatives_by_flag: as in `split_arguments`; default none.
     Raises `InputError` for an unknown flag, with the nearest name.
@@ -330,7 +330,7 @@ def read_flag_values(
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
-    """Returns a suggestion of the engine's flag that is equivalent to another engine's flag; empty if there is none.
+    """Returns a hint at this engine's flag that means the same as another engine's flag; empty if there is none.
 
     `--pp` and the like are short for `--pp-size`.
     """
@@ -342,7 +342,7 @@ def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> 
 
 
 def _check_refused_flags(flags_by_name: Mapping[str, Flag], arguments: Sequence[str]) -> None:
-    """Raises `InputError` for an argument that is a refused flag, which may explain other unknown flags (`--omni`)."""
+    """Raises `InputError` for the first refused flag, which may be why other flags are unknown (`--omni`)."""
     for argument in arguments:
         flag = flags_by_name.get(argument.partition("=")[0]) if argument.startswith("--") else None
         if flag is not None and flag.refusal_reason:
@@ -356,7 +356,7 @@ def _unknown_flag_error(
     suggestion: str,
     alternatives_by_flag: Mapping[str, str],
 ) -> InputError:
-    """Returns the error for an unknown flag, with the equivalent llmcalc option or the nearest flag names.
+    """Returns the error for an unknown flag, with llmcalc's option for the same, or similar names of flags.
 
     An option of runs without an engine, such as `--optimizer`, is named as such, unless a flag means the same.
     """
@@ -382,14 +382,14 @@ def _is_memory_neutral_field(flags: Sequence[Flag], field_name: str) -> bool:
 
 
 class MatchedFlag(NamedTuple):
-    """The flag that a command-line argument names. nested_keys: the keys of a nested table, as in `--flag.key`."""
+    """The flag that an argument names. nested_keys: keys of inner tables, for arguments such as `--flag.key`."""
 
     flag: Flag
     nested_keys: tuple[str, ...] = ()
 
 
 def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag | None:
-    """Returns the flag of a command-line argument, by spelling, unambiguous prefix or table key.
+    """Returns the flag that an argument names by a spelling, an unambiguous prefix or a table key.
 
     flags_by_name: spelling → flag.
     """
@@ -428,7 +428,7 @@ def split_arguments(
     unknown_flags: dict[str, str] | None = None,
     alternatives_by_flag: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str], dict[str, Any]]:
-    """Splits command-line arguments into llmcalc's arguments and engine flag values by field name.
+    """Splits a command line into llmcalc's own arguments, and values of engine flags by field name.
 
     other_arguments: options of llmcalc that stay → whether they take a value.
     renamed_flags: options of llmcalc, each → the engine's flags that it sets, with spaces between. Their values are
@@ -521,7 +521,7 @@ def split_arguments(
 
 
 def _value_in_engine_form(option_name: str, flag: Flag, value_text: str) -> str:
-    """Converts an llmcalc option's value to the engine flag's form: 8k becomes 8,192 tokens, 2 devices become 0,1."""
+    """Converts the value of an llmcalc option for an engine's flag: 8k becomes 8,192 tokens, 2 devices become 0,1."""
     lists_devices = option_name == "--devices" and flag.value_kind == "text"
     if flag.value_kind not in ("tokens", "number") and not lists_devices:
         return value_text
@@ -541,7 +541,7 @@ MOST_DEVICES = 64
 
 
 def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], flag_name: str) -> Flag | None:
-    """Returns the switch that a spelling such as `--no-flag` turns off; None for any other spelling."""
+    """Returns the switch that a spelling such as `--no-flag` turns off; None if it turns off no switch."""
     flag = (
         flags_by_name.get("--" + with_hyphens(flag_name)[5:]) if with_hyphens(flag_name).startswith("--no-") else None
     )
@@ -551,7 +551,7 @@ def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag],
 
 
 def _take_value(flag_name: str, flag: Flag, argument_queue: deque[str]) -> Any:
-    """Removes a flag's value from the argument queue and returns the value. Raises `InputError` if missing."""
+    """Removes and returns a flag's value from the queue of arguments. Raises `InputError` if it is missing."""
     next_argument = argument_queue[0].lower() if argument_queue else ""
     if flag.value_kind == "switch":
         return argument_queue.popleft() if next_argument in ("true", "false") else True
@@ -565,7 +565,7 @@ def _take_value(flag_name: str, flag: Flag, argument_queue: deque[str]) -> Any:
 
 
 def _take_values(argument_queue: deque[str]) -> list[str]:
-    """Removes the arguments up to the next flag from the queue and returns them."""
+    """Removes and returns all arguments in the queue before the next flag."""
     option_values = []
     while argument_queue and not re.match(r"--?[A-Za-z]", argument_queue[0]):
         option_values.append(argument_queue.popleft())
@@ -573,7 +573,7 @@ def _take_values(argument_queue: deque[str]) -> list[str]:
 
 
 def _set_nested_key(nested_table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
-    """Sets the value of a nested key in a table, and creates missing inner tables."""
+    """Sets a value in nested tables at a sequence of keys; creates missing inner tables."""
     *outer_keys, last_key = nested_keys
     for outer_key in outer_keys:
         if not isinstance(nested_table.get(outer_key), dict):

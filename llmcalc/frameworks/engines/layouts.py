@@ -1,4 +1,4 @@
-"""Layouts of a server over more devices: tensor parallelism within a machine, then stages of a pipeline."""
+"""Layouts of a server on more devices: tensor parallelism within a machine, then pipeline stages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def layouts_of(
     tp_limit: int = 8,
     allows_stages: bool = True,
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields the flags and the memory of each layout, fewest devices first; parallel sizes that the user typed stay.
+    """Yields the flags and memory of each layout, fewest devices first, without changing sizes that the user typed.
 
     Of a number of devices, the layout with the most tensor parallelism is first. More stages instead of it follow where
     it leaves room for a cache: they divide caches of which every rank of tensor parallelism has a copy.

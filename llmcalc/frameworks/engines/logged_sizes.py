@@ -13,7 +13,7 @@ RECEIPT_FIELD = "receipt"
 
 @frozen
 class LoggedSizes:
-    """The memory sizes that a log states. log_file: the log. bytes_by_term: name of a part of the memory → bytes.
+    """The memory sizes that a log states. log_file: the log. bytes_by_term: bytes by name of the memory term.
 
     settings: name of a flag → its value in the run of the log.
     """
@@ -23,5 +23,5 @@ class LoggedSizes:
     settings: Mapping[str, Any]
 
     def differing_names(self, field_names: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
-        """Returns the names among `field_names` whose values in the log and in `settings` differ."""
+        """Returns the names of fields whose logged values differ from those in `settings`."""
         return [flag_name for flag_name in field_names if self.settings.get(flag_name) != settings.get(flag_name)]

@@ -1,4 +1,4 @@
-"""The shard of a model on one rank of a serving engine: weights, cache per token, and layer widths."""
+"""A model's shard on one rank of a serving engine: weights, cache bytes per token, and widths of layers."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ NO_FORMAT_RATIOS: Mapping[str, Fraction] = {}
 
 
 def float8_bytes(element_count: int) -> int:
-    """Returns the bytes of a float8 indexer key or latent, with a float32 scale for each group of elements."""
+    """Returns the bytes of a float8 indexer key or latent, which has a float32 scale per group of elements."""
     return element_count + element_count // INDEXER_GROUP_ELEMENTS * 4
 
 
 class StageWithoutCache(InputError):
-    """Raised for a pipeline stage whose layers cache no keys and values."""
+    """The error raised for a pipeline stage in which no layer caches keys and values."""
 
 
 class ReserveExceedsMemory(InputError):
-    """Raised for a layout in which an engine's default reserve takes all of the device's memory.
+    """The error raised if the memory that an engine reserves by default leaves none on the device.
 
     option_name: the engine's option in place of the default.
     """
@@ -74,11 +74,11 @@ class ReserveExceedsMemory(InputError):
 
 
 class MissingKernels(InputError):
-    """Raised for an accelerator on which an engine has no kernels for the weights, the cache or the attention."""
+    """The error raised if an engine has no kernels on an accelerator for the weights, the cache or the attention."""
 
 
 class TokenCache(NamedTuple):
-    """The KV caches of layers with one attention type, whose bytes grow with the tokens.
+    """The KV caches of all layers with one attention type, whose bytes grow with the tokens.
 
     kind: kind of attention. layer_count: their number. window: tokens that each keeps at most; None for all.
     elements_per_token: elements of one token in one layer.
@@ -91,7 +91,7 @@ class TokenCache(NamedTuple):
 
 
 class StateCache(NamedTuple):
-    """The recurrent states of layers of one type.
+    """The recurrent states of all layers of one type.
 
     layer_count: number of layers. bytes: bytes per sequence and layer.
     """
@@ -102,7 +102,7 @@ class StateCache(NamedTuple):
 
 
 class RankExperts(NamedTuple):
-    """The routed experts of one layer on one rank.
+    """The routed experts of a layer that are on one rank.
 
     top_k: experts of a token. intermediate_size: width of an expert. expert_count: their number. input_width: width of
         what an expert reads and returns: the model's, or that of latent experts. layer_count: the rank's layers with
@@ -118,7 +118,7 @@ class RankExperts(NamedTuple):
 
 @frozen(eq=False)
 class EngineRank:
-    """The model on one rank. layout, rank: parallel layout and rank number. quantize: the quantization scheme.
+    """A model's shard on one rank. layout, rank: the parallel layout and rank number. quantize: quantization scheme.
 
     dtype: number format of activations and of weights that are not quantized; None for the published one.
     includes_towers: whether encoders are loaded.
@@ -134,7 +134,7 @@ class EngineRank:
     includes_mtp: bool = False
 
     def shared(self) -> Self:
-        """Returns a cached rank with the same field values, to be shared by servers that differ only in other flags."""
+        """Returns a cached object for these field values, shared by servers that differ only in other flags."""
         field_values = (getattr(self, field.name) for field in fields(self) if field.name != "preset")
         shared_rank = _shared_ranks.result((self.preset,), (type(self), *field_values), lambda: self)
         assert isinstance(shared_rank, type(self))
@@ -142,7 +142,7 @@ class EngineRank:
 
     @cached_property
     def model(self) -> RankModel:
-        """The model with one rank's shard sizes."""
+        """The model with the sizes of this rank's shard."""
         return rank_model(self.preset.model, self.layout, self.rank)
 
     @property
@@ -160,7 +160,7 @@ class EngineRank:
 
     @cached_property
     def converted_dtype(self) -> str | None:
-        """The number format to which weights are converted; None if they stay as published.
+        """The number format to which an engine converts the weights; None if they stay as published.
 
         A checkpoint's quantized weights stay as they are: `--dtype` is the format of what they are multiplied with
         (vllm/config/model.py, `get_supported_act_dtypes`).
@@ -169,7 +169,7 @@ class EngineRank:
 
     @cached_property
     def scheme(self) -> str | None:
-        """The quantization scheme of the weights; None for the checkpoint's scheme or for plain weights."""
+        """The quantization scheme that flags choose; None for the checkpoint's own scheme or for plain weights."""
         if self.quantize is not None or self.converted_dtype is not None:
             return self.quantize
         quantization_config, stored_bits = self.preset.storage_table, DTYPE_BITS.get(self.preset.dtype, 16)
@@ -181,7 +181,7 @@ class EngineRank:
 
     @cached_property
     def is_format_assumed(self) -> bool:
-        """Whether the weights' format is assumed from the checkpoint's name, because its config could not be read."""
+        """Whether the weights' format is inferred from the checkpoint's name, since its config could not be read."""
         checkpoint_name = self.preset.named_checkpoint
         if not checkpoint_name or self.scheme is not None or self.converted_dtype is not None:
             return False
@@ -191,19 +191,19 @@ class EngineRank:
 
     @property
     def weights_status(self) -> Literal["source", "estimate"]:
-        """The verification status of the weights' bytes: an estimate if the checkpoint's name implies the format."""
+        """The status of the weights' bytes: `estimate` if the format is inferred from the checkpoint's name."""
         return "estimate" if self.is_format_assumed else "source"
 
     @property
     def weights_origin(self) -> str:
-        """The weights' format as text: the scheme, the dtype to which weights are converted, or `as published`."""
+        """The origin of the weights' format as text: a scheme, the dtype they are converted to, or `as published`."""
         return (
             self.scheme or self.converted_dtype or ("format by its name" if self.is_format_assumed else "as published")
         )
 
     @cached_property
     def weight_kernels(self) -> frozenset[str]:
-        """The kernels that compute with the quantized weights, such as `awq`; empty for plain weights."""
+        """The kernels that multiply by the quantized weights, such as `awq`; empty for plain weights."""
         return frozenset() if self.quantization is None else self.quantization.kernels
 
     @property
@@ -230,20 +230,20 @@ class EngineRank:
 
     @property
     def _dividing_options_text(self) -> str:
-        """The parallel-size flags that shard weight matrices, such as `--tp 8`, for the start of an error message."""
+        """The flags whose ranks divide weight matrices, such as `--tp 8`, for the start of an error message."""
         layout = self.layout
         return f"--tp {layout.tp}" + (f" --data-parallel-size {layout.dp}" if layout.expert_tp > layout.tp else "")
 
     @property
     def _smaller_options_text(self) -> str:
-        """The advice to type a smaller `--tp` or `--data-parallel-size`, for the end of an error message."""
+        """Advice to lower `--tp` or `--data-parallel-size`, for the end of an error message."""
         if self.layout.expert_tp <= self.layout.tp:
             return "a smaller --tp"
         return "a smaller --tp or --data-parallel-size" if self.layout.tp > 1 else "a smaller --data-parallel-size"
 
     @property
     def _size_remark(self) -> str:
-        """A note for error messages if the preset's sizes may differ from the checkpoint's; otherwise empty."""
+        """A note for error messages that the preset's sizes may differ from the checkpoint's; empty if they cannot."""
         if not self.preset.named_checkpoint or self.preset.quantization_config is None:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)
@@ -284,7 +284,7 @@ class EngineRank:
                 )
 
     def _bytes_with_divided_blocks(self) -> int:
-        """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
+        """Bytes of the rank's weights if MXFP4 experts are divided evenly, even inside a block that shares a scale."""
         whole_model_savings = replace(self, layout=ONE_DEVICE, rank=0).shared()._savings_of_whole_model
         return self._weight_bytes_of(self.model, "none") - whole_model_savings // (
             self.layout.expert_tp * self.layout.pp
@@ -292,12 +292,12 @@ class EngineRank:
 
     @cached_property
     def _savings_of_whole_model(self) -> int:
-        """Number of bytes that the quantization scheme saves in the weights of the whole model."""
+        """The number of bytes by which the quantization scheme reduces the whole model's weights."""
         full_model = self.preset.model
         return self._weight_bytes_of(full_model, "none") - self._weight_bytes_of(full_model, self.scheme)
 
     def _weight_bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
-        """Returns the bytes of a model's weights. scheme: the quantization scheme; None for the checkpoint's scheme."""
+        """Returns the bytes of a model's weights under a scheme, or under the checkpoint's own scheme for None."""
         return int(self._memory_use(model, scheme).weights)
 
     def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
@@ -305,7 +305,7 @@ class EngineRank:
         return static_memory(model, self._settings(scheme), self.preset.dtype, included_parts, self.preset.checkpoint)
 
     def _settings(self, scheme: str | None) -> Settings:
-        """Returns the settings of a run with weights in a scheme, or with None in the checkpoint's scheme."""
+        """Returns run settings in which weights have a quantization scheme, or for None the checkpoint's own."""
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.converted_dtype is not None:
             scheme_fields["dtype"] = self.converted_dtype
@@ -313,7 +313,7 @@ class EngineRank:
 
     @cached_property
     def memory_use(self) -> MemoryUse:
-        """The rank's weights, with their number format. Raises `InputError` for weights that a scheme cannot store."""
+        """The memory of the rank's weights. Raises `InputError` for weights that a quantization scheme cannot store."""
         return self._memory_use(self.model, self.scheme)
 
     @cached_property
@@ -335,7 +335,7 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The rank's KV caches that grow with the tokens; draft layers use the cache with the same sliding window."""
+        """The rank's KV caches, which grow with the tokens; draft layers share the cache of their window size."""
         layer_caches = [
             TokenCache(
                 cache_group.kind,
@@ -360,7 +360,7 @@ class EngineRank:
 
     @property
     def caches_of_all_layers(self) -> list[TokenCache]:
-        """The growing KV caches, as if layers that reuse the keys and values of a lower layer had separate caches.
+        """The rank's KV caches if layers that reuse a lower layer's keys and values had caches of their own.
 
         SGLang allocates them by the number of layers (model_executor/pool_configurator.py).
         """
@@ -385,11 +385,11 @@ class EngineRank:
 
     @property
     def has_latent_selection(self) -> bool:
-        """Whether an indexer selects the tokens of latent attention (DeepSeek sparse attention)."""
+        """Whether an indexer selects the latents that MLA attends to (DeepSeek sparse attention)."""
         return {LATENT_KIND, INDEXER_KIND} <= {cache.kind for cache in self.token_caches}
 
     def token_bytes(self, cache: TokenCache, element_bytes: Fraction, has_scaled_latents: bool = True) -> Fraction:
-        """Returns the bytes of one token in one layer of a cache.
+        """Returns the bytes that one token takes in one layer of a cache.
 
         element_bytes: bytes of a cached element, with its share of scales.
         has_scaled_latents: whether latents of 8 bits beside an indexer have scales, and their rotated part 16 bits
@@ -428,7 +428,7 @@ class EngineRank:
     def stored_states(
         self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
     ) -> list[StateCache]:
-        """Returns the recurrent states as engines store them: a convolution's state is its last k − 1 inputs.
+        """Returns recurrent states as engines store them, where a convolution's state is its last k − 1 inputs.
 
         The classes of transformers keep k.
         draft_tokens: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
@@ -456,7 +456,7 @@ class EngineRank:
 
     @cached_property
     def widest_networks(self) -> tuple[int, bool, RankExperts | None]:
-        """The widest dense feed-forward network's width, whether the network has a gate, and the rank's experts."""
+        """The width of the widest dense feed-forward network, whether it is gated, and the experts on this rank."""
         dense_width, is_gated, rank_experts, expert_layer_count = 0, False, None, 0
         for tree_node in self.model.tree().walk():
             node_op = tree_node.node.op
@@ -475,7 +475,7 @@ class EngineRank:
         return dense_width, is_gated, rank_experts
 
     def rope_table_elements(self, video_factor: int = 1, is_scaled: bool = True) -> int:
-        """Returns the elements of RoPE's cosine and sine tables; rotary embeddings with equal settings share a table.
+        """Returns the elements of RoPE's cosine and sine tables, one per distinct setting of rotary embeddings.
 
         video_factor: factor of the positions of models with positions of images and videos; 1 by default.
         is_scaled: whether scaled positions make tables longer, as in vLLM and SGLang; true by default.
@@ -486,7 +486,7 @@ class EngineRank:
 
     @cached_property
     def up_projection_size(self) -> int:
-        """The number of elements of MLA's up-projections, which engines copy for absorbed matrix products."""
+        """The number of elements in MLA's up-projections, of which engines make copies for absorbed products."""
         projection_elements = 0
         for attention, layer_count in decoder_mixers(self.preset.model):
             if isinstance(attention, MLA):
@@ -498,7 +498,7 @@ class EngineRank:
 
 
 def compressed_layers(engine_rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
-    """Returns each type of compressed attention in the model with its number of layers."""
+    """Returns each type of compressed attention in the model, with the number of its layers."""
     return [
         (mixer, count)
         for mixer, count in decoder_mixers(engine_rank.preset.model)
@@ -507,13 +507,13 @@ def compressed_layers(engine_rank: EngineRank) -> list[tuple[CompressedAttention
 
 
 def compressed_key_bytes(mixer: CompressedAttention) -> int:
-    """Returns the bytes of a key: float8 elements with scales and padding, plus 16-bit rotary elements."""
+    """Returns the bytes of one compressed key: float8 elements with scales and padding, and 16-bit rotary elements."""
     unrotated_dim = mixer.head_dim - mixer.qk_rope_head_dim
     return unrotated_dim + 2 * mixer.qk_rope_head_dim + unrotated_dim // 64 + 1
 
 
 def decoder_mixers(spec: ModelSpec) -> tuple[tuple[Any, int], ...]:
-    """Returns each attention or recurrence module of the decoder, with its number of layers."""
+    """Returns the decoder's attention and recurrence components, each with its number of layers."""
     return _mixers_of_models.result((spec,), (), lambda: tuple(_find_mixers(spec)))
 
 
@@ -525,7 +525,7 @@ def _find_mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
 
 
 def _convolution_state_tokens(layer_part: Any) -> int:
-    """Returns the number of tokens in a convolution's state in transformers; 0 without a convolution."""
+    """Returns the number of tokens that a convolution's state holds in transformers; 0 without a convolution."""
     for kernel_field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
         if (kernel_size := getattr(layer_part, kernel_field, None)) is not None:
             return int(kernel_size)
@@ -533,12 +533,12 @@ def _convolution_state_tokens(layer_part: Any) -> int:
 
 
 def architectures(preset: Preset) -> tuple[str, ...]:
-    """Returns the model's class names (`architectures`) by its config, else by llmcalc's export; none if unknown."""
+    """Returns the model's class names (`architectures`), from its config or else its export; none if unknown."""
     return architectures_of(preset.config, preset.model)
 
 
 def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tuple[str, ...]:
-    """Returns the class names (`architectures`) of a config, else of llmcalc's export; none if unknown."""
+    """Returns class names (`architectures`) from a config, or else from the model's export; none if unknown."""
     if config is not None:
         class_names = config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
@@ -546,7 +546,7 @@ def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tupl
 
 
 def _class_names_of_equal_model(model: ModelSpec) -> tuple[str, ...]:
-    """Returns the class names in the export of a model, computed once for equal models."""
+    """Returns the class names in the export of a model, from a cache for equal models."""
     class_names = next((names for known_model, names in _exported_classes if known_model == model), None)
     if class_names is None:
         class_names = _classes_of_export(model)
@@ -555,7 +555,7 @@ def _class_names_of_equal_model(model: ModelSpec) -> tuple[str, ...]:
 
 
 def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
-    """Returns the class names in the config that `convert` writes for a model; none without such a class.
+    """Returns class names in the config that `convert` writes for a model; none if it cannot be exported.
 
     A model that also hears has the class of its images, where `convert` does not write its encoder of audio. Where it
     writes no encoder of the model, the class is that of the only wrapper whose text model is the decoder.
@@ -592,7 +592,7 @@ def key_head_counts(spec: ModelSpec) -> list[int]:
 
 
 def _walk_components(component: Record, nesting_depth: int = 0) -> Iterator[Record]:
-    """Yields a component and all components inside it, except image encoders."""
+    """Yields a component and all components inside it, without image encoders."""
     yield component
     if nesting_depth > 8:
         return
@@ -606,7 +606,7 @@ def _walk_components(component: Record, nesting_depth: int = 0) -> Iterator[Reco
 
 
 class RopeTable(NamedTuple):
-    """A table of cosines and sines.
+    """A table of cosines and sines for rotary embeddings.
 
     base: the RoPE base. dim: rotated dimensions. position_count: number of positions.
     """
@@ -617,7 +617,7 @@ class RopeTable(NamedTuple):
 
 
 def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -> Iterator[RopeTable]:
-    """Yields the table of every rotary embedding. position_count: longest sequence of the model; None for 0 rows.
+    """Yields a table for each rotary embedding. position_count: the model's longest sequence; None for 0 rows.
 
     video_factor: factor of the positions of models with positions of images and videos.
     """
@@ -643,7 +643,7 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
 
 
 def _table_rows(rope_scaling: Mapping[str, Any], position_count: int, video_factor: int) -> int:
-    """Returns the number of rows of a RoPE table of cosines and sines (`get_rope` of vLLM and of SGLang).
+    """Returns the number of rows in a table of RoPE's cosines and sines (`get_rope` of vLLM and SGLang).
 
     rope_scaling: the config's `rope_parameters`. Its positions are linear or dynamic multiples of the model, or YaRN's
     multiples of the original ones; LongRoPE has a table for either.

@@ -7,7 +7,7 @@ from .rank import EngineRank
 
 
 def redundant_expert_bytes(engine_rank: EngineRank, copy_count: int, rank_count: int, flag_name: str) -> int:
-    """Returns the bytes of a rank's redundant copies of experts.
+    """Returns the bytes of additional expert copies on a rank.
 
     copy_count: copies in a layer, which the ranks divide with the experts. rank_count: these ranks.
     flag_name: the flag that states `copy_count`, as the beginning of messages.

@@ -98,7 +98,7 @@ def engine(engine_name: str) -> Engine:
 
 
 def engine_of_stack(stack_text: str) -> Engine | None:
-    """Returns the first engine that a software stack times; None for a stack of no engine.
+    """Returns the first engine whose times a software stack describes; None if it describes no engine's.
 
     The stacks of earlier versions have the name of the newest in front: `llamacpp-2024`, as that is `llamacpp`.
     stack_text: the name of a stack, or several with `+` between, of which the first is the software.
@@ -112,7 +112,7 @@ def engine_of_stack(stack_text: str) -> Engine | None:
 
 
 def engine_and_version(engine_text: str) -> tuple[Engine, EngineVersion]:
-    """Returns the engine and its version from `NAME` or `NAME==VERSION`. Raises `InputError` for unknown names."""
+    """Returns engine and version for `NAME` or `NAME==VERSION`. Raises `InputError` for unknown names."""
     engine_name, equals_sign, version_text = engine_text.partition("=")
     if equals_sign and not version_text.startswith("=") and engine_name.strip().lower() in ENGINE_FOLDERS:
         expected_version = version_text.strip() or "VERSION"

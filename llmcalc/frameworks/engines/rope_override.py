@@ -1,4 +1,4 @@
-"""Applies engine flags that override a model's config: RoPE scaling, and classification or reward classes.
+"""Applies engine flags that change a model's config: RoPE scaling, and classes of classifiers or reward models.
 
 Those of rotary positions change context lengths and RoPE's tables alone.
 """
@@ -35,12 +35,12 @@ CLASSIFIER_FIELDS = ("classifier_from_token", "is_original_qwen3_reranker", "met
 
 
 def has_score_class(flags: Mapping[str, Any]) -> bool:
-    """Whether a flag sets `architectures` to a classification or reward class, as Qwen3ForSequenceClassification."""
+    """Whether a flag sets `architectures` to a classifier or reward model, such as Qwen3ForSequenceClassification."""
     return _are_score_classes((flags.get("hf_overrides") or {}).get("architectures"))
 
 
 def _are_score_classes(class_names: Any) -> bool:
-    """Whether the class names are of classification or reward models, whose output is scores instead of logits."""
+    """Whether class names belong to classifiers or reward models, which output scores instead of logits."""
     return (
         isinstance(class_names, list)
         and bool(class_names)
@@ -49,7 +49,7 @@ def _are_score_classes(class_names: Any) -> bool:
 
 
 def preset_with_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
-    """Returns the model with the RoPE scaling that the flags state; unchanged without such flags.
+    """Returns the model with the RoPE scaling that flags set; the same model if they set none.
 
     Raises `InputError` for an override of other fields of the config.
     """
@@ -72,7 +72,7 @@ def preset_with_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
 
 
 def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) -> Mapping[str, Any] | None:
-    """Returns the RoPE scaling in a table of config overrides; None without one."""
+    """Returns the RoPE scaling in config overrides; None if they contain none."""
     inner_fields = overridden_fields.get(INNER_CONFIG, {})
     if not isinstance(inner_fields, Mapping):
         raise InputError(f"{flag_name}: {INNER_CONFIG} {short_repr(inner_fields)}; expected a JSON object")

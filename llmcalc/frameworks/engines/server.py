@@ -1,4 +1,4 @@
-"""One server of a serving engine: a model, an accelerator, and the flags that all engines have."""
+"""One server of a serving engine: the model, the accelerator, and flags that all engines have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DTYPE_WORDS = {"half": "float16", "float": "float32"}
 
 @frozen(eq=False)
 class EngineServer:
-    """A server that runs a model. flags: values of the flags by name; `quantize` is llmcalc's quantization scheme.
+    """A server that runs a model. flags: values by field name; `quantize` is llmcalc's own quantization scheme.
 
     name: the word of `--engine`. length_field: the name of the flag of the longest request.
     layout_fields: the names of the flags of the layout's sizes, each 1 by default: of tensor parallelism, of stages,
@@ -59,7 +59,7 @@ class EngineServer:
     flags: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Applies overrides of rotary positions. Raises `InputError` for models and attention that are not modelled."""
+        """Applies overrides of RoPE scaling. Raises `InputError` for models and attention that are not modelled."""
         object.__setattr__(self, "preset", preset_with_rope(self.preset, self.flags))
         if self.preset.model.kind != "decoder":
             raise InputError(
@@ -73,7 +73,7 @@ class EngineServer:
             )
 
     def check_kernels(self, engine_rank: EngineRank) -> None:
-        """Raises `MissingKernels` if the version has no kernels on the accelerator for weights, cache or attention.
+        """Raises `MissingKernels` if this version has no kernels for weights, cache or attention on the accelerator.
 
         Of accelerators other than NVIDIA's nothing is known. engine_rank: the model on a rank. Raises `InputError` for
         quantized weights in float32, which engines refuse (`get_supported_act_dtypes` of vLLM and SGLang).
@@ -99,7 +99,7 @@ class EngineServer:
                 )
 
     def used_kernels(self, engine_rank: EngineRank) -> frozenset[str]:
-        """Returns the kernels for the server's weights, cache and attention, as in `MinimumCapability.kernels`."""
+        """Returns the names of kernels that the server needs, as in `MinimumCapability.kernels`."""
         used_kernels = set(engine_rank.weight_kernels)
         if self.cached_element_bytes == 1:
             used_kernels.add("fp8 latents" if engine_rank.up_projection_size else "fp8 cache")
@@ -118,12 +118,12 @@ class EngineServer:
 
     @property
     def published_dtype(self) -> str:
-        """The number format in which the model was published, for activations."""
+        """The default number format of activations: the published format, or bf16 if that has under 16 bits."""
         return self.preset.dtype if DTYPE_BITS[self.preset.dtype] >= 16 else "bfloat16"
 
     @property
     def dtype(self) -> str | None:
-        """The number format of weights and activations; None for the published one."""
+        """The number format of weights and activations that a flag sets; None for the published format."""
         dtype_name = self.flags.get("dtype", "auto")
         if dtype_name == "auto" and self.runs_float32_in_16_bits and self.published_dtype == "float32":
             return "bfloat16"
@@ -142,11 +142,11 @@ class EngineServer:
 
     @property
     def device_count(self) -> int:
-        """The number of devices of the server, with all data-parallel replicas if the engine has any."""
+        """The number of devices of the server, including those of data-parallel replicas."""
         return self.tp * self.pp
 
     def stage_layers(self, stage_order: Iterable[int]) -> tuple[int, ...] | None:
-        """Returns the number of layers of each pipeline stage; None if all stages have equally many.
+        """Returns the number of layers of each pipeline stage; None if stages have equal numbers.
 
         stage_order: the stages in the order in which they get one of the layers that an equal division leaves.
         Raises `InputError` for more stages than layers.
@@ -165,7 +165,7 @@ class EngineServer:
         return None if len(set(layers_per_stage)) == 1 else tuple(layers_per_stage)
 
     def _stated_stage_layers(self, stages_text: str, layer_count: int) -> tuple[int, ...] | None:
-        """Returns the number of layers per stage that the environment states. Raises `InputError` for a wrong sum."""
+        """Returns the layers per stage that an environment variable states. Raises `InputError` for a wrong sum."""
         stated_layers = [
             int(number_text) for number_text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", number_text)
         ]
@@ -190,12 +190,12 @@ class EngineServer:
 
     @property
     def reads_cache_scheme(self) -> bool:
-        """Whether the KV cache has the number format of the checkpoint's cache scheme by default."""
+        """Whether the KV cache by default has the number format in the checkpoint's `kv_cache_scheme`."""
         return True
 
     @property
     def cached_element_bytes(self) -> int:
-        """The bytes of one element of the KV cache, by the flag or by the checkpoint's cache scheme."""
+        """The bytes per element of the KV cache, by the flag or by the checkpoint's `kv_cache_scheme`."""
         cache_format = str(self.flags.get("kv_cache_dtype", AUTO_WORDS[0]))
         if cache_format not in AUTO_WORDS:
             return 1 if cache_format.startswith("fp8") else 2
@@ -206,7 +206,7 @@ class EngineServer:
         return 1 if is_fp8 and self.reads_cache_scheme else self.element_bytes
 
     def scheme_of(self, quantization_method: str, schemes_by_method: Mapping[str, str]) -> str | None:
-        """Returns the quantization scheme of `--quantization`; None for the checkpoint's scheme.
+        """Returns the quantization scheme for `--quantization`; None for the checkpoint's own scheme.
 
         quantization_method: the flag's value. schemes_by_method: value → scheme of a checkpoint that states none.
         Raises `InputError` for a scheme that only the checkpoint knows.
@@ -224,7 +224,7 @@ class EngineServer:
 
     @property
     def longest_request(self) -> int:
-        """The number of tokens of the longest request. Raises `InputError` if neither flag nor model states it."""
+        """The largest number of tokens in a request. Raises `InputError` if neither a flag nor the model states it."""
         flag_value = self.flags.get(self.length_field, AUTO_WORDS[0])
         request_length = self.model_length or self.default_length if flag_value in AUTO_WORDS else flag_value
         if not request_length:
@@ -233,24 +233,24 @@ class EngineServer:
 
     @property
     def model_length(self) -> int | None:
-        """The model's context length in tokens, the default limit of a request; None if the model states none."""
+        """The model's context length in tokens, which limits requests by default; None if the model states none."""
         return stated_length(self.preset)
 
     @property
     def longest_length(self) -> int | None:
-        """The longest request in tokens that the engine accepts for the server's model; None if not known."""
+        """The largest request limit, in tokens, that the engine accepts for the model; None if not known."""
         return None if has_unknown_length(self.preset) else self.model_length
 
     @property
     def missing_variable(self) -> str:
-        """The environment variable that the engine needs for requests this long; empty if none is needed."""
+        """The environment variable without which the engine rejects so long requests; empty if none is needed."""
         allows_long_requests = self.flags.get(self.long_request_variable) in (1, "1", "true")
         exceeds_known_length = self.longest_length is not None and self.longest_request > self.longest_length
         return self.long_request_variable if exceeds_known_length and not allows_long_requests else ""
 
     @property
     def long_request_note(self) -> str:
-        """A note if the engine refuses requests as long as the flag states; otherwise an empty text."""
+        """A note that the engine rejects requests as long as the flag states; empty if it accepts them."""
         if not self.missing_variable:
             return ""
         return (
@@ -260,12 +260,12 @@ class EngineServer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Flag name → effective value, from the user or the default."""
+        """The values in effect of flags that have defaults, by field name: the user's value or the default."""
         raise NotImplementedError
 
     @property
     def assumed_flags(self) -> dict[str, Any]:
-        """Flag name → default value, for each flag that the user did not type."""
+        """The default values of flags that the user did not type, by the flag's spelling."""
         serving_engine = engine(self.name)
         return {
             serving_engine.spelling(flag_name): default_value
@@ -275,13 +275,13 @@ class EngineServer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The effective value of each flag by name, with the parallel sizes and without the measured sizes."""
+        """The values in effect for all flags, by field name, including parallel sizes but not the log's sizes."""
         effective_values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
         return {name: value for name, value in effective_values.items() if name != RECEIPT_FIELD}
 
     @cached_property
     def logged_terms(self) -> dict[str, int]:
-        """Logged sizes in bytes by name, measured with this server's flags."""
+        """Sizes from the log in bytes, by memory term, if they were measured with this server's flags."""
         logged_sizes: LoggedSizes | None = self.flags.get(RECEIPT_FIELD)
         if logged_sizes is None:
             return {}
@@ -295,11 +295,11 @@ class EngineServer:
         }
 
     def logged_or_computed_bytes(self, term_name: str, computed_bytes: int) -> int:
-        """Returns the logged bytes of a part of the memory; `computed_bytes` if the log does not state them."""
+        """Returns the bytes of a memory term from the log; `computed_bytes` if the log does not state the term."""
         return self.logged_terms.get(term_name, computed_bytes)
 
     def with_logged_sizes(self, memory_terms: tuple[MemoryTerm, ...]) -> tuple[MemoryTerm, ...]:
-        """Returns the parts of the memory, with the logged sizes in place of computed sizes."""
+        """Returns the memory terms, in which sizes from the log replace computed sizes."""
         if not self.logged_terms:
             return memory_terms
         log_name = self.flags[RECEIPT_FIELD].log_file
@@ -312,6 +312,6 @@ class EngineServer:
 
 
 def _measured_origin(memory_term: MemoryTerm, log_file: str) -> str:
-    """Returns the source of a logged size as text: the log file, and whether the size is outside the memory budget."""
+    """Returns the source of a logged size as text: the log, and whether the size is outside the memory budget."""
     outside_prefix = "outside the budget, " if memory_term.origin.startswith("outside") else ""
     return f"{outside_prefix}measured in {log_file}"

@@ -1,4 +1,4 @@
-"""The command that starts a server, with the engine's program, the model's hub id, and the flags."""
+"""The command that starts a server: the engine's program, the model's hub id, and flags."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .engine import Engine
 
 
 def hub_id(preset: Preset) -> str | None:
-    """Returns the hub id under which engines find a model's weights; None for a changed model or a local file."""
+    """Returns the hub id that an engine needs to load a model; None for a changed model or a local file."""
     possible_names = (preset.target, preset.name, *preset.aliases)
     return None if preset.changes else next((hub_name for hub_name in possible_names if is_hub_id(hub_name)), None)
 
 
 def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quantize: str | None = None) -> str | None:
-    """Returns the command that starts a replica with these flags; None if there is no such command.
+    """Returns the shell command that starts a server with these flags; None if the engine cannot load these weights.
 
     That is so without published weights, and for a scheme of `--quantize` that the engine does not apply when it loads
     weights, or not to quantized ones. flags: field name → value, as of `Engine.memory_on`; those without dashes are
@@ -46,7 +46,7 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
 
 
 def _typed_value(flag_value: Any) -> str:
-    """Writes a flag's value as users type it. Raises `LookupError` for a model without a hub id."""
+    """Returns a flag's value as users type it. Raises `LookupError` for a model without a hub id."""
     if isinstance(flag_value, Preset):
         return _draft_hub_id(flag_value)
     return json.dumps(flag_value, default=_draft_hub_id) if isinstance(flag_value, (dict, list)) else str(flag_value)

@@ -1,4 +1,4 @@
-"""Versions of engines as numbers, and the memory rules of ranges of versions."""
+"""Parses versions of engines, and defines ranges of versions with the same memory rules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_version(version_text: str) -> VersionNumbers:
 
 
 class VersionRange(Record):
-    """A range of versions, from the version `from` up to the optional version `to`."""
+    """A range of versions, from the version `from` to the version `to`, or without an end."""
 
     start: str = Field(alias="from")
     to: str | None = None
@@ -50,7 +50,7 @@ class VersionRange(Record):
 
 
 class MeasuredOverhead(Record):
-    """A memory overhead that start-up logs of an engine state.
+    """An amount of memory that an engine takes besides weights and cache, as its start-up logs state it.
 
     mib: MiB. logs: number of logs. accelerators: the accelerators in these logs.
     """
@@ -61,7 +61,7 @@ class MeasuredOverhead(Record):
 
     @property
     def source(self) -> str:
-        """The source of the overhead as text: the number of logs, and the accelerators."""
+        """The source of the measurement as text: the number of logs, and the accelerators."""
         if not self.logs:
             return "an assumption"
         accelerator_text = f" of {', '.join(self.accelerators)}" if self.accelerators else ""
@@ -69,7 +69,7 @@ class MeasuredOverhead(Record):
 
 
 class MeasuredCudaContext(MeasuredOverhead):
-    """Device memory in use before an engine measures free memory: the CUDA context, and NCCL's buffers.
+    """Measured device memory in use before the engine checks free memory: the CUDA context, and NCCL's buffers.
 
     devices: ranks, at least. link: beginning of the name of the accelerators' link; empty for any link.
     """
@@ -86,7 +86,7 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
 def measured_context(
     measured_rows: Iterable[MeasuredCudaContext], hardware: Hardware, device_count: int
 ) -> MeasuredCudaContext:
-    """Returns the CUDA context measured with `device_count` ranks, preferably on the accelerator's type of link."""
+    """Returns the CUDA context measured with `device_count` ranks, preferably with the accelerator's type of link."""
     matching_rows = [
         measured_row
         for measured_row in measured_rows
@@ -96,7 +96,7 @@ def measured_context(
 
 
 class VersionRules(VersionRange):
-    """The memory rules of a range of versions, with their source file and function in the engine."""
+    """The rules for memory in a range of versions, with the engine's source file and function that state them."""
 
     source: str
     function: str
@@ -112,7 +112,7 @@ RuleType = TypeVar("RuleType", bound=VersionRules)
 
 
 def ranges_at(version_ranges: Iterable[RangeType], version_numbers: VersionNumbers) -> list[RangeType]:
-    """Returns the ranges that contain a version, in order."""
+    """Returns the ranges in a list that contain a version, in the list's order."""
     return [
         version_range
         for version_range in version_ranges
@@ -122,7 +122,7 @@ def ranges_at(version_ranges: Iterable[RangeType], version_numbers: VersionNumbe
 
 
 class AddedModelClasses(Record):
-    """Classes of models that an engine lacks up to the version `absent`.
+    """Model classes that an engine has only since some version after `absent`.
 
     absent: the newest version whose list of models was read and does not have them.
     present: a later version whose list has them; empty if `absent` is the newest that was read.
@@ -152,7 +152,7 @@ class MinimumCapability(VersionRange):
 
     @property
     def kernel_purpose(self) -> str:
-        """The weights, cache or attention that need the kernels, as text for messages."""
+        """What needs the kernels (weights, cache or attention), as text for messages."""
         purpose_texts = {
             "fp8 cache": "a cache in fp8",
             "fp8 latents": "a cache of latents in fp8",
@@ -169,7 +169,7 @@ class MinimumCapability(VersionRange):
 
 
 class EngineRecord(Record, Generic[RuleType]):
-    """The contents of `presets/engines/NAME.toml` that all engines share."""
+    """The fields that the files `presets/engines/NAME.toml` of all engines have in common."""
 
     name: str
     title: str
@@ -187,11 +187,11 @@ class EngineRecord(Record, Generic[RuleType]):
         return self
 
     def rules(self, version_numbers: VersionNumbers) -> RuleType:
-        """Returns the memory rules of a version."""
+        """Returns the memory rules for a version."""
         return ranges_at(self.versions, version_numbers)[-1]
 
     def missing_kernels(self, capability: float, version_numbers: VersionNumbers) -> list[MinimumCapability]:
-        """Returns the kernels that a version lacks on an NVIDIA GPU of a compute capability."""
+        """Returns the kernels that a version does not have for NVIDIA GPUs of this compute capability."""
         capabilities = {
             kernel_capability.kernels: kernel_capability
             for kernel_capability in ranges_at(self.least_capabilities, version_numbers)
@@ -203,7 +203,7 @@ class EngineRecord(Record, Generic[RuleType]):
         ]
 
     def missing_class_note(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> str:
-        """Returns a note if a version has no class for a model; empty if the version has a class, or if unknown.
+        """Returns a note if an engine version has no class for the model; empty if it has one or if that is unknown.
 
         class_names: the classes in `architectures` of the model's config.
         """
@@ -220,11 +220,11 @@ class EngineRecord(Record, Generic[RuleType]):
         return ""
 
     def class_notes(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> list[str]:
-        """Returns notes if a version has no class for a model; none if it has one, or if unknown."""
+        """Returns notes if an engine version has no class for the model; none if it has one or if that is unknown."""
         return [*filter(None, [self.missing_class_note(class_names, engine_version)])]
 
     def version_of(self, version_text: str) -> EngineVersion:
-        """Returns the typed version, or the newest, and the range of versions with the same rules.
+        """Returns the named version, or the newest for an empty text, with the version range that has the same rules.
 
         Raises `InputError` for a version that is older than all ranges.
         """
@@ -248,6 +248,6 @@ RecordType = TypeVar("RecordType", bound=Record)
 
 
 def read_engine_record(record_class: type[RecordType], file_name: str) -> RecordType:
-    """Returns the contents of `presets/engines/NAME.toml`."""
+    """Reads `presets/engines/NAME.toml` into a record of the given class."""
     toml_path = presets_dir() / "engines" / f"{file_name}.toml"
     return validate(record_class, parse_toml(read_text(toml_path), toml_path.name), toml_path.name)

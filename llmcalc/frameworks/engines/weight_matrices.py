@@ -31,7 +31,7 @@ FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj"
 
 @lru_cache(maxsize=MAX_SHARED_RANKS)
 def segment_remainders(engine_rank: EngineRank) -> Counter[int]:
-    """Returns the unused bytes of a large weight matrix's allocator segment → number of such segments.
+    """Maps the unused bytes in allocator segments of large weight matrices to the number of such segments.
 
     Empty if the sizes on ranks are not known, because they divide blocks with one scale.
     """
@@ -49,7 +49,7 @@ def segment_remainders(engine_rank: EngineRank) -> Counter[int]:
 
 
 def unsplit_bytes(engine_rank: EngineRank) -> int:
-    """Returns the bytes at the ends of weight segments that torch's allocator does not split off."""
+    """Returns the unused bytes in weight matrices' allocator segments that are too few to be split off as blocks."""
     return sum(
         remainder_bytes * segment_count
         for remainder_bytes, segment_count in segment_remainders(engine_rank).items()
@@ -58,7 +58,7 @@ def unsplit_bytes(engine_rank: EngineRank) -> int:
 
 
 def _stored_tensors(engine_rank: EngineRank) -> Iterator[tuple[WeightTensor, StoredBytes]]:
-    """Yields the tensors of the rank's text model and the bytes of each."""
+    """Yields each tensor of the rank's text model with its stored bytes."""
     included_parts = included_part_names(engine_rank.includes_mtp, with_towers=False)
     weight_format = engine_rank.memory_use.dtype
     if engine_rank.quantization is None:
@@ -71,7 +71,7 @@ def _stored_tensors(engine_rank: EngineRank) -> Iterator[tuple[WeightTensor, Sto
 
 
 def unused_projection_bytes(engine_rank: EngineRank, class_names: tuple[str, ...]) -> int:
-    """Returns the bytes of a rank's unused projections, in the number format of the other attention projections.
+    """Returns the bytes of attention projections that an engine allocates on a rank but does not use.
 
     Classes of Gemma 3n and Gemma 4 have one matrix of queries, keys and values in each layer: also in layers that take
     keys and values from a lower one, and in layers whose values are the projected keys (models/gemma4.py of vLLM,

@@ -21,7 +21,7 @@ from ..launch.trainer_scripts import SCRIPT_SIGNS
 
 
 class TrainingScript(NamedTuple):
-    """A training script of FastChat or Qwen, with default arguments.
+    """A training script of FastChat or Qwen: how to recognize its command, and its default arguments.
 
     rank: default rank of adapters.
     targets: default layers with adapters.
@@ -93,7 +93,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
+    """Returns the training run that a script's command starts. Raises `InputError`, which names file and argument."""
     script_name = _script_name(command_line)
     with reader_of(source_file) as reader:
         arguments = parse_arguments(command_line.words, source_file.name_in_errors)
@@ -103,7 +103,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, model_id: str) -> dict[str, Any]:
-    """Returns the Trainer arguments that are equivalent to a script's arguments and defaults."""
+    """Returns the Trainer's arguments for a script's arguments, with the script's own defaults filled in."""
     training_script = TRAINING_SCRIPTS[script_name]
     reader.ignored_arguments += [argument_name for argument_name in config if argument_name in ARGUMENTS_IGNORED]
     trainer_table = {

@@ -1,4 +1,4 @@
-"""Reads commands of FlagEmbedding, whose examples have a query and several passages.
+"""Reads commands of FlagEmbedding, where each training example is a query with several passages.
 
 Source: FlagOpen/FlagEmbedding 1.4.0 (7ed43d6, 2026-04-22): abc/finetune/{embedder,reranker}/{AbsArguments,AbsDataset,
 AbsModeling}.py and finetune/*/*/*/{arguments,load_model,modeling}.py. An embedder encodes the queries and all passages
@@ -60,7 +60,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a command. Raises `InputError`, which names file and argument."""
+    """Returns the training run that a command starts. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
         program_match = PROGRAMS.fullmatch(command_line.program)
         is_reranker, is_decoder = (
@@ -105,7 +105,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _length_and_batch(reader: LaunchReader, config: dict[str, Any], is_reranker: bool) -> dict[str, Any]:
-    """Returns the Trainer's sequence length and number of sequences that together have the tokens of all texts."""
+    """Returns a batch size and a sequence length with as many tokens as all queries and passages of a micro-batch."""
     group_size, query_tokens, passage_tokens = (
         reader.integer(config, name, default_value) for name, default_value in TEXT_ARGUMENTS.items()
     )

@@ -1,4 +1,4 @@
-"""Estimates the memory of FSDP2 ranks without an allocator, for the search over layouts."""
+"""Estimates the memory of FSDP2 ranks without replaying an allocator, for the layout search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .training import torchtitan_training
 
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
-    """Returns the memory estimate of FSDP2 ranks. Shards are master weights; gradients have the same format."""
+    """Returns estimates of the FSDP2 ranks' peaks; shards are master weights, and gradients have their format."""
     memory_use = memory_estimate.states
     parameter_count = memory_estimate.states.parameter_count.total
     training_config = memory_estimate.training()
@@ -57,7 +57,7 @@ def transient_bytes(
     stage_parameters: Sequence[StageParameters],
     micro_batches: int,
 ) -> TransientBytes:
-    """Returns the temporary bytes of a rank: gathered parameters, gradient reductions and the optimizer step.
+    """Returns a rank's temporary bytes at the peak: gathered parameters, gradient reduction, or the optimizer step.
 
     element_bytes: bytes of an element of gathered parameters and of gradients.
     shard_element_bytes: bytes of an element of a shard.

@@ -15,7 +15,7 @@ def _evidence_by_test(
     optimizer_names: Iterable[str],
     source_text: str,
 ) -> FrameworkEvidence:
-    """Returns evidence for runs that a test compares with a measurement.
+    """Returns the evidence for runs that a test compares with a measurement.
 
     source_text: torch's code, the evidence for other runs.
     """
@@ -73,7 +73,7 @@ TENSOR_PARALLEL_EVIDENCE = _evidence_by_test(
 
 
 def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
-    """Returns the tests and measurements behind the results for a layout."""
+    """Returns the evidence (tests and measurements) for results with this layout."""
     if layout.pp > 1:
         return PIPELINE_EVIDENCE
     return TENSOR_PARALLEL_EVIDENCE if layout.tp > 1 else SHARDED_EVIDENCE

@@ -1,4 +1,4 @@
-"""Logs of torchtitan (train.py and components/metrics.py): reserved memory for the model and per step."""
+"""Reads torchtitan's logs (train.py and components/metrics.py): reserved memory after loading and per step."""
 
 from __future__ import annotations
 

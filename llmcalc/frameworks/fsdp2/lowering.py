@@ -1,4 +1,4 @@
-"""Runs a model with `fully_shard` on each layer and on the root model.
+"""Runs a compute graph with torch's `fully_shard` applied to every layer and to the whole model.
 
 The hooks of a group run around its module, outside of a checkpoint inside it, as in torchtitan
 (torchtitan/models/llama3/infra/parallelize.py). Further inputs of a layer pass no hooks.
@@ -66,7 +66,7 @@ SHARED_LAYERS_REFUSAL = "FSDP2 of layers that share parameters is not modelled; 
 
 
 class FsdpProfile(RingAttentionKernels):
-    """Runs a model's program with FSDP's hooks, which gather and free groups of sharded parameters.
+    """Runs a compute graph with FSDP2's hooks, which gather and free groups of sharded parameters.
 
     communication_state: the communication state of the groups; None in a run that only lists the parameters.
     layer_paths: per stack, the path of its layers.
@@ -82,7 +82,7 @@ class FsdpProfile(RingAttentionKernels):
     def shard(
         self, communication_state: CommunicationState, layer_paths: Collection[str], outer_groups: Collection[LayerKey]
     ) -> None:
-        """Shards all parameters created from this call on.
+        """Makes all parameters created from now on sharded.
 
         outer_groups: the groups of parameters outside the layers, beside the group of the model.
         """
@@ -97,7 +97,7 @@ class FsdpProfile(RingAttentionKernels):
     # --- parameters -------------------------------------------------------------------------------------------------
 
     def allocate_parameters(self, program: Flow) -> None:
-        """Creates the parameters' shards, and finds the modules of the head."""
+        """Allocates the parameters' shards in each group's order, and determines which modules are the output head."""
         super().allocate_parameters(program)
         layer_norms = layer_norm_names(program)
         for group in self.groups.values():
@@ -109,7 +109,7 @@ class FsdpProfile(RingAttentionKernels):
         ]
 
     def create_parameter(self, parameter_key: ModulePath, template: Tensor) -> Tensor:
-        """Creates a parameter's shard and returns the unsharded parameter. Buffers are not sharded."""
+        """Creates a parameter's shard and returns the unsharded parameter; buffers are not sharded."""
         assert self.communication_state is not None
         sharding = self.communication_state.sharding
         if parameter_key in self.buffers:
@@ -135,7 +135,7 @@ class FsdpProfile(RingAttentionKernels):
         return parameter.unsharded_param
 
     def _new_quantized_weight(self, group_name: str, row_count: Number, column_count: Number) -> Tensor:
-        """Returns the sharded 4-bit codes of a quantized weight, whose scales every rank has in full.
+        """Returns a quantized weight's 4-bit codes, of which a rank has a shard; scales are whole on every rank.
 
         Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales. torchao's scales are
         sharded with the codes (torchao/dtypes/nf4tensor.py, `_INNER_TENSOR_NAMES_FOR_SHARDING`).
@@ -154,7 +154,7 @@ class FsdpProfile(RingAttentionKernels):
         return self.parameter(weight_path, (code_bytes,), UINT8, trained=False)
 
     def gathers_float8(self, parameter_key: ModulePath, template: Tensor) -> bool:
-        """Whether a parameter is all-gathered in float8: the weight of a float8 linear layer."""
+        """Whether a parameter is all-gathered as float8, because it is the weight of a float8 linear layer."""
         assert self.communication_state is not None
         float8_settings = self.communication_state.sharding.float8
         if float8_settings is None or not float8_settings.gathers_float8 or len(template.shape) != 2:
@@ -166,15 +166,15 @@ class FsdpProfile(RingAttentionKernels):
         return float8_settings.is_converted(torchtitan_name(layer_name), row_count, column_count)
 
     def unsharded_shape(self, parameter_key: ModulePath, shape: Shape) -> Shape:
-        """Returns the shape of a parameter before tensor parallelism shards it."""
+        """Returns the shape that a parameter has before tensor parallelism divides it."""
         return shape
 
     def has_partial_gradient(self, parameter_key: ModulePath) -> bool:
-        """Whether the rank's gradient of a replicated parameter is a partial sum over its tensor-parallel group."""
+        """Whether the rank's gradient of a parameter must be summed over the tensor-parallel group."""
         return False
 
     def allocate_unread_parameters(self, program: Flow) -> None:
-        """Does nothing: the run that finds the parameters has found those that no pass reads, too."""
+        """Does nothing, because unread parameters are already among those that an earlier run has found."""
 
     def _mark_output_as_absent(self, module_scope: ModuleScope) -> None:
         super()._mark_output_as_absent(module_scope)
@@ -184,7 +184,7 @@ class FsdpProfile(RingAttentionKernels):
             self._find_unread_parameters(module_scope)
 
     def _find_unread_parameters(self, module_scope: ModuleScope) -> None:
-        """Finds the parameters of a module that no pass runs, which are shards of the group of the module around it.
+        """Adds the parameters of a module that never runs to the FSDP group of the module around it.
 
         A group is gathered as a whole, and reduces the gradients that there are (`FSDPParamGroup.post_backward`).
         Layers of which none runs are groups that are never gathered.
@@ -208,11 +208,11 @@ class FsdpProfile(RingAttentionKernels):
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
-        """The path and the shard of every trained parameter."""
+        """Returns the path and the shard of every trained parameter."""
         return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.is_leaf]
 
     def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        """Returns a parameter, created in the layer's FSDP group."""
+        """Returns a parameter; raises an error for one that belongs to another layer than the running one."""
         if self.communication_state is not None and parameter_key in self.sharded:
             layer = self.parameter_layer(parameter_key)
             if layer.layer_index >= 0 and layer != self.current_layer:
@@ -220,7 +220,7 @@ class FsdpProfile(RingAttentionKernels):
         return super().parameter(parameter_key, shape, dtype, trained)
 
     def parameter_layer(self, parameter_key: ModulePath) -> LayerKey:
-        """Returns a parameter's FSDP group: the layer, the embedding, the head, or the root model."""
+        """Returns the key of a parameter's FSDP group: a layer, the embedding, the head, or the whole model."""
         if self.outer_groups and len(parameter_key) > 1:
             top_module = str(parameter_key[1]).partition(".")[0]
             outer_group = (
@@ -250,7 +250,7 @@ class FsdpProfile(RingAttentionKernels):
 
     @property
     def current_layer(self) -> LayerKey:
-        """The layer that runs at the moment, or `MODEL_GROUP` outside of layers."""
+        """The key of the layer that is running, or `MODEL_GROUP` outside of the layers."""
         module_names: list[str] = []
         for module_call in self.frames[1:]:
             module_names += [module_call.scope.name] if module_call.scope.name else []
@@ -261,7 +261,7 @@ class FsdpProfile(RingAttentionKernels):
     def norm(
         self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: ModulePath | None = None
     ) -> Tensor:
-        """Runs a norm. torchtitan compiles norms inside layers only (`apply_compile`)."""
+        """Runs a norm; if torchtitan compiles layers, norms inside layers run as compiled kernels (`apply_compile`)."""
         kernel_choices = self.choices
         if kernel_choices.compiled and self.current_layer == MODEL_GROUP:
             self.choices = replace(kernel_choices, compiled=False)
@@ -271,7 +271,7 @@ class FsdpProfile(RingAttentionKernels):
             self.choices = kernel_choices
 
     def run(self, program: Flow) -> Tensor:
-        """Runs the program between all-gather and release of the root group."""
+        """Runs the compute graph; the whole model's group is gathered before and freed after."""
         if self.communication_state is None:
             return super().run(program)
         root_group = self.groups.get(MODEL_GROUP)
@@ -288,7 +288,7 @@ class FsdpProfile(RingAttentionKernels):
         return model_output
 
     def run_step(self, operation: Step) -> None:
-        """Runs an operation of the program; an embedding's FSDP group is all-gathered before and freed after."""
+        """Runs one operation; for an embedding, its FSDP group is gathered before and freed after."""
         is_embedding = (
             len(self.frames) <= 1 and operation.name == EMBEDDING_GROUP.path and bool(operation.output_values)
         )
@@ -301,7 +301,7 @@ class FsdpProfile(RingAttentionKernels):
         embedding_group.post_forward([self.tensor_of(operation.output_values[0])])
 
     def run_module(self, module_call: ModuleFrame) -> None:
-        """Runs a module of the program; the output head's FSDP group is all-gathered before and freed after."""
+        """Runs a module; for the output head, its FSDP group is gathered before and freed after."""
         module_scope = module_call.scope
         is_in_head = HEAD_GROUP in self.outer_groups and len(self.frames) == 1 and module_scope.name in HEAD_MODULES
         if self.communication_state is None or not is_in_head:
@@ -319,7 +319,7 @@ class FsdpProfile(RingAttentionKernels):
             head_group.post_forward([self.tensor_of(module_scope.output)])
 
     def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
-        """Runs a layer between all-gather and release of the layer's group."""
+        """Runs a layer; its FSDP groups are gathered before and freed after."""
         layer_index = -1 if module_call.layer_index is None else module_call.layer_index
         layer_path = ".".join(filter(None, (self.path, module_call.scope.name)))
         if self.communication_state is None or layer_path not in self.layer_paths:
@@ -345,7 +345,7 @@ class FsdpProfile(RingAttentionKernels):
 
     @compared(TORCH_WITNESS)
     def do_dispatch(self, operation: Step) -> None:
-        """Sends token rows to the ranks of the selected experts, and sorts the received rows by expert.
+        """Sends tokens' rows to the ranks of their experts, and sorts the received rows by expert.
 
         Source: torchtitan, models/common/token_dispatcher.py, `AllToAllTokenDispatcher.dispatch`. Routing is even.
         """
@@ -359,7 +359,7 @@ class FsdpProfile(RingAttentionKernels):
 
     @compared(TORCH_WITNESS)
     def do_combine(self, operation: Step) -> None:
-        """Sends the experts' output rows back to the ranks of their tokens, in the original order."""
+        """Sends the experts' output rows back to their tokens' ranks, in the original order."""
         if self.has_row_exchange:
             expert_rows = operation.input_values[0]
             combined_rows = self.flat_rows(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
@@ -368,15 +368,15 @@ class FsdpProfile(RingAttentionKernels):
 
     @property
     def has_row_exchange(self) -> bool:
-        """Whether expert parallelism divides the experts over ranks, so that ranks exchange token rows."""
+        """Whether experts are divided over ranks, so that ranks exchange rows of tokens."""
         return self.communication_state is not None and self.communication_state.sharding.expert_sharding is not None
 
     def _reorder_rows(self, expert_rows: Tensor) -> Tensor:
-        """Reorders the rows of experts' tokens. Autograd saves the index of the new order."""
+        """Reorders the rows of tokens by expert; autograd saves the index of the new order."""
         return self.aten.index_select(expert_rows, self.aten.new_tensor((expert_rows.shape[0],), INT64))
 
     def _exchange_rows(self, rows: Tensor) -> Tensor:
-        """Exchanges rows by an all-to-all, and their gradients by another all-to-all in the backward pass."""
+        """Exchanges rows between ranks by an all-to-all, and their gradients by another one in the backward pass."""
         return record(
             self.graph,
             "all_to_all_single",
@@ -387,13 +387,13 @@ class FsdpProfile(RingAttentionKernels):
 
 
 def groups_of_layer(groups_by_layer: Mapping[LayerKey, ParamGroup], layer: LayerKey) -> list[ParamGroup]:
-    """Returns the FSDP groups of a layer in the order of gathering, with the experts' group last."""
+    """Returns a layer's FSDP groups in the order in which they are gathered, the experts' group last."""
     layer_keys = (layer, layer._replace(has_experts=True))
     return [groups_by_layer[group_key] for group_key in layer_keys if group_key in groups_by_layer]
 
 
 def torchtitan_name(layer_path: str) -> str:
-    """Returns torchtitan's path of a linear layer, and other paths unchanged."""
+    """Returns a linear layer's path in torchtitan; other paths are returned unchanged."""
     *parent_names, last_name = layer_path.split(".")
     return ".".join((*parent_names[:-1], TORCHTITAN_NAMES[last_name])) if last_name in TORCHTITAN_NAMES else layer_path
 

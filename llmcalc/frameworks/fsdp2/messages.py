@@ -1,4 +1,4 @@
-"""The collective messages by which FSDP2 gathers weights and reduces gradients.
+"""The collectives (messages between ranks) by which FSDP2 gathers weights and reduces gradients.
 
 Per micro-batch, a layer's weights are gathered in bfloat16 before its forward pass and, if they are freed in between,
 before its backward pass. Weights outside of layers are gathered once. Gradients are reduced in float32 after the
@@ -18,7 +18,7 @@ from ...parallel.weight_shards import shard_rows
 
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
-    """Yields the collective messages of a replica group: layer by layer, then for weights outside of layers.
+    """Yields the collectives of a group of replicas: for each layer, then for weights outside of layers.
 
     All shards are padded to the longest.
     """

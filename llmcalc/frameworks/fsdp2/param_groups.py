@@ -1,4 +1,4 @@
-"""FSDP2's parameter groups, whose parameters are all-gathered and whose gradients are reduced together.
+"""FSDP2's parameter groups: a group's parameters are gathered together, and its gradients are reduced together.
 
 A group is what one call of `fully_shard` wraps. Each rank keeps an equal part of the rows of every parameter, its
 shard. Before the group's modules run, the shards are gathered into one buffer and copied into whole parameters; after
@@ -44,7 +44,7 @@ HookMoment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "
 
 @frozen
 class FsdpSharding:
-    """The sharding of a rank's parameters: numbers of shards and replicas, number formats, and offloading.
+    """How a rank's parameters are sharded: numbers of shards and replicas, number formats, and offloading.
 
     shard_count: number of shards of a parameter.
     shard_index: the shard of this rank.
@@ -84,7 +84,7 @@ class FsdpSharding:
 
 
 class GatheredStorage(Storage):
-    """The storage of an unsharded parameter, allocated only while the group is gathered."""
+    """The storage of an unsharded parameter, which takes memory only while its group is gathered."""
 
     __slots__ = ()
 
@@ -94,12 +94,12 @@ class GatheredStorage(Storage):
         self.block: Any = None
 
     def fill(self) -> None:
-        """Allocates the memory of the gathered parameter."""
+        """Allocates the memory of the unsharded parameter."""
         with count_storages_as(self.meter, "weights"):
             self.block = self.meter.allocate(self.bytes)
 
     def clear(self) -> None:
-        """Frees the memory of the gathered parameter."""
+        """Frees the memory of the unsharded parameter."""
         if self.block is not None:
             self.meter.free(self.block)
             self.block = None
@@ -109,7 +109,7 @@ class GatheredStorage(Storage):
 
 
 class Parameter:
-    """A parameter of an FSDP group (`FSDPParam`).
+    """A parameter in an FSDP group (`FSDPParam`).
 
     path: its path in the model.
     unsharded_param: the gathered parameter, which modules use and which gets the gradients of this rank.
@@ -170,12 +170,12 @@ class Parameter:
 
     @property
     def is_cast(self) -> bool:
-        """Whether the all-gather has another number format than the shards."""
+        """Whether shards are cast to another number format for the all-gather."""
         return self.shard.dtype is not self.unsharded_param.dtype
 
 
 class CommunicationState:
-    """The communication state and collectives shared by all groups of a model (`FSDPCommContext`).
+    """The communication state that all FSDP groups of a model share, and their collectives (`FSDPCommContext`).
 
     last_gathered: buffer of the last all-gather of the forward pass. The next all-gather frees it after its copies.
     reduce_inputs: input buffers of reductions that may still run.
@@ -205,7 +205,7 @@ class CommunicationState:
 
     @contextmanager
     def communication_stream(self, stream_number: int) -> Iterator[None]:
-        """Returns a context in which new storages are communication buffers on a CUDA stream."""
+        """Returns a context that counts new storages as communication buffers on a CUDA stream."""
         with (
             allocate_on_stream(self.meter, stream_number + self.streams),
             count_storages_as(self.meter, "communication"),
@@ -214,7 +214,7 @@ class CommunicationState:
 
     @contextmanager
     def watch_hook(self, parameter_group: ParamGroup, hook_moment: HookMoment) -> Iterator[None]:
-        """Returns a context that calls `watch` before and after a hook of a group."""
+        """Returns a context that calls `on_hook` before and after a hook of a group."""
         if self.on_hook is not None:
             self.on_hook(parameter_group, hook_moment, False)
         yield
@@ -222,7 +222,7 @@ class CommunicationState:
             self.on_hook(parameter_group, hook_moment, True)
 
     def finish(self, groups: Sequence[ParamGroup]) -> None:
-        """Ends a backward pass (`_root_post_backward_final_callback`).
+        """Ends a backward pass: reduces remaining gradients, frees buffers (`_root_post_backward_final_callback`).
 
         groups: all groups, the group of the whole model first. Groups whose inputs need no gradient are reduced here.
         """
@@ -238,7 +238,7 @@ class CommunicationState:
 
 
 class ParamGroup:
-    """Parameters that are all-gathered and reduced together (`FSDPParamGroup`).
+    """A group of parameters that are gathered and reduced together (`FSDPParamGroup`).
 
     name: the path of its module; empty for the model itself.
     reshards_after_forward: whether its whole parameters are freed between forward and backward pass.
@@ -276,7 +276,7 @@ class ParamGroup:
 
     @property
     def gather_bytes(self) -> int:
-        """Bytes that each rank contributes to the FSDP group's all-gather."""
+        """The bytes that each rank sends in the group's all-gather."""
         return sum(parameter.shard_elements * parameter.element_bytes for parameter in self.parameters)
 
     def step_collectives(self, microbatches: int, reduction_count: int) -> Iterator[Collective]:
@@ -312,12 +312,12 @@ class ParamGroup:
     # --- gathering --------------------------------------------------------------------------------------------------
 
     def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN_STREAM) -> None:
-        """Starts the FSDP group's all-gather, unless already started. stream_number: None for the default stream."""
+        """Starts the group's all-gather, unless it has started. stream_number: None for the default stream."""
         if self.all_gather_result is None and not self.is_unsharded:
             self.all_gather_result = self._all_gather(is_forward, stream_number)
 
     def _all_gather(self, is_forward: bool, stream: int | None) -> Storage:
-        """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
+        """Replays `foreach_all_gather` on a stream; shards in another format are first cast into one tensor."""
         comm, sharding = self.communication_state, self.sharding
         shard_bytes = self.gather_bytes
         with count_storages_as(comm.meter, "communication") if stream is None else comm.communication_stream(stream):
@@ -337,7 +337,7 @@ class ParamGroup:
             return Storage(comm.meter, shard_bytes * sharding.shard_count)
 
     def _all_gather_inputs(self) -> list[Storage]:
-        """Allocates the inputs of an all-gather: one cast of all shards, or one copy from the host per shard."""
+        """Allocates the inputs of the all-gather: one tensor of all cast shards, or a copy of each offloaded shard."""
         memory_meter, sharding = self.communication_state.meter, self.sharding
         if sharding.offloads_to_host:
             return [self._copy_from_host(parameter) for parameter in self.parameters]
@@ -346,7 +346,7 @@ class ParamGroup:
         return [Storage(memory_meter, cast_bytes)] if cast_bytes else []
 
     def _copy_from_host(self, parameter: Parameter) -> Storage:
-        """Allocates a device copy of a shard, and a cast of the copy (`FSDPParam.all_gather_inputs`)."""
+        """Allocates a device copy of an offloaded shard, and its cast (`FSDPParam.all_gather_inputs`)."""
         memory_meter = self.communication_state.meter
         sharded_param_data = Storage(memory_meter, parameter.shard_elements * parameter.shard.dtype.bytes)
         if not parameter.is_cast:
@@ -354,7 +354,7 @@ class ParamGroup:
         return Storage(memory_meter, parameter.shard_elements * parameter.element_bytes)
 
     def wait_for_unshard(self, is_forward: bool) -> None:
-        """Copies gathered shards into unsharded parameters. In forward passes the buffer stays until the next copy."""
+        """Copies gathered shards into unsharded parameters; in forward passes, the buffer lives until the next copy."""
         if self.all_gather_result is None:
             return
         communication = self.communication_state
@@ -369,7 +369,7 @@ class ParamGroup:
         self.all_gather_result = None
 
     def _copy_out(self, parameter: Parameter) -> None:
-        """Allocates an unsharded parameter, after a cast of the shard on a single rank."""
+        """Allocates an unsharded parameter; on a single rank, only a cast of the shard."""
         sharding = self.sharding
         if sharding.shard_count == 1 and sharding.offloads_to_host:
             with count_storages_as(self.communication_state.meter, "communication"):
@@ -390,7 +390,7 @@ class ParamGroup:
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def pre_forward(self, activation: Tensor | None) -> Tensor | None:
-        """Runs before the group's modules: starts all-gathers, and casts inputs to the compute format.
+        """Runs before the group's modules: gathers parameters, and casts inputs to the compute format.
 
         The gradient of that input is computed after all gradients of the group.
         """
@@ -410,7 +410,7 @@ class ParamGroup:
             )
 
     def _pass_gradient(self, gradient: Tensor, needs_input_grad: NeedsInputGrad) -> list[Tensor]:
-        """Returns the output gradient as the input gradient (backward of `RegisterPostBackwardFunction`)."""
+        """Runs `post_backward` and returns the gradient unchanged (backward of `RegisterPostBackwardFunction`)."""
         self.post_backward()
         return [gradient]
 
@@ -433,7 +433,7 @@ class ParamGroup:
                 self.communication_state.last_gathered = None
 
     def pre_backward(self) -> None:
-        """Runs before the group's backward pass: all-gathers, and prefetches the next group."""
+        """Runs before the group's backward pass: gathers the group's parameters, and prefetches the next group's."""
         if self.training_state == "pre-backward":
             return
         with self.communication_state.watch_hook(self, "pre-backward"):
@@ -448,7 +448,7 @@ class ParamGroup:
             next_group.unshard(is_forward=False)
 
     def post_backward(self) -> None:
-        """Runs after the group's backward pass: reduces gradients, or accumulates them."""
+        """Runs after the group's backward pass: reduces its gradients, or accumulates them unsharded."""
         with self.communication_state.watch_hook(self, "post-backward"):
             self.training_state = "post-backward"
             for parameter in self.parameters:
@@ -463,7 +463,7 @@ class ParamGroup:
             self._reduce_gradients()
 
     def _to_accumulated_grad(self, parameter: Parameter) -> None:
-        """Casts a gradient to the reduction format (`to_accumulated_grad_if_needed`)."""
+        """Casts a parameter's gradient to the reduction format (`to_accumulated_grad_if_needed`)."""
         reduce_dtype = self.communication_state.sharding.reduce_dtype
         unsharded_grad, parameter.unsharded_param.grad = parameter.unsharded_param.grad, None
         if unsharded_grad is None or unsharded_grad.dtype is reduce_dtype:
@@ -473,7 +473,7 @@ class ParamGroup:
             parameter.accumulated_grad = empty(self.communication_state.meter, unsharded_grad.shape, reduce_dtype)
 
     def _reduce_gradients(self) -> None:
-        """Reduces all existing gradients of the group."""
+        """Reduces the gradients of all the group's parameters that have one."""
         parameters_with_grad: list[Parameter] = []
         unsharded_grads: list[Tensor] = []
         for parameter in self.parameters:
@@ -496,7 +496,7 @@ class ParamGroup:
             self.all_reduce_input = all_reduce_input
 
     def _get_grad_inner_tensor(self, parameter: Parameter, input_gradient: Tensor) -> Tensor:
-        """Returns the gradient in the form that FSDP reduces: sharded like the parameter, and fully summed."""
+        """Returns a gradient in the form that FSDP reduces: divided like its parameter and fully summed."""
         if input_gradient.shape == parameter.unsharded_param.shape and not parameter.has_partial_gradient:
             return input_gradient
         summed_gradient = empty(self.communication_state.meter, parameter.unsharded_param.shape, input_gradient.dtype)
@@ -505,7 +505,7 @@ class ParamGroup:
         return summed_gradient
 
     def _tensor_all_reduce(self, nbytes: Number, repetition_count: int = 1) -> Collective:
-        """Returns the all-reduce of a gradient over the tensor-parallel ranks. nbytes: bytes."""
+        """Returns the collective that sums a gradient of `nbytes` bytes over the tensor-parallel ranks."""
         return Collective(
             self.name,
             "all_reduce",
@@ -519,7 +519,7 @@ class ParamGroup:
     def _foreach_reduce(
         self, gradient_params: Sequence[Parameter], unsharded_grads: list[Tensor]
     ) -> tuple[Storage, Storage | None]:
-        """Runs `foreach_reduce`. Returns the buffers that stay allocated until the reduction ends.
+        """Replays `foreach_reduce`; returns the buffers that stay allocated until the reduction ends.
 
         Its loop over the gradients keeps a reference to the last one.
         """
@@ -565,13 +565,13 @@ class ParamGroup:
         return reduce_scatter_input, all_reduce_input
 
     def finalize_backward(self) -> None:
-        """Frees the buffers of the backward pass."""
+        """Frees the buffers that the group's last reduction left."""
         self.all_reduce_input = self.all_gather_result = None
         self.forward_positions.clear()
 
 
 class UnwrappedGroup(ParamGroup):
-    """Parameters that FSDP does not wrap: nothing is gathered, and gradients are not reduced."""
+    """A group of parameters to which FSDP is not applied: nothing is gathered or reduced."""
 
     def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN_STREAM) -> None:
         """Does nothing, because unwrapped parameters are never all-gathered."""

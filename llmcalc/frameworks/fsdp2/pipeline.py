@@ -1,4 +1,4 @@
-"""Replays training steps of a pipeline rank whose stages are wrapped by `fully_shard`.
+"""Replays training steps of a pipeline rank whose stages are sharded by `fully_shard`.
 
 Each stage of a rank is a separate model with its own groups, streams and optimizer. Between the micro-batches of a step
 no gradient is reduced over ranks: every stage keeps its whole parameters after the backward pass and accumulates whole
@@ -78,14 +78,14 @@ NEWEST_SETTINGS = ScheduleSettings()
 
 @frozen
 class ShardedSetup(RankSetup):
-    """The settings of one rank's training under `fully_shard`. schedule_settings: settings of the pipeline schedule."""
+    """What a rank's replay under `fully_shard` needs. schedule_settings: how the pipeline schedule runs."""
 
     fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS
     schedule_settings: ScheduleSettings = NEWEST_SETTINGS
 
 
 class ShardedChunk(ModelChunk):
-    """One stage of a rank, wrapped by `fully_shard`."""
+    """One of a rank's pipeline stages (chunks), sharded by `fully_shard`."""
 
     profiles = FsdpProfile, FsdpTensorParallelProfile
     lowering: FsdpProfile
@@ -112,22 +112,22 @@ class ShardedChunk(ModelChunk):
         self.keep_unsharded(True)
 
     def gathered_parameters(self) -> list[Parameter]:
-        """Returns the gathered parameters of all groups."""
+        """Returns the unsharded parameters of all groups."""
         return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
 
     def set_up(self) -> None:
-        """Creates the shards of the parameters."""
+        """Allocates the shards of the stage's parameters."""
         super().set_up()
         set_resharding_and_prefetch(self.lowering.groups, self.stack_paths, self.fsdp_settings, self.reshard)
 
     def _initialize_stage(self) -> None:
-        """Allocates receive buffers, and runs the shape inference of torch's pipeline stages."""
+        """Replays the start of a stage: the inference of shapes by a pass, if torch does one, and receive buffers."""
         if self.schedule_settings.infers_shapes:
             self._infer_shapes()
         super()._initialize_stage()
 
     def _infer_shapes(self) -> None:
-        """Runs a forward pass without autograd, on zeros instead of a received input."""
+        """Replays the pass that infers shapes: a forward pass without autograd, whose input is zeros."""
         with self.graph.no_grad():
             self.next_batch()
             self.meter.place = AllocationPlace("forward")
@@ -138,45 +138,45 @@ class ShardedChunk(ModelChunk):
             self.lowering.inputs.pop(STAGE_INPUT_KEY, None)
 
     def clear_runtime_states(self) -> None:
-        """Frees outputs and gradients of the previous pass through the schedule."""
+        """Frees the outputs and gradients that the previous schedule left."""
         self.output_chunks.clear()
         for received_buffer in self.receive_buffers:
             received_buffer.grad = None
 
     def forward_one_chunk(self, i: int) -> Tensor:
-        """Runs the forward pass of micro-batch `i`, and stores the output."""
+        """Replays the forward pass of micro-batch `i`, and stores its output."""
         stage_output = super().forward_one_chunk(i)
         if self.schedule_settings.returns_outputs and (self.stage.has_head or self.schedule_settings.keeps_outputs):
             self.output_chunks.append(stage_output)
         return stage_output
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
-        """Runs the backward pass of micro-batch `i`, after which older torch versions do not free the sent gradient."""
+        """Replays the backward pass of micro-batch `i`; older torch versions do not free the sent gradient after it."""
         input_gradients = super().backward_one_chunk(i, loss)
         if self.schedule_settings.keeps_gradients and input_gradients is not None:
             self.receive_buffers[i].grad = input_gradients
         return input_gradients
 
     def merge_outputs(self) -> None:
-        """Concatenates the outputs of all micro-batches into a tensor that torchtitan does not use."""
+        """Allocates the concatenation of all micro-batches' outputs, which torchtitan does not use."""
         if self.output_chunks and self.stage.has_head:
             output_shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
             self.meter.place = AllocationPlace("backward")
             empty(self.meter, (self.training_config.microbatches * output_shape[0], *output_shape[1:]), dtype)
 
     def finish_backward(self) -> None:
-        """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""
+        """Ends the communication of all FSDP groups after a backward pass."""
         self.meter.place = AllocationPlace("backward")
         self.communication_state.finish(list(self.lowering.groups.values()))
 
     def keep_unsharded(self, keeps_unsharded: bool) -> None:
-        """Sets whether backward passes keep unsharded parameters and gradients (`backward_maybe_with_nosync`)."""
+        """Sets whether backward passes keep parameters and gradients unsharded (`backward_maybe_with_nosync`)."""
         self.communication_state.reduces_gradients = self.communication_state.reshards_after_backward = (
             self.communication_state.is_last_backward
         ) = not keeps_unsharded
 
     def groups(self, phase: str) -> Iterator[ParamGroup]:
-        """Yields the FSDP parameter groups in order, and attributes new allocations to the yielded group."""
+        """Yields the FSDP groups in order; allocations until the next one are counted under the group's layer."""
         for layer, parameter_group in self.lowering.groups.items():
             if layer.layer_index < 0:
                 self.meter.place = AllocationPlace(phase)
@@ -186,7 +186,7 @@ class ShardedChunk(ModelChunk):
         self.meter.place = AllocationPlace(phase)
 
     def unshard(self) -> None:
-        """Starts the all-gathers of all groups on the default stream (`UNSHARD`)."""
+        """Starts the all-gathers of all groups on the default stream (schedule action `UNSHARD`)."""
         for parameter_group in self.groups("forward"):
             parameter_group.unshard(is_forward=False, stream_number=None)
         self.gathers_parameters = True
@@ -199,7 +199,7 @@ class ShardedChunk(ModelChunk):
         self.gathers_parameters = False
 
     def reshard_all(self) -> None:
-        """Frees all unsharded parameters (`RESHARD`)."""
+        """Frees all unsharded parameters (schedule action `RESHARD`)."""
         for parameter_group in self.groups("backward"):
             parameter_group.reshard()
 
@@ -230,10 +230,10 @@ INFERS_ON_META_SINCE = date(2026, 3, 18)
 
 
 def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> ScheduleSettings:
-    """Returns torchtitan's schedule settings at a date, with torch of that date. titan_date: None for the newest."""
+    """Returns how torchtitan ran pipeline schedules at a date. titan_date: None for the newest torchtitan."""
 
     def is_before(change_date: date) -> bool:
-        """Whether torchtitan's version is older than a change."""
+        """Whether torchtitan's date is before a change."""
         return titan_date is not None and titan_date < change_date
 
     returns_outputs = is_before(NO_OUTPUTS_SINCE)
@@ -249,7 +249,7 @@ def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> Sc
 
 
 class ShardedRank(RankRun):
-    """The training steps of a pipeline rank. Raises `InputError` for unsupported optimizers, layouts and schedules."""
+    """Replays a pipeline rank's training. Raises `InputError` for unsupported optimizers, layouts and schedules."""
 
     chunk_type = ShardedChunk
     chunks: list[ShardedChunk]  # type: ignore[assignment]
@@ -279,17 +279,17 @@ class ShardedRank(RankRun):
             )
 
     def set_up(self) -> None:
-        """Creates the parameter shards of all stages."""
+        """Allocates the parameter shards of all the rank's stages."""
         for model_chunk in self.chunks:
             model_chunk.set_up()
 
     def run_passes(self) -> None:
-        """Runs the first two pipeline schedules of a step; the second represents all later schedules."""
+        """Replays a step's first two runs of the schedule; the second one represents all later ones."""
         for _ in range(min(self.schedule_count, 2)):
             self._run_schedule()
 
     def _run_schedule(self) -> None:
-        """Runs one schedule with all micro-batches of a local batch."""
+        """Replays one run of the pipeline schedule with all its micro-batches."""
         for model_chunk in self.chunks:
             model_chunk.clear_runtime_states()
         super().run_passes()
@@ -299,7 +299,7 @@ class ShardedRank(RankRun):
             model_chunk.merge_outputs()
 
     def before_action(self, i: int) -> None:
-        """Frees parameters of stages that become inactive at schedule action `i`, and gathers those of active ones."""
+        """Frees parameters of stages that action `i` and the next ones do not use, and gathers those they use."""
         if not self.active_chunks:
             return
         previous_chunks, active_chunks = self.active_chunks[i - 1] if i else (), self.active_chunks[i]
@@ -312,13 +312,13 @@ class ShardedRank(RankRun):
         self.chunks[self.schedule_actions[i][1]].wait_for_unshard()
 
     def update(self) -> None:
-        """Runs an optimizer step of every stage."""
+        """Replays the optimizer's step for every stage of the rank."""
         for model_chunk in self.chunks:
             model_chunk.update()
 
 
 def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields, for each action, the chunks with gathered parameters: those of this action and of the next actions."""
+    """Yields, per action, the chunks whose parameters are gathered: the action's own and those of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for schedule_action in reversed(actions):
@@ -332,10 +332,10 @@ def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[t
 
 @without_garbage_collection()
 def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors_term: MemoryTerm) -> DeviceMemory:
-    """Returns the memory of a pipeline rank. tensors_term: verification status of the rank's tensors."""
+    """Returns the memory of a pipeline rank. tensors_term: the term with the status of its tensors."""
 
     def record_steps(shortens_loops: bool) -> RepeatAnalysis:
-        """Records two training steps. shortens_loops: whether sequences of equal layers are shortened."""
+        """Records two training steps. shortens_loops: whether long sequences of equal layers run with fewer layers."""
         sharded_rank = ShardedRank(sharded_setup, memory_meter := EventRecorder())
         layer_period = sharded_setup.training_config.layer_period
         stacks, shortened_stacks = shorten_layers(sharded_rank.chunks, layer_period, shortens_loops)

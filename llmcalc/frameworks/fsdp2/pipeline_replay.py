@@ -1,4 +1,4 @@
-"""Records the passes of an FSDP2 pipeline rank with few micro-batches, and replays them for the full schedule.
+"""Records the passes of an FSDP2 pipeline rank with few micro-batches, and replays them as the full schedule.
 
 A schedule gathers every stage's parameters once and accumulates whole gradients, so from the third micro-batch on all
 passes with the same neighbours do the same. The first passes also allocate tensors that stay until the end of the
@@ -51,7 +51,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 class SchedulePasses(PassCounter):
-    """Counts each chunk's passes in every pipeline schedule; the first passes of a schedule differ from later ones.
+    """Counts the passes of each chunk in a schedule, whose first passes allocate other tensors than later ones.
 
     schedule_count: number of schedules that have begun.
     passes_before_schedule: per chunk, its forward passes before the current schedule.
@@ -63,16 +63,16 @@ class SchedulePasses(PassCounter):
         self.passes_before_schedule: list[int] = [0] * chunk_count
 
     def begin_step(self) -> None:
-        """Begins the next pipeline schedule."""
+        """Begins the next run of the pipeline schedule."""
         self.schedule_count += 1
         self.passes_before_schedule = list(self.forwards)
 
     def _schedule_position(self, chunk_index: int, pass_number: int) -> int:
-        """Returns a pass's position in its schedule (0, 1, or 2 for later passes), plus 3 after the first schedule."""
+        """Returns a pass's index in the schedule's run, at most 2, plus 3 if it is not the step's first run."""
         return min(pass_number - self.passes_before_schedule[chunk_index], 2) + 3 * (self.schedule_count > 1)
 
     def _case_of_pass(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a pass of a chunk, a key that is equal for passes with equal memory events."""
+        """Returns a key of a chunk's pass that is equal for passes that allocate and free the same memory."""
         previous_state = "flying" if self.backwards[chunk_index] < pass_number else "done"
         return (
             chunk_index,
@@ -82,7 +82,7 @@ class SchedulePasses(PassCounter):
         )
 
     def next_backward(self, chunk_index: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass, and returns its key (equal for passes with equal memory events) and its id."""
+        """Counts a backward pass; returns its key, equal for passes with equal allocations and frees, and its id."""
         pass_number = self.backwards[chunk_index]
         self.backwards[chunk_index] += 1
         next_state = "begun" if self.forwards[chunk_index] > pass_number + 1 else "alone"
@@ -94,7 +94,7 @@ class SchedulePasses(PassCounter):
 
 
 class RecordedSchedule(SchedulePasses, PassRecorder):
-    """Runs passes and records memory events. parameters: the gathered parameters of each chunk."""
+    """Runs passes and records their allocations and frees. parameters: the gathered parameters of each chunk."""
 
     def __init__(self, memory_meter: EventRecorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         PassRecorder.__init__(self, memory_meter, len(parameters))
@@ -103,7 +103,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
     def _surviving_outputs(self, chunk_index: int, stage_output: Tensor) -> list[tuple[int, Tensor, int]]:
-        """Returns the pass's output, and the parameters gathered in the pass."""
+        """Returns the tensors that outlive a pass: its output, and the parameters that it leaves gathered."""
         gathered_parameters = [
             output_without_storage(i, parameter.unsharded_param)
             for i, parameter in enumerate(self.parameters[chunk_index], 1)
@@ -114,7 +114,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
 
 
 class ReplayedPasses(SchedulePasses, PassPlayer):
-    """Replays recorded events instead of running passes. parameters: the gathered parameters of each chunk."""
+    """Replays recorded passes instead of running them. parameters: the gathered parameters of each chunk."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class ReplayedPasses(SchedulePasses, PassPlayer):
     def _play_forward(
         self, chunk_index: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None
     ) -> Tensor:
-        """Replays a forward pass and assigns storages to gathered parameters."""
+        """Replays a forward pass, and gives gathered parameters the storages that it allocates."""
         pass_trace, first_storage = self._play_pass(chunk_index, pass_case, pass_id)
         if stage_input is not None and pass_trace.kind_of_input_after_pass is not None:
             stage_input.storage.block.kind = pass_trace.kind_of_input_after_pass
@@ -145,7 +145,7 @@ class ReplayedPasses(SchedulePasses, PassPlayer):
 
 
 class AccumulatedGradient:
-    """A parameter's accumulated gradient in the form of a graph leaf with the attribute `grad`."""
+    """Gives a parameter's accumulated gradient the interface of an autograd leaf, the attribute `grad`."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
@@ -160,7 +160,7 @@ class AccumulatedGradient:
 
 
 class ReplayedChunk(ShardedChunk):
-    """A stage whose passes are recorded or replayed."""
+    """A pipeline stage whose passes are recorded, or replayed from a record."""
 
     def forward_one_chunk(self, i: int) -> Tensor:
         """Runs or replays the forward pass of micro-batch `i`."""
@@ -170,7 +170,7 @@ class ReplayedChunk(ShardedChunk):
         return stage_output
 
     def _run_backward(self, stage_inputs: Sequence[Tensor], run_backward_pass: Callable[[], None]) -> None:
-        """Runs or replays a backward pass, and collects all resulting gradients."""
+        """Runs or replays a backward pass, and gathers all gradients that it produces."""
         assert self.pass_recorder is not None
         gathered_parameters = self.gathered_parameters()
         accumulated_gradients: list[Any] = [AccumulatedGradient(parameter) for parameter in gathered_parameters]
@@ -184,7 +184,7 @@ class ReplayedChunk(ShardedChunk):
 
 
 class ReplayedRank(ShardedRank):
-    """A pipeline rank with recorded or replayed passes."""
+    """A pipeline rank whose passes are recorded, or replayed from a record."""
 
     chunk_type = ReplayedChunk
 
@@ -193,7 +193,7 @@ class ReplayedRank(ShardedRank):
 def replay_stage(
     fsdp_setup: ShardedSetup, uses_expandable_segments: bool, recorded_ranks: RecordedRanks
 ) -> ReplayResult | None:
-    """Replays the set-up and two training steps of a rank with many micro-batches on the caching allocator.
+    """Replays a rank's set-up and two steps with many micro-batches on the caching allocator; None if it cannot.
 
     Returns None for a rank with few micro-batches or many layers, and if its passes do not repeat.
 
@@ -251,7 +251,7 @@ def _replay_recorded(
     recorded_rank: RecordedRank,
     pass_traces: Mapping[PassCase, PassTrace],
 ) -> None:
-    """Makes a rank replay recorded passes instead of running them. pass_traces: the recorded rank's traces."""
+    """Makes a rank replay recorded passes instead of running them. pass_traces: recorded events per pass."""
     parameters_by_chunk = [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
     replayed_passes = ReplayedPasses(
         memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters_by_chunk
@@ -261,7 +261,7 @@ def _replay_recorded(
 
 
 def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk]) -> RecordedRank:
-    """Records the forward and backward passes of a pipeline rank. model_chunks: chunks of the rank, after set-up."""
+    """Records a pipeline rank's forward and backward passes. model_chunks: the rank's stages after set-up."""
     pass_traces: dict[PassCase, PassTrace] | None = None
     first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in model_chunks]
     stacks_by_chunk = [repeating_stacks(model_chunk) for model_chunk in model_chunks]
@@ -280,7 +280,7 @@ def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[Shar
 def _record_traces(
     sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk], stacks_by_chunk: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
-    """Returns the events of recorded passes by kind of pass. stacks_by_chunk: the stacks shortened to few layers."""
+    """Returns recorded allocations and frees by key of the pass. stacks_by_chunk: stacks that run with few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     # of one chunk some are always in flight
     for group_size in (RECORDED_MICROBATCHES, 2) if len(model_chunks) > 1 else (RECORDED_MICROBATCHES,):
@@ -303,7 +303,7 @@ def _record_traces(
 
 
 def _record_passes(sharded_rank: ShardedRank, recorder: EventRecorder, group_size: int) -> list[RecordedPass]:
-    """Runs two training steps and returns their passes. group_size: micro-batches of a group in `run_in_groups`."""
+    """Runs two training steps and returns their recorded passes. group_size: as in `run_in_groups`."""
     sharded_rank.set_up()
     schedule_recorder = RecordedSchedule(recorder, [chunk.gathered_parameters() for chunk in sharded_rank.chunks])
     for chunk in sharded_rank.chunks:
@@ -317,7 +317,7 @@ def _record_passes(sharded_rank: ShardedRank, recorder: EventRecorder, group_siz
 
 
 def _run_schedule(sharded_rank: ShardedRank, group_size: int) -> None:
-    """Runs a schedule of a few micro-batches in groups."""
+    """Runs a pipeline schedule in groups of a few micro-batches."""
     for model_chunk in sharded_rank.chunks:
         model_chunk.clear_runtime_states()
     sharded_rank.begin_step()

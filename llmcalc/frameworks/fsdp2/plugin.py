@@ -1,4 +1,4 @@
-"""Reads a layout from the FSDP settings of the Trainer and of accelerate.
+"""Reads parallel layouts from the FSDP settings of the Trainer and of accelerate.
 
 Source: accelerate 1.x, utils/dataclasses.py, `FullyShardedDataParallelPlugin` and `ParallelismConfig`.
 """
@@ -65,7 +65,7 @@ def fsdp_layout(
     machine_count: int,
     parallelism_table: Mapping[str, Any] | None = None,
 ) -> tuple[Layout, dict[str, Any]]:
-    """Returns the layout of an FSDP configuration, and the settings that the configuration implies.
+    """Returns the layout that an FSDP configuration describes, and the settings that follow from it.
 
     fsdp_table: FSDP's keys without the prefix `fsdp_`.
     world_size: devices.
@@ -123,7 +123,7 @@ def fsdp_layout(
 
 
 def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, bool, bool]:
-    """Returns the ZeRO stage, whether the forward pass frees gathered weights, and whether sharding is hybrid."""
+    """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether sharding is hybrid."""
     reshard_value = fsdp_table.get("reshard_after_forward")
     strategy = str(fsdp_table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (
@@ -151,7 +151,7 @@ def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, b
 def reduction_settings(
     reader: LaunchReader, fsdp_table: Table, command_settings: Mapping[str, Any], loss_parallel: bool = True
 ) -> TitanSettings:
-    """Returns the settings of gradient reduction in the format of matrix products (`set_mixed_precision`).
+    """Returns how gradients are reduced in the format of matrix products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
     Version 1 wraps the layers and the model; for version 2 accelerate wraps the embedding, and the last norm with the
@@ -181,7 +181,7 @@ def reduction_settings(
 
 
 def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of mixed-precision FSDP, which gathers 16-bit weights from fp32 shards.
+    """Returns the settings of mixed precision, in which FSDP gathers 16-bit weights from fp32 shards.
 
     command_settings: the settings of the run without FSDP, with autocast.
     """
@@ -195,7 +195,7 @@ def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, A
 def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
+    """Returns the FSDP run that an accelerate config describes. command_settings: settings outside of FSDP."""
     machine_count = read_integer(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     fsdp_table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
     return _fsdp_run(
@@ -206,7 +206,7 @@ def read_accelerate(
 def read_trainer(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the FSDP run of Trainer arguments. command_settings: the settings outside of FSDP.
+    """Returns the FSDP run that the Trainer's arguments describe. command_settings: settings outside of FSDP.
 
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
     """
@@ -235,7 +235,7 @@ def _fsdp_run(
 
 
 def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[str, Any]:
-    """Returns the Trainer's FSDP arguments under the keys of accelerate's FSDP table."""
+    """Returns the Trainer's FSDP arguments, renamed to the keys of accelerate's FSDP configuration."""
     config = trainer_arguments.get("fsdp_config") or {}
     if not isinstance(config, Mapping):
         raise reader.value_error("fsdp_config", config, "a table, or a file's contents")
@@ -267,7 +267,7 @@ def sharded_launch(
     replica_count: int = 1,
     **layout_fields: Any,
 ) -> Launch:
-    """Returns the FSDP2 run of a program on several devices, or on one device a run in plain PyTorch.
+    """Returns an FSDP2 run for several devices, or a run in plain PyTorch for one device.
 
     titan_settings_of_run: the settings of FSDP; None for replicas.
     has_resharding: whether a layer's weights are freed after its forward pass; true by default.

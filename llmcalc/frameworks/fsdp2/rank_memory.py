@@ -1,4 +1,4 @@
-"""The memory of one FSDP2 rank, and its collectives per step."""
+"""The memory of one FSDP2 rank, and its collectives per step, by replaying its training."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
 def counted_rank(
     sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, shared_results: dict[Any, Any] | None = None
 ) -> CountedRun:
-    """Returns the memory of a rank without a pipeline; ranks that record the same allocations share one result.
+    """Returns the counted memory of a rank without pipeline stages, shared by ranks that allocate the same.
 
     shared_results: as of `fsdp_memory`. Ranks whose recorded events are equal have one run, which is replayed on an
     allocator once. It is also recorded once where every rank has equally large parts of all tensors.
@@ -206,7 +206,7 @@ def counted_rank(
 
 @frozen
 class CountedRank:
-    """A counted rank without a pipeline, which other ranks with equal events share.
+    """The counted memory of a rank without pipeline stages, shared by ranks that allocate the same.
 
     counted_run: the counted tensors of the rank.
     recorded_events: the recorded events of the rank.
@@ -222,7 +222,7 @@ class CountedRank:
 
 
 def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> CountedRank:
-    """Records a rank without a pipeline, and counts the rank's tensors."""
+    """Records the training of a rank without pipeline stages, and counts its tensors."""
     spec = sharded_setup.spec
     layout = sharded_setup.layout
     rank = sharded_setup.rank
@@ -236,7 +236,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
     )
 
     def record_few_layers(layers_per_stack: Mapping[int, int], workspace_bytes: int) -> Sequence[RecordedEvents]:
-        """Creates a run with the given number of layers."""
+        """Records two steps with the given number of layers per stack, or with all layers."""
         if layers_per_stack and fsdp_settings.prefetched_layer_count > 1:
             raise NotRepeatingError(
                 f"the first and last {fsdp_settings.prefetched_layer_count} layers gather others than those between"
@@ -265,7 +265,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
 
 
 def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
-    """Returns the named parts of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
+    """Returns the terms of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
     model_stacks = layer_stacks(sharded_setup.spec)
     optimizer_record = optimizer(sharded_setup.training_config.optimizer)
     weight_bytes = gradient_bytes = state_bytes = 0
@@ -292,7 +292,7 @@ def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
 
 
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
-    """Returns the memory of one rank under torchtitan at the run's date.
+    """Returns the memory of one rank, for torchtitan's version at the run's date.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
@@ -316,7 +316,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
 
 
 def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> int:
-    """Returns a rank's tensor bytes at the peak; 0 for a pipeline stage, whose bytes only the replay computes.
+    """Returns a rank's tensor bytes at the peak; 0 for a pipeline stage, for which a replay is needed.
 
     Raises `InputError` as `rank_memory` does.
     """
@@ -330,7 +330,7 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime)
 
 
 def _config_and_settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> tuple[TrainingConfig, FsdpSettings]:
-    """Returns the training configuration and the sharding of a run under torchtitan at the run's date."""
+    """Returns the training configuration and the FSDP settings of a run, as torchtitan has them at its date."""
     estimate = training_run.memory
     training_config = estimate.training(cuda_runtime)
     if TOWERS.name in estimate.states.parameter_count.include:
@@ -344,7 +344,7 @@ def _config_and_settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime)
 def _weakest_status(
     layout: Layout, fsdp_settings: FsdpSettings, tensors_term: MemoryTerm, adapters: Adapters | None
 ) -> MemoryTerm:
-    """Returns the weakest verification status of any tensor.
+    """Returns the weakest verification status among the rank's tensors.
 
     tensors_term: status without float8, cp and tp. adapters: what is trained beside frozen weights; None if all is.
     """
@@ -415,7 +415,7 @@ def step_collectives_of_rank(
 
 
 def messages_of_rank(training_run: RunOnRanks, rank: int) -> list[Message] | None:
-    """Returns the collective messages of a rank's replay; None for a layout without simulated messages.
+    """Returns the collectives that a rank's replay sends; None for a layout whose messages are not replayed.
 
     Raises `InputError` as `rank_memory` does.
     """
@@ -436,14 +436,14 @@ def messages_of_rank(training_run: RunOnRanks, rank: int) -> list[Message] | Non
 
 
 def _with_repetitions(previous_collective: Collective, collective: Collective, repetition_count: int) -> Collective:
-    """Returns a collective whose count also includes the repetitions of an equal collective."""
+    """Returns a collective with its count increased by the repetitions of an equal collective."""
     return previous_collective._replace(
         repetitions=previous_collective.repetitions + repetition_count * collective.repetitions
     )
 
 
 def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
-    """Creates a run with a few layers of each long stack, and sets it up."""
+    """Returns a run, after set-up, in which long stacks have only a few layers."""
     spec = sharded_setup.spec
     training_config = sharded_setup.training_config
     layout = sharded_setup.layout
@@ -471,7 +471,7 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
 
 
 def _represented_layer_count(layer: LayerKey, model_stacks: list[LayerStack]) -> int:
-    """Returns the number of layers of the model that one layer of `_run_of_few_layers` represents."""
+    """Returns how many of the model's layers are represented by a layer of `_run_of_few_layers`."""
     for stack in model_stacks:
         is_in_loop = (
             stack.layers_before + stack.layer_period <= layer.layer_index < stack.layers_before + 2 * stack.layer_period

@@ -1,4 +1,4 @@
-"""FSDP settings that only launch files set: float8 products and the reduction of gradients.
+"""FSDP2's settings that only launch files can set, such as float8 products and gradient reduction.
 
 Source: torchtitan/config_manager.py at 9dec370 (2024-12-26) and e7c0cae (2025-06-11), torchtitan/config/job_config.py
 at 9810191bb^ (2026-02-22), and torchtitan/components/quantization of these dates.
@@ -38,7 +38,7 @@ class Float8Settings:
     skips_small_layers: bool = False
 
     def is_converted(self, layer_name: str, row_count: int, column_count: int) -> bool:
-        """Whether a linear layer of an unsharded shape runs in 8 bits. layer_name: torchtitan's module name.
+        """Whether a linear layer with this unsharded shape runs in float8. layer_name: its path in torchtitan.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
@@ -58,7 +58,7 @@ class Float8Settings:
 
 @frozen
 class TitanSettings:
-    """Settings of a torchtitan job for which `llmcalc memory` has no option. Configs of accelerate set the last six.
+    """Settings of a torchtitan job that no option of `llmcalc memory` sets; accelerate configs set the last six.
 
     is_2024_form: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.
@@ -92,7 +92,7 @@ class TitanSettings:
 
 
 def titan_settings(file_settings: Any, precision: str | None = None) -> TitanSettings:
-    """Returns torchtitan's settings of a run, or the defaults.
+    """Returns the settings of a torchtitan job, or torchtitan's defaults for runs without a file.
 
     precision: the training precision, of which fp8 converts linear layers as torchtitan's own recipe does.
     """

@@ -1,4 +1,4 @@
-"""Derives the passes of a pipeline stage with many equal layers from passes recorded with few layers.
+"""Derives a pipeline stage's passes with many equal layers from passes recorded with few layers.
 
 The parameters that outlive a pass are those of the layer that was recorded in the place of theirs.
 """
@@ -17,13 +17,13 @@ from .pipeline import ShardedChunk
 
 
 def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
-    """Returns a chunk's only layer stack if the stack has more repeats than are recorded; otherwise no stack."""
+    """Returns the layer stack of a chunk with only one, if that repeats more often than is recorded; else none."""
     first_layer_index = model_chunk.lowering.first_layer_index
     return long_stacks(model_chunk.program.root, model_chunk.training_config.layer_period, first_layer_index)
 
 
 class ShortenedStagePasses(ShortenedPasses):
-    """Derives the events of passes with all layers, and the gathered parameters that remain after these passes.
+    """Derives the events of passes with all layers, and the parameters that are gathered after these passes.
 
     events, passes: of the recorded run.
     recorded_chunks: chunks of the recorded run.
@@ -51,7 +51,7 @@ class ShortenedStagePasses(ShortenedPasses):
     def _recorded_parameters(
         self, model_chunk: ShardedChunk, full_chunk: ShardedChunk, layer_stacks: Sequence[LayerStack]
     ) -> list[tuple[int, int | None]]:
-        """Returns, for each gathered parameter of the full chunk, the recorded parameter that represents it.
+        """Returns, per gathered parameter of the full chunk, the parameter of the recorded chunk that stands for it.
 
         It is the parameter's number, and the repeat among the inner ones; None for the parameter of no inner repeat.
         """
@@ -79,7 +79,7 @@ class ShortenedStagePasses(ShortenedPasses):
         return source_numbers
 
     def outputs_of_full_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
-        """Returns the tensors that outlive a pass with all layers: its output or gradients, and gathered parameters."""
+        """Returns the tensors that outlive a full pass: its output or gradients, and parameters left gathered."""
         chunk_index, pass_kind, _ = recorded_pass.pass_id
         recorded_chunk, source_numbers = self.recorded_chunks[chunk_index], self.sources[chunk_index]
         outputs_by_number = {i: (template, storage_number) for i, template, storage_number in recorded_pass.outputs}
@@ -112,7 +112,7 @@ class ShortenedStagePasses(ShortenedPasses):
         return full_outputs
 
     def _storage_in_repeat(self, storage_number: int, inner_repeat: int | None) -> int:
-        """Converts a recorded storage's number to the storage's number in passes with all layers.
+        """Returns the id of a storage in passes with all layers. storage_number: its id in the recorded pass.
 
         inner_repeat: the storage's layer repeat; None outside of the inner repeats.
         """

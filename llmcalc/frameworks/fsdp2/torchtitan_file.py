@@ -1,4 +1,4 @@
-"""Reads torchtitan jobs (TOML) of 2024 to 2026. Jobs of 2024 have the layout in `[training]` and `[experimental]`.
+"""Reads torchtitan's jobs (TOML) of 2024 to 2026; those of 2024 have layouts in `[training]`, `[experimental]`.
 
 Source: torchtitan/config_manager.py at 9dec370 (2024-12-26) and e7c0cae (2025-06-11), torchtitan/config/job_config.py
 and distributed/pipeline_parallel.py at 9810191bb^ (2026-02-22), the last version with such files.
@@ -48,7 +48,7 @@ OPTIMIZER_IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
 
 
 def _keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
-    """Parses lines of the form `section_name: key key …`, and returns section → keys."""
+    """Parses lines `section_name: key key …` and returns the list of keys by section."""
     keys_by_section: dict[str, set[str]] = {}
     for key_or_section in list_text.split():
         if key_or_section.endswith(":"):
@@ -130,20 +130,20 @@ SWITCHED_OFF_SECTIONS = ("validation", "fault_tolerance", "memory_estimation")
 
 
 def is_torchtitan(config: Mapping[str, Any]) -> bool:
-    """Whether a table is a torchtitan job."""
+    """Whether a parsed file is a torchtitan job."""
     job_sections = [section_name for section_name in SECTIONS if isinstance(config.get(section_name), Mapping)]
     model = config.get("model")
     return len(job_sections) > 1 and ("flavor" in model if isinstance(model, Mapping) else "training" in job_sections)
 
 
 class _JobConfig:
-    """The keys of a torchtitan job, whose sections depend on torchtitan's version."""
+    """The keys of a torchtitan job, which are in different sections in different versions."""
 
     def __init__(self, config: Mapping[str, Any], reader: LaunchReader) -> None:
         self.job_sections, self.reader = config, reader
 
     def find_key(self, job_key: str, *section_names: str) -> tuple[str, Any]:
-        """Returns (section.key, value) of the first of several sections with the key; the value is None if missing."""
+        """Returns (section.key, value) from the first section that has the key; the value is None if none has it."""
         for section_name in section_names:
             section_table = self.job_sections.get(section_name)
             if isinstance(section_table, Mapping) and job_key in section_table:
@@ -151,17 +151,17 @@ class _JobConfig:
         return f"{section_names[0]}.{job_key}", None
 
     def integer_of(self, job_key: str, default_value: int, *section_names: str, minimum: int = 1) -> int:
-        """Returns the value of a key as a whole number."""
+        """Returns a key's value as an integer."""
         full_key, job_value = self.find_key(job_key, *section_names)
         return default_value if job_value is None else read_integer(self.reader, full_key, job_value, minimum=minimum)
 
     def flag_of(self, job_key: str, default_value: bool, *section_names: str) -> bool:
-        """Returns the value of a key as a boolean."""
+        """Returns a key's value as a boolean."""
         full_key, job_value = self.find_key(job_key, *section_names)
         return default_value if job_value is None else read_boolean(self.reader, full_key, job_value)
 
     def word_of(self, job_key: str, default_value: str, allowed_values: Mapping[str, Any], *section_names: str) -> str:
-        """Returns the value of a key whose text must be in `allowed_values`."""
+        """Returns a key's value, which must be one of the texts in `allowed_values`."""
         full_key, job_value = self.find_key(job_key, *section_names)
         if job_value is None:
             return default_value
@@ -172,18 +172,18 @@ class _JobConfig:
 
 
 def read_torchtitan(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a torchtitan job. Raises `InputError` that names file and key."""
+    """Returns the training run that a torchtitan job describes. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         return _read_sections(_JobConfig(config, reader), source_file.world_size)
 
 
 def read_job(config: Table, reader: LaunchReader, spec: ModelSpec) -> Launch:
-    """Returns the training run of a job whose model is known. Raises `InputError`, which names the key."""
+    """Returns the training run of a job for a known model. Raises `InputError`, which names the key."""
     return _read_sections(_JobConfig(config, reader), reader.source.world_size, spec)
 
 
 def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
-    """Returns the training run of a job: model, layout and settings."""
+    """Returns the training run that a job's sections describe: model, layout and settings."""
     reader = job_config.reader
     for section_name, section_table in job_config.job_sections.items():
         _check_section(reader, section_name, section_table)
@@ -207,7 +207,7 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
 
 
 def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
-    """Records the keys of a section that are ignored or not modelled."""
+    """Reports ignored, unknown and unmodelled keys in a section of a torchtitan job."""
     if not isinstance(section_table, Mapping):
         raise reader.value_error(section_name[:60], section_table, "a table")
     for section_key, section_value in section_table.items():
@@ -281,7 +281,7 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
 
 
 def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
-    """Returns the schedule, the number of chunks per rank, and the layers of each stage.
+    """Returns the pipeline schedule, the number of stages per rank, and the layers of each stage.
 
     In a job of 2024 the first stage has no extra layer (parallelisms/pipelining_utils.py, `generate_split_points`).
     Later the embedding counts as a layer of the first stage and the head as one of the last
@@ -345,7 +345,7 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
 def _stage_layers_from_split_points(
     job_config: _JobConfig, pp: int, is_interleaved: bool, layer_count: int
 ) -> tuple[int, ...] | None:
-    """Returns the number of layers of each stage of a job with split points; None without split points.
+    """Returns the layers per stage that a job's split points imply; None if the job has no split points.
 
     The split points name the first layer of every stage but the first.
     """
@@ -370,7 +370,7 @@ def _stage_layers_from_split_points(
 
 
 def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
-    """Returns the number of accumulated batches per step, each of which runs the pipeline schedule once."""
+    """Returns how often a step runs the pipeline schedule: once per accumulated batch."""
     local_batch_size = _local_batch_size(job_config)
     full_key, global_batch_size = job_config.find_key("global_batch_size", "training")
     batches_per_step = (
@@ -392,7 +392,7 @@ def _local_batch_size(job_config: _JobConfig) -> int:
 
 
 def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
-    """Returns the job's settings as option of `llmcalc memory` → value."""
+    """Returns the job's settings, keyed by the option of `llmcalc memory` with the same meaning."""
     reader, training_section = job_config.reader, "training"
     reader.calls_torch_attention = True
     local_batch_size, schedule_count = _local_batch_size(job_config), _schedules_per_step(job_config, layout)
@@ -523,7 +523,7 @@ SELECTIVE_OPERATIONS = "selective-op"
 
 
 def _titan_settings(job_config: _JobConfig, layout: Layout, is_2024_form: bool) -> TitanSettings:
-    """Returns the settings that only torchtitan has."""
+    """Returns the job's settings that no option of llmcalc has."""
     reader, section_names = job_config.reader, ("parallelism", "experimental")
     settings = TitanSettings(
         is_2024_form=is_2024_form,
@@ -572,7 +572,7 @@ SMALL_LAYERS_FILTER = "auto_filter_small_kn"
 
 
 def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings | None:
-    """Returns the float8 conversion of linear layers: by a converter, or before 2025-02-15 by a key in `[float8]`."""
+    """Returns the float8 settings of linear layers: of a converter, or before 2025-02-15 of a key in `[float8]`."""
     reader = job_config.reader
     converters = job_config.find_key("converters", "model")[1] or []
     converter_names = converters.split(",") if isinstance(converters, str) else converters
@@ -609,7 +609,7 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
 
 
 def _float8_table(job_config: _JobConfig) -> tuple[str, Mapping[str, Any]]:
-    """Returns the name and the table of the float8 section."""
+    """Returns the name and the table of the job's section on float8."""
     float8_section: Any = job_config.job_sections.get("quantize")
     for float8_key in ("linear", "float8"):
         float8_section = float8_section.get(float8_key) if isinstance(float8_section, Mapping) else None
@@ -619,7 +619,7 @@ def _float8_table(job_config: _JobConfig) -> tuple[str, Mapping[str, Any]]:
 
 
 def _is_loss_compiled(job_config: _JobConfig) -> bool | None:
-    """Returns whether the loss is compiled; None in versions without such a key."""
+    """Whether the loss is compiled; None in versions of torchtitan that have no key for it."""
     if "compile" not in job_config.job_sections:
         return None
     components = job_config.find_key("components", "compile")[1]

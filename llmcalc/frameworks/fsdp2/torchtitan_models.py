@@ -1,4 +1,4 @@
-"""Model specs of the flavors in torchtitan's model registries.
+"""Model specs for the flavors (named sizes) in torchtitan's model registries.
 
 Source: torchtitan/models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__init__.py and model/args.py, and
 models/moe/moe.py for defaults of experts, at 9810191bb^ (2026-02-22); torchtitan/models/llama at 9dec370
@@ -19,7 +19,7 @@ SpecTable = dict[str, Any]
 
 
 class LlamaFlavor(NamedTuple):
-    """The arguments of a Llama flavor with torchtitan's names."""
+    """The sizes of a Llama flavor, by torchtitan's argument names."""
 
     dim: int
     n_layers: int
@@ -38,7 +38,7 @@ class LlamaFlavor(NamedTuple):
 
 
 class ExpertSizes(NamedTuple):
-    """The arguments of a mixture of experts with torchtitan's names. width: expert width (`moe_inter_dim`)."""
+    """The sizes of a mixture of experts, by torchtitan's names. width: the width of an expert (`moe_inter_dim`)."""
 
     num_experts: int
     num_shared_experts: int
@@ -48,7 +48,7 @@ class ExpertSizes(NamedTuple):
 
 
 class Qwen3Flavor(NamedTuple):
-    """The arguments of a Qwen3 flavour, by torchtitan's names. tie_word_embeddings: `enable_weight_tying`."""
+    """The sizes of a Qwen3 flavor, by torchtitan's names. tie_word_embeddings: `enable_weight_tying`."""
 
     dim: int
     n_layers: int
@@ -63,7 +63,7 @@ class Qwen3Flavor(NamedTuple):
 
 
 class DeepSeekFlavor(NamedTuple):
-    """The arguments of a DeepSeek flavour, by torchtitan's names.
+    """The sizes of a DeepSeek flavor, by torchtitan's names.
 
     Heads have 128 dimensions without RoPE, 64 with RoPE, and 128 for values; the latent has 512.
     """
@@ -79,7 +79,7 @@ class DeepSeekFlavor(NamedTuple):
 
 
 class Llama4Flavor(NamedTuple):
-    """The arguments of a Llama 4 flavour, by torchtitan's names.
+    """The sizes of a Llama 4 flavor, by torchtitan's names.
 
     moe_layer_interval: `interleave_moe_layer_step`: every so many layers have experts. Each token goes to one of them
     and to the shared one. nope_layer_interval: `every_n_layers_nope`: layers without RoPE attend to all tokens, others
@@ -92,7 +92,7 @@ class Llama4Flavor(NamedTuple):
     nope_layer_interval: int = 0
 
     def expert_width(self) -> int:
-        """Width of an expert: the unrounded width of the dense network, divided by two experts, rounded up."""
+        """The width of an expert: the unrounded width of a dense network, divided by two experts, and rounded up."""
         dense_width = int(2 * (4 * self.llama_sizes.dim) / 3)
         dense_width = (
             dense_width
@@ -169,7 +169,7 @@ ATTENTION_SUFFIXES = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 
 
 def spec_of_flavor(model_name: str, model_size: str, model_origin: str, is_2024_form: bool = False) -> ModelSpec:
-    """Returns the model of torchtitan's `name` and `flavor`. is_2024_form: whether the job has the form of 2024.
+    """Returns the model of a torchtitan flavor. is_2024_form: whether the job's file is in the format of 2024.
 
     Raises `InputError`, which names the field, for an unknown model.
     """

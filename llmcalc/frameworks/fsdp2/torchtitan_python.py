@@ -1,4 +1,4 @@
-"""Reads torchtitan's configurations in Python (`config_registry.py`, since 2026-02) from their syntax tree.
+"""Reads torchtitan's Python configurations (`config_registry.py`, since 2026-02) from their syntax tree.
 
 A function builds a `Trainer.Config` of dataclass calls. It is read as the job that the TOML files had; nothing is
 imported or run. Source: torchtitan/models/*/config_registry.py, torchtitan/config/configs.py, torchtitan/trainer.py
@@ -47,7 +47,7 @@ ASSUMED_CONTEXT, ASSUMED_TOKENS = 2048, 16384
 
 
 def is_python(file_text: str) -> bool:
-    """Whether a Python file contains configurations of torchtitan."""
+    """Whether a Python file contains torchtitan configurations."""
     return (
         "Trainer.Config" in file_text
         and re.search(r"^from torchtitan[\w.]* import", file_text, re.MULTILINE) is not None
@@ -59,13 +59,13 @@ CONFIG_OPTIONS = ("--module", "--config")
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command runs torchtitan with a configuration in Python."""
+    """Whether a command runs torchtitan with a configuration that is a Python function."""
     option_names = {command_word.partition("=")[0] for command_word in command_line.words}
     return command_line.program == "torchtitan.train" and option_names.issuperset(CONFIG_OPTIONS)
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
-    """Returns the training run of the configuration that a command names, from the repository's file of its model.
+    """Returns the training run of the named configuration in a command, read from the model's file in the repository.
 
     Source: torchtitan/config/manager.py, `--module` and `--config`. Raises `InputError`, which names file and option.
     """
@@ -88,7 +88,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a configuration function, whose name and overrides are arguments of `source_file`.
+    """Returns the training run of a configuration function; `source_file` has its name and overrides as arguments.
 
     Raises `InputError`, which names file, function and field.
     """
@@ -122,7 +122,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _read_configuration(reader: LaunchReader, config: Config, configuration_name: str) -> Launch:
-    """Returns the training run of a configuration. Raises `InputError` for a model that is not read."""
+    """Returns the training run of a configuration. Raises `InputError` for a model that llmcalc does not read."""
     model_family = _family_of(configuration_name)
     model_size = config.get("model_spec.0", config.get("model_spec.flavor"))
     if not model_family or not isinstance(model_size, str):
@@ -154,12 +154,12 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
 
 
 def _family_of(configuration_name: str) -> str:
-    """Returns the model family in a configuration's name; empty for an unknown family, such as of `qwen35_4b`."""
+    """Returns the model family with which a configuration's name starts; empty for unknown ones (`qwen35_4b`)."""
     return next((model_family for model_family in FAMILIES if configuration_name.startswith(f"{model_family}_")), "")
 
 
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
-    """Returns the sections of the equivalent TOML job."""
+    """Returns the configuration's fields as the sections of an equivalent TOML job."""
     job_sections: dict[str, dict[str, Any]] = {name: {} for name in READ_SECTIONS if name != "optimizer"}
     for config_key, config_value in config.items():
         section_name, _, field_name = config_key.partition(".")
@@ -187,7 +187,7 @@ def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, A
 
 
 def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], layout_section: dict[str, Any]) -> dict[str, Any]:
-    """Returns the batch settings of a job that sets tokens per micro-batch and the longest context."""
+    """Returns the batch settings of jobs that state tokens per micro-batch and the longest context."""
     context_length = read_integer(
         reader, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
     )

@@ -1,4 +1,4 @@
-"""Replays training steps of one FSDP2 rank.
+"""Replays the training steps of one FSDP2 rank.
 
 Parameters are sharded in one number format, and gathered in another in which modules compute (`MixedPrecisionPolicy`):
 in torchtitan float32 and bfloat16, with gradients summed in float32. The optimizer updates the rank's own rows.
@@ -34,7 +34,7 @@ from .with_tensor_parallel import FsdpTensorParallelProfile
 
 @frozen
 class FsdpSettings:
-    """The settings with which a trainer calls `fully_shard` (FSDP2): formats, parameter groups and prefetching.
+    """How a trainer calls `fully_shard` (FSDP2): number formats, parameter groups and prefetching.
 
     dtype: number format of shards, of their gradients and of the optimizer's states.
     reduction_format: number format in which gradients are reduced over ranks.
@@ -76,7 +76,7 @@ class FsdpSettings:
 
     @property
     def outer_keys(self) -> tuple[LayerKey, ...]:
-        """The keys of the parameter groups outside the layers, except the group of the whole model."""
+        """The keys of the parameter groups outside the layers, without the whole model's own group."""
         return {"separate": (EMBEDDING_GROUP, HEAD_GROUP), "embedding": (EMBEDDING_GROUP,), "together": ()}[
             self.outer_groups
         ]
@@ -103,7 +103,7 @@ GATHERS_IN_PLACE_SINCE = date(2025, 12, 2)
 
 
 def torchtitan_date(torchtitan_version: date | None, settings: TitanSettings) -> date | None:
-    """Returns torchtitan's date: from the requested version, or from the job's config form; None for the newest."""
+    """Returns a date of torchtitan, from the version or else the job's format; None for the newest."""
     return DATE_OF_2024_JOBS if torchtitan_version is None and settings.is_2024_form else torchtitan_version
 
 
@@ -113,7 +113,7 @@ def torchtitan_training(
     version: date | None = None,
     settings: TitanSettings = DEFAULT_TITAN_SETTINGS,
 ) -> tuple[TrainingConfig, FsdpSettings]:
-    """Returns torchtitan's training settings and `fully_shard` arguments.
+    """Returns the training settings and the FSDP settings that torchtitan uses at a version.
 
     The shards are the master weights. Gradients are reduced in float32, unless they have a format of their own.
     Adapters are sharded in their own format, and gathered in that of the weights.
@@ -183,7 +183,7 @@ def check_optimizer(training_config: TrainingConfig, fsdp_version: Literal[1, 2]
     """
 
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
-        """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""
+        """Whether an optimizer can update a rank's shard alone: rows of a tensor, or a range of its elements."""
         return (
             optimizer_record.supports_element_shards
             or (optimizer_record.supports_row_shards and fsdp_version != 1)
@@ -220,7 +220,7 @@ def check_training(training_config: TrainingConfig, fsdp_version: Literal[1, 2] 
 
 
 def _refuse_unmodelled(*conditions: tuple[bool, str, str]) -> None:
-    """Raises `InputError` for the first condition that is true.
+    """Raises `InputError` for the first unmodelled feature whose condition is true.
 
     conditions: each (whether it is true, what is not modelled in words, what is expected).
     """
@@ -232,7 +232,7 @@ def _refuse_unmodelled(*conditions: tuple[bool, str, str]) -> None:
 def sharding_of_rank(
     training_config: TrainingConfig, layout: Layout, rank: int, fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS
 ) -> FsdpSharding:
-    """Returns the sharding of a rank's parameters.
+    """Returns how a rank's parameters are sharded.
 
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
     training that FSDP2 is not modelled with.
@@ -344,7 +344,7 @@ class FsdpRun(TrainingRun):
 
     @property
     def has_equal_shards(self) -> bool:
-        """Whether every rank's shard of each parameter has equally many rows, after the set-up."""
+        """Whether ranks' shards of every parameter are equally large; known after the set-up."""
         return all(
             parameter.shard_elements * parameter_group.sharding.shard_count == parameter.unsharded_param.numel
             for parameter_group in self.lowering.groups.values()
@@ -352,12 +352,12 @@ class FsdpRun(TrainingRun):
         )
 
     def set_up(self) -> None:
-        """Creates the parameters' shards, and configures resharding and prefetch."""
+        """Allocates the parameters' shards, and sets which groups reshard and prefetch."""
         super().set_up()
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp_settings, self.reshard)
 
     def run_micro_batches(self) -> None:
-        """Runs the micro-batches of a step, one of which represents several identical micro-batches."""
+        """Replays the micro-batches of a step; of identical micro-batches, only one."""
         reduces_each_micro_batch = self.fsdp_settings.reduces_each_microbatch
         microbatch_count = min(self.training_config.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(microbatch_count):
@@ -367,12 +367,12 @@ class FsdpRun(TrainingRun):
             self.forward_and_backward()
 
     def update(self) -> None:
-        """Runs the optimizer's step, which allocates nothing on the device where the shards are on the host."""
+        """Replays the optimizer's step, which allocates nothing on the device if shards are on the host."""
         if not self.communication_state.sharding.offloads_to_host:
             super().update()
 
     def finish_backward(self) -> None:
-        """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""
+        """Ends the communication of all FSDP groups after a backward pass."""
         self.meter.place = AllocationPlace("backward")
         self.communication_state.finish(list(self.lowering.groups.values()))
 
@@ -383,7 +383,7 @@ def set_resharding_and_prefetch(
     fsdp_settings: FsdpSettings,
     reshards: bool,
 ) -> None:
-    """Configures each FSDP group: resharding after the forward pass, and prefetched groups.
+    """Sets, for each FSDP group, whether the forward pass reshards it and which groups it prefetches.
 
     stack_paths: per stack, the path of its layers.
     """
@@ -408,7 +408,7 @@ def set_resharding_and_prefetch(
 
 
 def _set_prefetch(layer_groups: Sequence[ParamGroup], prefetched_layers: int) -> None:
-    """Sets which layers each layer prefetches. prefetched_layers: number of layers."""
+    """Sets which layers each layer prefetches. prefetched_layers: how many."""
     for i, parameter_group in enumerate(layer_groups):
         if i + prefetched_layers < len(layer_groups):
             parameter_group.forward_prefetch = layer_groups[i + 1 : i + 1 + prefetched_layers]
@@ -419,7 +419,7 @@ def _set_prefetch(layer_groups: Sequence[ParamGroup], prefetched_layers: int) ->
 def _set_prefetch_with_expert_groups(
     groups_by_layer: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str]
 ) -> None:
-    """Makes each layer prefetch all groups of the next layer in both passes.
+    """Makes each layer prefetch all groups of the next layer, in forward and backward passes.
 
     Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.
     """
@@ -439,7 +439,7 @@ def _set_prefetch_with_expert_groups(
 
 
 def no_head_group_reason(spec: ModelSpec, training_config: TrainingConfig) -> str:
-    """Returns the reason why embedding and head cannot be separate FSDP groups; empty if they can."""
+    """Returns why embedding and head cannot be separate FSDP groups; empty if they can."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
     if training_config.include:
@@ -458,7 +458,7 @@ def record_fsdp_run(
     program: RankFlow | None = None,
     context_ring: ContextParallelRing | None = None,
 ) -> RecordedEvents:
-    """Records the set-up and two training steps of a rank. layers, program: as in `FsdpRun`."""
+    """Records a rank's set-up and two training steps. layers, program: as in `FsdpRun`."""
 
     def new_run(memory_meter: EventRecorder) -> FsdpRun:
         return FsdpRun(

@@ -21,7 +21,7 @@ from .param_groups import CommunicationState
 
 
 class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
-    """Runs linear layers sharded over a tensor-parallel group, with parameters also sharded by FSDP.
+    """Runs a compute graph in which FSDP shards parameters that tensor parallelism has already divided.
 
     unsharded_shapes: path of a divided parameter, without layer indices → its undivided shape.
     """
@@ -31,29 +31,29 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
     def shard(
         self, communication_state: CommunicationState, layer_paths: Collection[str], outer_groups: Collection[LayerKey]
     ) -> None:
-        """Shards all parameters created from this call on."""
+        """Makes all parameters created from now on sharded."""
         super().shard(communication_state, layer_paths, outer_groups)
         self.divides_loss: bool = communication_state.sharding.divides_loss
         self.copies_gathered: bool = communication_state.sharding.copies_gathered_tokens
 
     def allocate_parameters(self, program: Flow) -> None:
-        """Creates the parameters and records the shapes before sharding."""
+        """Allocates the parameters, and stores the shapes that they have before tensor parallelism divides them."""
         self.find_placements(program)
         self.unsharded_shapes = dict(_unsharded_shapes(program.root.items, "model"))
         super().allocate_parameters(program)
 
     @property
     def has_overlapped_products(self) -> bool:
-        """Whether matrix products overlap with collectives, as in compiled layers (`micro_pipeline_tp_pass`)."""
+        """Whether matrix products overlap with collectives, as torch.compile arranges it (`micro_pipeline_tp_pass`)."""
         overlaps_messages = self.communication_state is not None and self.communication_state.sharding.overlaps_products
         return overlaps_messages and self.choices.compiled and self.graph.meter.place.layer_index >= 0
 
     def unsharded_shape(self, parameter_key: ModulePath, shape: Shape) -> Shape:
-        """Returns the shape of a parameter before tensor parallelism shards it."""
+        """Returns the shape that a parameter has before tensor parallelism divides it."""
         return self.unsharded_shapes.get(_path_without_indices(parameter_key), shape)
 
     def gathers_in_8_bits(self, operation: Step) -> bool:
-        """Whether a step's input is all-gathered in float8 with one scale per tensor (float8_tensor_parallel.py)."""
+        """Whether an operation's input is gathered in float8 with a scale per tensor (float8_tensor_parallel.py)."""
         float8_settings = None if self.communication_state is None else self.communication_state.sharding.float8
         if float8_settings is None or float8_settings.recipe != "tensorwise":
             return False
@@ -62,7 +62,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
         return float8_settings.is_converted(torchtitan_name(layer_name), row_count, column_count)
 
     def has_partial_gradient(self, parameter_key: ModulePath) -> bool:
-        """Whether the rank's gradient of a parameter covers only the rank's tokens or heads."""
+        """Whether the rank's gradient of a parameter must be summed over the tensor-parallel group."""
         return self.token_ranks > 1 and _path_without_indices(parameter_key) not in self.unsharded_shapes
 
 
@@ -72,7 +72,7 @@ def _path_without_indices(parameter: ModulePath) -> str:
 
 
 def _unsharded_shapes(program_items: Iterable[ProgramItem], module_path: str) -> Iterator[tuple[str, Shape]]:
-    """Yields (path, unsharded shape) of each sharded parameter, with matrices as [rows, columns]."""
+    """Yields (path, shape) of each parameter that tensor parallelism divides, with its shape before division."""
     for step_path, operation in named_steps(program_items, module_path):
         if operation.weight is not None and is_divided((*operation.weight.input_axes, *operation.weight.output_axes)):
             is_table = operation.verb in ("table", "unread_table")
@@ -86,7 +86,7 @@ def _unsharded_shapes(program_items: Iterable[ProgramItem], module_path: str) ->
 
 
 def _unsharded_length(axes: Axes) -> int:
-    """Returns the number of elements along axes before sharding."""
+    """Returns the number of elements along axes, before tensor parallelism divides them."""
     axis_length = 1
     for axis in axes_with_concatenated_parts(axes):
         axis_length *= axis.full_size if isinstance(axis, AxisShard) else axis.size

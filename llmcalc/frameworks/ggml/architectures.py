@@ -1,4 +1,4 @@
-"""Checks that a version of llama.cpp or a fork has an architecture for a model, by the class of its checkpoint.
+"""Checks whether a version of llama.cpp or a fork supports a model, by the class name in the checkpoint's config.
 
 Source: conversion/__init__.py of llama.cpp (`TEXT_MODEL_MAP`, `MMPROJ_MODEL_MAP`; earlier, the classes that
 convert_hf_to_gguf.py registers), and conversion/base.py (`get_model_architecture`) for the name that decides.
@@ -19,7 +19,7 @@ from .versions import GgmlEngineRecord
 
 
 def converted_class(preset: Preset) -> str:
-    """Returns the class name by which llama.cpp converts a checkpoint's text model to GGUF; empty if unknown.
+    """Returns the class name under which llama.cpp converts a checkpoint's text model; empty if unknown.
 
     Of a GGUF file none is needed.
     """
@@ -37,7 +37,7 @@ def converted_class(preset: Preset) -> str:
 
 
 def check_architecture(preset: Preset, engine_record: GgmlEngineRecord, engine_version: EngineVersion) -> None:
-    """Raises `InputError` for a model that a version has no architecture for. An unknown class is accepted."""
+    """Raises `InputError` for a model that a version does not support; an unknown class name is accepted."""
     class_name = converted_class(preset)
     if not class_name:
         return
@@ -61,7 +61,7 @@ def check_architecture(preset: Preset, engine_record: GgmlEngineRecord, engine_v
 def check_encoder(
     preset: Preset, engine_record: GgmlEngineRecord, engine_version: EngineVersion, encoder_file: str
 ) -> None:
-    """Raises `InputError` for a model whose encoder cannot be converted. encoder_file: the value of --mmproj.
+    """Raises `InputError` for a model whose encoder llama.cpp cannot convert. encoder_file: the value of --mmproj.
 
     A file that exists is converted already.
     """
@@ -79,5 +79,5 @@ def check_encoder(
 
 
 def _registered_name(preset: Preset, engine_record: GgmlEngineRecord, class_name: str) -> str:
-    """Returns a class's name in llama.cpp's converter, which is the class name in a config."""
+    """Returns the name under which llama.cpp's converter registers a class of a config."""
     return class_name if preset.config is not None else engine_record.other_names.get(class_name, class_name)

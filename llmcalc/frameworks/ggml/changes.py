@@ -1,4 +1,4 @@
-"""The memory of a llama.cpp server, flag changes that free GPU memory, and placements that fit."""
+"""The memory of a llama.cpp server, flag changes that free GPU memory, and placements with more devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SINGLE_GPU_VENDOR = "Apple"
 
 
 def memory(server: GgmlServer) -> EngineMemory:
-    """Returns the memory of a server after --fit."""
+    """Returns the memory of a server once --fit has changed its flags."""
     fitted_server = fit_server(server)
     fitted_memory = engine_memory(fitted_server.server, fitted_server.buffers, fitted_server.notes)
     fitted_memory = replace(fitted_memory, has_all_layers_on_devices=is_all_on_gpus(fitted_server))
@@ -37,7 +37,7 @@ def memory(server: GgmlServer) -> EngineMemory:
 
 
 def _fewest_free_bytes(server: GgmlServer) -> int:
-    """Returns the free bytes of the fullest GPU, or of a processor's memory; negative if buffers do not fit.
+    """Returns the free bytes of the fullest GPU, or of the processor's memory; negative if buffers do not fit.
 
     The graphs are laid out only where tensors and caches alone leave room.
     """
@@ -53,7 +53,7 @@ def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: BufferSizes) 
 
 
 def _server_with_fit_off(server: GgmlServer, **flags: Any) -> GgmlServer:
-    """Returns the server with --fit off, and with all layers on GPUs unless the flags state a number.
+    """Returns the server with --fit off, and with all layers on GPUs unless a flag says how many.
 
     The context stays the server's: a default one is a slot's times the slots with --fit, and that of all without.
     """
@@ -63,7 +63,7 @@ def _server_with_fit_off(server: GgmlServer, **flags: Any) -> GgmlServer:
 
 
 def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: Callable[[int], int]) -> int | None:
-    """Returns the largest value at which the decreasing function `free_bytes_of` is at least 0; None without one.
+    """Returns the largest value at which `free_bytes_of`, a decreasing function, is at least 0; None if there is none.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
@@ -91,7 +91,7 @@ def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: 
 
 
 def fewest_host_experts(server: GgmlServer) -> int | None:
-    """Returns the smallest -ncmoe (layers with experts on the host) with which all other tensors fit on the GPUs."""
+    """Returns the least -ncmoe (number of layers with experts on the host) with which the rest fits on the GPUs."""
     layer_count = len(server.model.layers)
     if not any(layer.expert_count for layer in server.model.layers):
         return None
@@ -102,7 +102,7 @@ def fewest_host_experts(server: GgmlServer) -> int | None:
 
 
 def most_layers(server: GgmlServer) -> int | None:
-    """Returns the largest -ngl (GPU layers, with the output layer) that fits on the GPUs."""
+    """Returns the largest -ngl (number of layers on GPUs, the output layer included) that fits."""
     return _largest_fitting_value(
         0,
         len(server.model.layers) + 1,
@@ -111,7 +111,7 @@ def most_layers(server: GgmlServer) -> int | None:
 
 
 def longest_context(server: GgmlServer) -> int | None:
-    """Returns the longest context (-c) in tokens for which everything fits, a multiple of 256."""
+    """Returns the longest context (-c) in tokens, a multiple of 256, for which everything fits."""
     step_count = max(1, server.context_tokens // 256)
     fitting_step_count = _largest_fitting_value(
         1,
@@ -122,7 +122,7 @@ def longest_context(server: GgmlServer) -> int | None:
 
 
 def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields flag changes that free memory of the GPUs or a processor, the cheapest first, as (typed text, values).
+    """Yields flag changes that free memory on GPUs or the processor, cheapest first, as (typed text, values).
 
     They are tried with all layers on the GPUs, where there are any and the user does not say how many.
     """
@@ -154,7 +154,7 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def larger_layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (flags, server memory) of each placement, fewest devices first.
+    """Yields (flags, server memory) of placements on more devices, fewest devices first.
 
     The numbers of devices are 1, 2, 4, … and `most_devices`. Of as many devices: everything on GPUs, a smaller cache,
     experts on the host, layers on the host. A placement that the user's flags fix is the only one. A Mac has one GPU.
@@ -181,7 +181,7 @@ def larger_layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict
 
 
 def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (flags, server memory) for the ways to place a model on the server's devices, all layers on GPUs first."""
+    """Yields (flags, server memory) of ways to place a model on the devices; all layers on GPUs come first."""
     flag_sets: list[dict[str, Any]] = [{"n_gpu_layers": "all"} if server.devices else {}]
     if _fewest_free_bytes(_server_with_fit_off(server)) < 0:
         if server.key_type == "f16" and "cache_type_v" not in server.flags:
@@ -205,7 +205,7 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
 
 
 def _has_shortened_context(server: GgmlServer) -> bool:
-    """Whether --fit shortens the context of a server whose flags state none."""
+    """Whether --fit shortens the context, because no flag states it."""
     return fit_server(server).server.context_tokens < server.context_tokens
 
 

@@ -1,4 +1,4 @@
-"""ggml's compute buffers: assigns a graph's tensors to devices and allocates them, without computing values.
+"""ggml's compute buffers: a graph's tensors are assigned to devices and allocated, but not computed.
 
 The scheduler gives every operation a device, divides the graph into runs on one device, and copies what such a run
 reads from other devices (ggml/src/ggml-backend.cpp, `ggml_backend_sched_split_graph`). The allocator then places each
@@ -35,7 +35,7 @@ LEAF_OPERATIONS: tuple[TensorOperation, ...] = ("input", "weight", "cache")
 
 
 class Tensor:
-    """A tensor of a compute graph.
+    """A tensor in a ggml compute graph.
 
     nbytes: its size. dimensions: equal for tensors that may share memory; None for a view with other strides.
     base: the tensor whose memory a view or a store is in. has_offset: whether a view begins within it.
@@ -83,7 +83,7 @@ class Tensor:
 
 
 class ComputeGraph:
-    """A compute graph: operations in execution order.
+    """A ggml compute graph: its operations in execution order.
 
     unread_inputs: inputs on the host that no operation reads; they have memory all the time, in one copy.
     """
@@ -94,7 +94,7 @@ class ComputeGraph:
         self._visited: set[int] = set()
 
     def add_operations(self, *result_tensors: Tensor) -> None:
-        """Adds operations after their source operations (`ggml_build_forward_expand`)."""
+        """Adds operations to the graph, each after its sources (`ggml_build_forward_expand`)."""
         for result_tensor in result_tensors:
             if id(result_tensor) in self._visited or result_tensor.operation in LEAF_OPERATIONS:
                 continue
@@ -116,7 +116,7 @@ class ComputeGraph:
 def buffer_sizes(
     compute_graph: ComputeGraph, device_names: Sequence[str], is_pipelined: bool = False
 ) -> dict[str, int]:
-    """Returns device → bytes of the compute buffer. Each graph can be allocated only once.
+    """Returns the bytes of the compute buffer by device; a graph can be allocated only once.
 
     device_names: the GPUs in their order; the host comes after them. is_pipelined: whether inputs have several copies.
     """
@@ -128,7 +128,7 @@ def buffer_sizes(
 
 
 def _assign_devices(graph_tensors: Sequence[Tensor], device_names: Sequence[str]) -> None:
-    """Assigns a device to every tensor (passes 1 to 4 of the scheduler)."""
+    """Assigns each tensor of the graph to a device (passes 1 to 4 of ggml's scheduler)."""
     for tensor in graph_tensors:
         tensor.assigned_device = _fixed_device(tensor, device_names)
     operation_nodes = [tensor for tensor in graph_tensors if tensor.operation != "view"]
@@ -155,7 +155,7 @@ def _assign_devices(graph_tensors: Sequence[Tensor], device_names: Sequence[str]
 
 
 def _default_device(tensor: Tensor, default_device: str) -> str:
-    """Returns the default device of a tensor: the source's, the base tensor's, or the host."""
+    """Returns the device on which a tensor is: its own if fixed, the host for inputs, else the assigned one."""
     owner_tensor = tensor.base or tensor
     if owner_tensor.is_external:
         return owner_tensor.device or default_device
@@ -165,7 +165,7 @@ def _default_device(tensor: Tensor, default_device: str) -> str:
 
 
 def _fixed_device(operation_node: Tensor, device_names: Sequence[str]) -> str | None:
-    """Returns the device of an operation's cache or weight, or the first GPU if the operation may move there."""
+    """Returns the device of an operation's cache or weight, or the first GPU if the operation is moved there."""
     if operation_node.device is not None:
         return operation_node.device
     if operation_node.base is not None and operation_node.base.is_external:
@@ -184,7 +184,7 @@ _OperationOrder: TypeAlias = list[tuple[Tensor, Tensor | None]]
 
 
 def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, list[Tensor]]:
-    """Splits the graph by device, and adds copies of the tensors that each split reads (pass 5)."""
+    """Splits the graph by device, and adds copies of tensors that a split reads from other devices (pass 5)."""
     tensor_copies: dict[tuple[int, str | None], Tensor] = {}
     operations_with_copies: _OperationOrder = []
     first_node_of_split = input_count = 0
@@ -222,14 +222,14 @@ def _reads_weight_elsewhere(operation_node: Tensor, device: str | None) -> bool:
 
 
 class _DeviceBuffer:
-    """The compute buffer of a device: free blocks, and the largest used size."""
+    """A device's compute buffer: its free blocks, and the largest size in use so far."""
 
     def __init__(self) -> None:
         self.free_blocks: list[tuple[int, int]] = [(0, 2**62)]
         self.size = 0
 
     def allocate(self, nbytes: int) -> int:
-        """Allocates in the best-fitting free block, the last block only if necessary, and returns the offset."""
+        """Allocates in the smallest free block that fits, the last block only if needed, and returns the offset."""
         best_block_index = len(self.free_blocks) - 1
         best_block_bytes = -1
         for i, (_, block_bytes) in enumerate(self.free_blocks[:-1]):
@@ -268,7 +268,7 @@ def _allocate_tensors(
     unread_inputs: Sequence[Tensor],
     is_pipelined: bool,
 ) -> dict[str, int]:
-    """Allocates all tensors in execution order, and returns device → used bytes of the compute buffer."""
+    """Allocates all tensors in execution order; returns the bytes of the compute buffer by device."""
     buffers_by_device = defaultdict[str, _DeviceBuffer](_DeviceBuffer)
     operations_with_sources: list[tuple[Tensor, Sequence[Tensor]]] = []
     input_tensors: dict[int, Tensor] = {}
@@ -318,7 +318,7 @@ def _allocate_tensors(
 
 
 def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _DeviceBuffer]) -> None:
-    """Allocates memory for a tensor: in the memory of a source that is no longer needed, or in a free block."""
+    """Allocates a tensor, in the memory of a source that is no longer read or in a free block."""
     if tensor.is_allocated or tensor.is_external or tensor.base is not None:
         return
     tensor.is_allocated = True
@@ -337,7 +337,7 @@ def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _DeviceBuff
 
 
 def _can_reuse_memory(source_tensor: Tensor, tensor: Tensor) -> bool:
-    """Whether an operation can reuse the memory of a source in place: no other operation reads the source."""
+    """Whether an operation can write its result into a source's memory, because nothing else reads the source."""
     owner_tensor = source_tensor.base or source_tensor
     if (
         source_tensor.is_external

@@ -1,4 +1,4 @@
-"""The image and audio encoder of llama-server (`--mmproj`), loaded from a separate file onto a single device.
+"""The image and audio encoder of llama-server (`--mmproj`), which a separate file contains and one device holds.
 
 Source: tools/mtmd/clip.cpp (`load_tensors`): all tensors are on the first GPU, on that of --mmproj-device, or on the
 host (`--no-mmproj-offload`, or without a GPU). Types: those of the file, else those that conversion chooses
@@ -56,7 +56,7 @@ def _encoder_tensors(preset: Preset) -> list[WeightTensor]:
 
 
 def encoder_device(flags: Mapping[str, Any], device_names: Sequence[str]) -> str:
-    """Returns the device of the encoder. Raises `InputError` for a device that the server does not have."""
+    """Returns the device of the encoder. Raises `InputError` if the server has no device of that name."""
     chosen_device = flags.get("mmproj_device")
     if not device_names or flags.get("mmproj_offload") is False or chosen_device == "none":
         return HOST_DEVICE

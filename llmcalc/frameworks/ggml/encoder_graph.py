@@ -1,4 +1,4 @@
-"""Builds the compute graph of an image encoder for one image, as llama.cpp's `clip_graph` does, to compute its buffer.
+"""Builds an image encoder's compute graph for one image, as llama.cpp's `clip_graph` does, for its buffer size.
 
 Sources: tools/mtmd/clip.cpp (`build_vit`, `build_attn`, `build_ffn`, `warmup`) and tools/mtmd/models (siglip.cpp,
 llava.cpp, pixtral.cpp, qwen2vl.cpp, qwen3vl.cpp). A server allocates the buffer when it starts, for a square image of
@@ -88,7 +88,7 @@ def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
 
 
 def _graph_kind(tower: VisionTower, projector: Projector) -> GraphKind | None:
-    """Returns the kind of compute graph of an encoder, by its components; None if the graph is not known."""
+    """Returns the name of an encoder's type of compute graph, by its components; None if it is not known."""
     stack = tower.stack
     if (
         tower.image is None
@@ -141,7 +141,7 @@ def _is_plain_layer(layer: object) -> bool:
 
 
 def encoder_buffers(shape: EncoderShape, device: str, uses_flash_attention: bool) -> dict[str, int]:
-    """Returns device → bytes of the compute buffer of an encoder on `device`.
+    """Returns the bytes by device of the compute buffer of an encoder on `device`.
 
     uses_flash_attention: whether attention is one operation, else its scores are stored.
     """
@@ -192,7 +192,7 @@ class _EncoderGraph:
         return self._inplace_result(product, product, self.weight) if has_bias else product
 
     def _norm(self, norm: Norm, x: Tensor) -> Tensor:
-        """Adds a norm. A LayerNorm allocates its output; scale and bias work in place (`ggml_op_can_inplace`)."""
+        """Adds a norm; LayerNorm allocates its output, scale and bias work in place (`ggml_op_can_inplace`)."""
         if norm.type == "rmsnorm":
             normed_x = self._inplace_result(x, x)
             return self._inplace_result(normed_x, normed_x, self.weight)
@@ -203,7 +203,7 @@ class _EncoderGraph:
     # -- parts ---------------------------------------------------------------------------------------------------
 
     def _convolution(self, pixels: Tensor) -> Tensor:
-        """Returns the patch embedding (`ggml_conv_2d`): im2col in F16, a matrix product and a copy."""
+        """Adds the patch embedding (`ggml_conv_2d`) and returns it: im2col in F16, a matrix product and a copy."""
         patches = self.shape.tower.patches
         values_per_patch = patches.num_channels * patches.patch_size**2
         patch_columns = self._new_tensor(
@@ -213,7 +213,7 @@ class _EncoderGraph:
         return self._new_tensor((self.patch_count, self.hidden_size), self._view(product, None))
 
     def _patch_vectors(self) -> Tensor:
-        """Adds the patch and position embeddings, and returns the vectors of all patches."""
+        """Adds patch and position embeddings, and returns the vectors of all patches."""
         tower = self.shape.tower
         pixel_count = tower.patches.num_channels * tower.patches.patch_size**2 * self.patch_count
         pixels = Tensor(pixel_count * F32_BYTES, operation_name="input", dimensions=(pixel_count,))
@@ -242,12 +242,12 @@ class _EncoderGraph:
         return self._inplace_result(vectors, vectors, position_table)
 
     def _order_by_square(self, x: Tensor) -> Tensor:
-        """Reorders patches, by two copies, so that patches merged into one token are adjacent."""
+        """Adds two copies that reorder patches, so that patches which are merged into one token are adjacent."""
         patch_pairs = self._new_tensor((self.hidden_size, self.patch_count), self._view(x, None))
         return self._new_tensor((self.hidden_size, self.patch_count), self._view(patch_pairs, None))
 
     def _rotated_heads(self, head_vectors: Tensor, dimensions: tuple[int, ...]) -> Tensor:
-        """Returns the rotated heads; pixtral's two-axis RoPE rotates each half separately."""
+        """Adds RoPE and returns the rotated heads; pixtral rotates each half of a head by another axis."""
         if self.shape.graph_kind != "pixtral":
             return self._inplace_result(head_vectors, head_vectors, self.positions)
         head_dim, *other_dimensions = dimensions
@@ -306,7 +306,7 @@ class _EncoderGraph:
         return self._linear(self.hidden_size, self.row_count, inner_vectors, network.down_bias)
 
     def _project(self, projector: Projector, x: Tensor) -> Tensor:
-        """Returns the tokens that a projector computes from the patches."""
+        """Adds a projector and returns the tokens that it computes from the patches."""
         token_count = self.patch_count // projector.merge**2
         if self.shape.graph_kind == "siglip":
             transposed_x = self._new_tensor((self.patch_count, self.hidden_size), self._view(x, None))
@@ -325,7 +325,7 @@ class _EncoderGraph:
     # -- the encoder ---------------------------------------------------------------------------------------------
 
     def build_graph(self) -> ComputeGraph:
-        """Returns the graph in execution order."""
+        """Builds the encoder's compute graph and returns it, with operations in execution order."""
         tower = self.shape.tower
         stack = tower.stack
         x = self._patch_vectors()
@@ -356,7 +356,7 @@ class _EncoderGraph:
         return self.graph
 
     def _deepstack_layers(self, layer_count: int) -> dict[int, Projector]:
-        """Returns layer index → deepstack projector of the layer's output; evenly spread if no layers are stated."""
+        """Returns the deepstack projector of each layer that has one; evenly spread if the config names no layers."""
         projectors = self.shape.deepstack
         return {
             layer_count * (i + 1) // (len(projectors) + 1)
@@ -374,7 +374,7 @@ class _EncoderGraph:
         return isinstance(layer, Block) and isinstance(layer.attention, Attention) and bool(layer.attention.grid_window)
 
     def _window_mask(self) -> Tensor:
-        """The mask of attention within windows: an input of 32 bits, converted for flash attention."""
+        """The mask for attention within windows: an F32 input, converted to F16 for flash attention."""
         mask_input = Tensor(
             self.row_count**2 * F32_BYTES,
             operation_name="input",

@@ -1,4 +1,4 @@
-"""Creates the registry record of an engine that is based on ggml."""
+"""Creates the registry record of an engine that is built on ggml."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ggml_engine(
     default_context: LazyFunction | None = None,
     tag_flags: LazyFunction | None = None,
 ) -> Engine:
-    """Returns the record of an engine based on ggml. engine_package: its folder, with flags and server.
+    """Returns the record of an engine that is built on ggml. engine_package: the folder with its flags and server.
 
     server_factory: the function or class in its file `server.py` that returns a server.
     engine_functions: package and file of the functions that take a server; by default those of llama.cpp.

@@ -1,4 +1,4 @@
-"""Converts the buffers of a llama.cpp server into the common memory record of serving engines."""
+"""Converts a llama.cpp server's buffers into `EngineMemory`, which all serving engines have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .settings import GIB, VULKAN_DEVICE
 
 
 class NoteTexts(NamedTuple):
-    """The texts of notes that differ between llama.cpp, ik_llama.cpp and Ollama.
+    """The notes whose texts differ between llama.cpp, ik_llama.cpp and Ollama.
 
     unquantized_note: on a model whose checkpoint has no number format of ggml; empty for none.
     encoder_note: on a server with an encoder of images whose compute buffer is not counted.
@@ -115,7 +115,7 @@ def engine_memory(
 
 
 def _model_origin(server: GgmlServer, device: str) -> str:
-    """Returns the format of the weights on a device as text, with the draft model and the encoder."""
+    """Returns a text on the weights of a device: their format, and whether draft model or encoder are included."""
     substitute_mix = server.model.substitute_mix
     scheme_text = (server.model.scheme if substitute_mix is None else f"{substitute_mix} for {server.model.scheme}") + (
         f", with {server.draft_server.preset.name} that drafts" if server.draft_server else ""
@@ -135,7 +135,7 @@ def _cache_origin(server: GgmlServer) -> str:
 
 
 def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
-    """Returns llama.cpp's message for the first GPU that is too small; empty if all buffers fit.
+    """Returns llama.cpp's error message for the first GPU that is too small; empty if everything fits.
 
     On a processor all buffers are in its memory; what does not fit there is swapped. So it is with the buffers of GPU
     and host where both have one memory.
@@ -158,7 +158,7 @@ def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
 
 
 def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
-    """Returns a note on the limit of a Mac's GPU, if a higher one or a newer macOS lets the server start; else empty.
+    """Returns a note on a Mac's GPU limit, if a higher limit or newer macOS lets the server start; else empty.
 
     server: a server whose buffers are placed. buffers: the sizes of its buffers.
     """
@@ -186,7 +186,7 @@ SMALL_GPU_CONTEXTS = 8
 
 
 def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
-    """Returns a note if a small GPU would suffice with a smaller CUDA context than is counted; otherwise empty."""
+    """Returns a note if a small GPU may suffice, whose CUDA context is smaller than the counted one; else empty."""
     needed_on_gpu = max((buffers.bytes_on(device) for device in server.devices), default=server.hardware.memory_bytes)
     is_small_gpu = server.hardware.capacity_bytes <= SMALL_GPU_CONTEXTS * server.context_bytes
     if not is_small_gpu or needed_on_gpu > server.free_bytes + server.context_bytes:
@@ -198,7 +198,7 @@ def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
 
 
 def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
-    """Returns notes on a server's weights, cache and defaults."""
+    """Returns notes on the weights, cache and default flags of a server."""
     server_remarks = []
     if server.model.substitute_mix is not None:
         server_remarks.append(

@@ -1,4 +1,4 @@
-"""The flags that llama-server and ik_llama.cpp share (common/arg.cpp): modelled flags and refused flags."""
+"""The flags that llama-server and ik_llama.cpp share (common/arg.cpp): those with an effect, and refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model as llama.cpp loads it: GGUF tensors with bytes, and layer sizes.
+"""A model as llama.cpp loads it: the tensors of its GGUF file in bytes, and the sizes of its layers.
 
 Names: gguf-py/gguf/tensor_mapping.py. Types: those of a GGUF file's header, else those that llama-quantize chooses.
 """
@@ -130,7 +130,7 @@ LAYER_TENSOR_NAMES = {
 
 
 class GgufTensor(NamedTuple):
-    """A tensor of a GGUF file. layer: index of its layer; None outside of layers."""
+    """A tensor of a GGUF file. layer: the index of its layer; None if it is outside the layers."""
 
     name: str
     nbytes: int
@@ -158,12 +158,12 @@ class DeltaNetSizes(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """The number of channels of the convolution: queries, keys and values."""
+        """The number of channels of the convolution, which are those of queries, keys and values."""
         return 2 * self.key_width + self.value_heads * self.value_dim
 
 
 class CompressedEntries(NamedTuple):
-    """A cache with one entry per `tokens_per_entry` tokens.
+    """A cache with one compressed entry per `tokens_per_entry` tokens.
 
     width: elements of an entry. pending_width: elements of a token that is not in an entry yet.
     """
@@ -174,13 +174,13 @@ class CompressedEntries(NamedTuple):
 
     @property
     def state_elements(self) -> int:
-        """The number of elements of tokens that do not fill an entry yet; doubled if entries overlap."""
+        """The number of stored elements for tokens that do not yet fill an entry; doubled if entries overlap."""
         return self.pending_width * self.tokens_per_entry * (2 if self.pending_width > 2 * self.width else 1)
 
 
 @dataclass
 class LayerShape:
-    """The sizes of a layer that determine the compute graph and the cache.
+    """The sizes of a layer that determine its compute graph and its cache.
 
     head_count: query heads. key_width, value_width: cached elements of a token, over all heads. window: tokens that it
     attends to; None for all. latent: the sizes of latent attention.
@@ -217,7 +217,7 @@ class LayerShape:
 
 @dataclass(frozen=True, eq=False)
 class GgufModel:
-    """A model as llama.cpp loads it.
+    """A model as llama.cpp loads it, with the tensors of its file.
 
     quantize: llmcalc's scheme; None for the format of the file or checkpoint.
     is_library_file: whether the file is that of a tag of Ollama's library, in which a model with experts published in
@@ -231,7 +231,7 @@ class GgufModel:
 
     @classmethod
     def from_quantize_flag(cls, preset: Preset, quantize: str | None, *, is_library_file: bool = False) -> GgufModel:
-        """Returns a model in the scheme of `--quantize`. quantize: None or `none` for the format of file or checkpoint.
+        """Returns a model in the format of `--quantize`, or for None or `none` in the file's or checkpoint's format.
 
         Servers that differ in other flags share it, with the tensors that it has listed.
         """
@@ -239,7 +239,7 @@ class GgufModel:
         return _shared_models.result((preset,), (scheme, is_library_file), lambda: cls(preset, scheme, is_library_file))
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for quantization schemes that no GGUF file has."""
+        """Raises `InputError` for a quantization scheme that does not exist in GGUF files."""
         if self.quantize is not None and self._gguf_mix is None:
             raise InputError(
                 f"--quantize {self.quantize}: is not a format of GGUF; expected one such as q4_k_m or q8_0"
@@ -260,7 +260,7 @@ class GgufModel:
 
     @cached_property
     def gguf_file(self) -> Path | None:
-        """The GGUF file that the user named as the model; None for other models."""
+        """The GGUF file that the user typed as the model; None if the model is something else."""
         gguf_path = Path(self.preset.target.partition("?")[0])
         return gguf_path if gguf_path.suffix == ".gguf" else None
 
@@ -273,12 +273,12 @@ class GgufModel:
 
     @property
     def substitute_mix(self) -> str | None:
-        """The llama.cpp mix that replaces an Unsloth dynamic file with unknown tensor types; None for other formats."""
+        """The llama.cpp mix that is counted in place of an Unsloth dynamic quantization; None for other formats."""
         return None if self.quantize is None else nearest_gguf_mix(self.quantize)
 
     @property
     def scheme(self) -> str:
-        """The name of the weights' number format."""
+        """The name of the weights' number format or mix."""
         if self.quantize is not None:
             return self.quantize
         if self.gguf_file is not None:
@@ -289,7 +289,7 @@ class GgufModel:
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
-        """The sizes of each layer, from the first to the last."""
+        """The sizes of every decoder layer, in order."""
         layers_by_index: dict[int, LayerShape] = {}
         model = without_ignored_windows(self.preset.model, self.preset.config)
         for tree_node in _layer_group_nodes(model.tree().root_position()):
@@ -300,7 +300,7 @@ class GgufModel:
 
     @cached_property
     def stored_tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors stored in the GGUF file."""
+        """The tensors in the GGUF file."""
         if self.gguf_file is None or self.quantize is not None:
             return tuple(self._loaded_tensors())
         return tuple(
@@ -311,7 +311,7 @@ class GgufModel:
 
     @cached_property
     def tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors that llama.cpp loads. A tied output is loaded a second time, with the output layer.
+        """The tensors that llama.cpp loads; a tied output is a second copy of the embedding, with the output layer.
 
         Modules of multi-token prediction, which files have as further layers, are left in the file.
         """
@@ -328,7 +328,7 @@ class GgufModel:
 
     @cached_property
     def mtp_modules(self) -> tuple[LayerShape, ...]:
-        """The sizes of the multi-token-prediction modules, stored as layers after the decoder; empty without any."""
+        """The sizes of multi-token-prediction modules, which files store as layers after the decoder's; or empty."""
         module_shapes: list[LayerShape] = []
         for tree_node in self.preset.model.tree().root_position().children():
             if tree_node.node.optional == MTP.name and tree_node.node.indices:
@@ -337,7 +337,7 @@ class GgufModel:
 
     @cached_property
     def mtp_tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors of multi-token-prediction modules, in the number formats of additional decoder layers."""
+        """The tensors of multi-token-prediction modules, in the formats that further decoder layers would have."""
         layer_count = len(self.layers)
         if self.gguf_file is not None and self.quantize is None:
             return tuple(
@@ -363,7 +363,7 @@ class GgufModel:
 
     @property
     def _paths_in_16_bits(self) -> tuple[str, ...]:
-        """The paths of modules that the file of a library's tag has in 16 bits; none for other files."""
+        """The paths of modules that stay in 16 bits in files of Ollama's library; empty for other files."""
         if not self.is_library_file:
             return ()
         if self.quantize != QAT_SCHEME:
@@ -384,7 +384,8 @@ class GgufModel:
     def _loaded_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format.
 
-        What a library's file has more is divided over the tensors of the layers, as their formats are not published.
+        The bytes by which a library's file is larger are divided over the tensors of the layers, as their formats are not
+        published.
         """
         weight_sizes = self._weight_sizes(list(weight_tensors_of(self.preset.model.tree())))
         layer_bytes = sum(tensor_bytes for weight, tensor_bytes in weight_sizes if weight.layer_index is not None)
@@ -422,7 +423,7 @@ _shared_models: IdentityCache[GgufModel] = IdentityCache(16)
 
 
 def _layer_group_nodes(tree_node: NodePosition) -> Iterator[NodePosition]:
-    """Yields the nodes of the model's tree that are groups of equal decoder layers."""
+    """Yields the nodes of the model's tree that stand for equal decoder layers."""
     for child_position in tree_node.children():
         if child_position.optional_part:
             continue
@@ -493,12 +494,12 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
 
 
 def _reads_no_tokens(tree_node: NodePosition) -> bool:
-    """Whether attention reads no cached tokens: an indexer's attention, or attention to compressed entries."""
+    """Whether attention reads no cached tokens: that of an indexer, or attention to compressed entries."""
     return "no_grad" in tree_node.roles or isinstance(tree_node.node.op, EntryAttentionCore)
 
 
 def _add_cache_sizes(layer_shape: LayerShape, cache: KVCache | EntryCache) -> None:
-    """Adds the sizes of a cache to the sizes of the cache's layer."""
+    """Adds the sizes of a cache to the sizes of its layer."""
     if isinstance(cache, EntryCache):
         layer_shape.entries += (
             CompressedEntries(int(cache.tokens_per_entry), int(cache.width), int(cache.pending_width)),
@@ -538,7 +539,7 @@ MOST_SHARDS = 1000
 
 
 def _file_shards(first_shard: Path) -> list[Path]:
-    """Returns all files of a split GGUF file (`-00001-of-00003.gguf`), or the file alone."""
+    """Returns the files of a split GGUF model (`-00001-of-00003.gguf`), or the single file."""
     match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
     if match is None or int(match[3]) > MOST_SHARDS:
         return [first_shard]

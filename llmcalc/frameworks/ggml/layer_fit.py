@@ -1,4 +1,4 @@
-"""Simulates llama.cpp's --fit, which reduces context, experts and layers until every GPU has a free margin.
+"""Simulates llama.cpp's --fit, which lowers context, experts and layers on GPUs until each has a free margin.
 
 Source: common/fit.cpp, `common_params_fit_impl`. It searches with the method of false position; as memory grows with
 the layers, a search by halves finds the same number.
@@ -22,7 +22,7 @@ HOSTED_PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "
 
 
 class FittedServer(NamedTuple):
-    """A server after --fit: context, placement, buffers, and notes on the changes."""
+    """A server as --fit changes it: context, placement, buffers, and notes on the changes."""
 
     server: GgmlServer
     placement: TensorDevices
@@ -31,7 +31,7 @@ class FittedServer(NamedTuple):
 
 
 def host_layers(fitted_server: FittedServer) -> int:
-    """Returns the number of layers with tensors on the host, counting the output as a layer."""
+    """Returns the number of layers that have tensors on the host; the output counts as a layer."""
     server, placement = fitted_server.server, fitted_server.placement
     layer_count = len(server.model.layers)
     host_layer_count = sum(placement.layer_devices.device(i) not in server.devices for i in range(layer_count + 1))
@@ -39,7 +39,7 @@ def host_layers(fitted_server: FittedServer) -> int:
 
 
 def is_all_on_gpus(fitted_server: FittedServer) -> bool:
-    """Whether the host has no part of the cache and no tensor of the model but embeddings."""
+    """Whether the host holds no cache and no tensors of the model except embeddings."""
     tensor_devices = (
         fitted_server.placement.device(tensor)
         for tensor in fitted_server.server.model.tensors
@@ -50,7 +50,7 @@ def is_all_on_gpus(fitted_server: FittedServer) -> bool:
 
 @dataclass(frozen=True)
 class _GpuLayers:
-    """The number of layers on one GPU, and which of their experts are on the host.
+    """The layers on one GPU: how many, and how many of them leave their experts on the host.
 
     layers: number of layers.
     layers_with_host_experts: number of last layers with experts on the host.
@@ -63,7 +63,7 @@ class _GpuLayers:
 
 
 def fit_server(server: GgmlServer) -> FittedServer:
-    """Returns the server after --fit has changed flags until each GPU has its free margin."""
+    """Returns the server with the flags that --fit chooses so that each GPU keeps its free margin."""
     tensor_placement = server.placement
     fitted_server = FittedServer(server, tensor_placement, server.buffers(tensor_placement))
     if not server.is_fit_enabled or not server.devices:
@@ -87,7 +87,7 @@ def fit_server(server: GgmlServer) -> FittedServer:
 
 
 def free_margins(server: GgmlServer) -> list[int]:
-    """Returns the free margin of each GPU in bytes (--fit-target, in MiB)."""
+    """Returns the margin that --fit keeps free on each GPU, in bytes (--fit-target, in MiB)."""
     margin_text = str(
         server.flags.get("fit_target", server.flags.get("fit_margin", server.engine_record.fit_margin_mib))
     )
@@ -116,7 +116,7 @@ def _used_bytes(fitted_server: FittedServer) -> int:
 
 
 def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> FittedServer:
-    """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
+    """Returns the server with a shorter context, at least --fit-ctx, unless the user set the context."""
     server = fitted_server.server
     longest_context, used_bytes = server.context_tokens, _used_bytes(fitted_server)
     least_context = int(server.flags.get("fit_ctx", server.engine_record.fit_ctx)) * server.stream_count
@@ -149,7 +149,7 @@ def _with_context(server: GgmlServer, context_tokens: int) -> FittedServer:
 
 @dataclass
 class _LayerFit:
-    """The search for each GPU's layers.
+    """The search for the layers of each GPU, as in llama.cpp's --fit.
 
     fitted_server: the server with its context. byte_limits: byte limit of each GPU.
     """
@@ -162,7 +162,7 @@ class _LayerFit:
         return self.fitted_server.server
 
     def placement_of(self, layers_of_gpus: list[_GpuLayers]) -> TensorDevices:
-        """Returns the placement of layers: the last layers are on the GPUs, in GPU order."""
+        """Returns the device of every tensor if each GPU has these layers; the model's last layers are on GPUs."""
         layer_count = len(self.server.model.layers)
         gpu_layer_count = sum(gpu_layers.layers for gpu_layers in layers_of_gpus)
         if gpu_layer_count:
@@ -190,7 +190,7 @@ class _LayerFit:
         return self.server.with_flags(n_gpu_layers=layers_on_gpus).buffers(tensor_placement)
 
     def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *gpu_numbers: int) -> bool:
-        """Whether the GPUs `gpu_numbers` have their free margins with these layers on the GPUs."""
+        """Whether the GPUs `gpu_numbers` keep their free margins if each GPU has these layers."""
         buffers = self.buffers_of(layers_by_gpu)
         return all(
             buffers.bytes_on(self.server.devices[i]) <= self.byte_limits[i]
@@ -199,7 +199,7 @@ class _LayerFit:
         )
 
     def place_layers(self) -> FittedServer:
-        """Places the server's layers: without experts from the last GPU on, then with experts."""
+        """Fills the GPUs, the last one first, with layers without their experts, then adds experts that fit."""
         layer_count = len(self.server.model.layers)
         has_experts = any(layer.expert_count for layer in self.server.model.layers)
         layers_by_gpu = [_GpuLayers()] * len(self.server.devices)
@@ -219,7 +219,7 @@ class _LayerFit:
     def _with_most_layers(
         self, layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_limit: int, has_experts: bool
     ) -> list[_GpuLayers]:
-        """Returns the GPUs' layers with the most expert-free layers on GPU `gpu_number` that fit."""
+        """Returns the layers per GPU with as many layers without experts on GPU `gpu_number` as fit."""
 
         def with_layer_count(layer_count: int) -> list[_GpuLayers]:
             hosted_count = max(layer_count - (gpu_number == len(layers_by_gpu) - 1), 0) if has_experts else 0
@@ -234,7 +234,7 @@ class _LayerFit:
         )
 
     def _with_experts_on_gpus(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
-        """Returns the GPUs' layers after experts move from the host to the GPUs, first GPU first."""
+        """Returns the layers per GPU after as many experts as fit have moved from the host, to the first GPU first."""
         for i in range(len(layers_by_gpu)):
             hosted_layer_count = sum(gpu_layers.layers_with_host_experts for gpu_layers in layers_by_gpu)
             if not hosted_layer_count:
@@ -255,7 +255,7 @@ class _LayerFit:
         )
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], gpu_number: int) -> list[_GpuLayers]:
-        """Places as many parts of the next layer's experts on a GPU as fit, and returns the layers by GPU."""
+        """Returns the layers per GPU after one more layer, with as many parts of its experts as fit, is on a GPU."""
         donor_gpu = next(
             (gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.layers_with_host_experts),
             None,
@@ -277,7 +277,7 @@ class _LayerFit:
 
 
 def _with_moved_layers(layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_count: int) -> list[_GpuLayers]:
-    """Returns the GPUs' layers after layers with experts on the host move to GPU `gpu_number`, experts included."""
+    """Returns the layers per GPU after `layer_count` layers have moved, with their experts, to GPU `gpu_number`."""
     moved_layers = list(layers_by_gpu)
     remaining_count = layer_count
     for gpu_index, gpu_layers in enumerate(moved_layers):
@@ -295,7 +295,7 @@ def _with_moved_layers(layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_c
 def _with_overflow_layer(
     layers_by_gpu: list[_GpuLayers], donor_gpu: int, gpu_number: int, host_parts: tuple[str, ...]
 ) -> list[_GpuLayers]:
-    """Returns the GPUs' layers with one more layer on a GPU. host_parts: the expert parts that stay on the host."""
+    """Returns the layers per GPU with one more on a GPU. host_parts: parts of its experts that stay on the host."""
     changed_gpu_layers = list(layers_by_gpu)
     if donor_gpu != gpu_number:
         changed_gpu_layers[donor_gpu] = replace(
@@ -313,7 +313,7 @@ def _with_overflow_layer(
 
 
 def largest_number(largest_candidate: int, is_possible: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `largest_candidate` for which a monotonic condition is true; 0 for none."""
+    """Returns the largest number up to `largest_candidate` for which `is_possible`, monotonic, is true; 0 if none."""
     if is_possible(largest_candidate):
         return largest_candidate
     return bisect_left(range(1, largest_candidate), True, key=lambda candidate: not is_possible(candidate))

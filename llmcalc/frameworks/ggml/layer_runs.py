@@ -1,4 +1,4 @@
-"""Selects the layers for graph building: in a repeating layer pattern, the first few repeats and the last.
+"""Selects layers whose graphs are built: of a repeating layer pattern, only the first repeats and the last.
 
 From its second repeat on, a pattern allocates and frees the same bytes, but its results may alternate between two free
 blocks; so an even number of repeats is left out.
@@ -16,7 +16,7 @@ LEADING_REPEATS, TRAILING_REPEATS = 3, 2
 
 
 def layers_with_graphs(layer_keys: Sequence[Hashable]) -> list[int]:
-    """Returns the indices of layers whose graphs are built. layer_keys: one per layer, equal for equal graphs."""
+    """Returns the indices of layers whose graphs are built. layer_keys: per layer, equal if graphs are equal."""
     layer_indices: list[int] = []
     pattern_start = 0
     while pattern_start < len(layer_keys):
@@ -38,7 +38,7 @@ def layers_with_graphs(layer_keys: Sequence[Hashable]) -> list[int]:
 
 
 def _omitted_layer_count(layer_keys: Sequence[Hashable], pattern_start: int, pattern_length: int) -> int:
-    """Returns the number of layers to leave out of a pattern's repeats: a multiple of `pattern_length`."""
+    """Returns how many layers of a repeated pattern are left out: a multiple of `pattern_length`."""
     pattern_end = pattern_start + pattern_length
     while pattern_end < len(layer_keys) and layer_keys[pattern_end] == layer_keys[pattern_end - pattern_length]:
         pattern_end += 1

@@ -1,4 +1,4 @@
-"""Compiles regular expressions of `--override-tensor`; matching takes time linear in the length of a tensor's name.
+"""Compiles the regular expressions of `--override-tensor` to automata, which match in linear time.
 
 A pattern is the user's text, and Python's `re` needs exponential time for some. So a pattern becomes a small automaton
 that is in all of its states at once. The syntax is ECMAScript's, as std::regex reads it, without look-ahead and
@@ -42,7 +42,7 @@ ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 
 @dataclass(frozen=True)
 class _PatternAnchor:
-    """An anchor of a regular expression: the start of the name (`^`), or its end (`$`)."""
+    """An anchor in a regular expression: the start (`^`) or the end (`$`) of the name."""
 
     is_end: bool
 
@@ -52,7 +52,7 @@ _Step: TypeAlias = CharacterTest | _PatternAnchor | None
 
 
 def _character_range_test(first_character: str, last_character: str) -> CharacterTest:
-    """Returns a function that tests whether a character lies in a range, both ends included."""
+    """Returns a function that tests whether a character is in a range, which includes both ends."""
     return lambda character: first_character <= character <= last_character
 
 
@@ -72,7 +72,7 @@ class NamePattern:
             raise self._pattern_error("an unmatched )")
 
     def matches(self, tensor_name: str) -> bool:
-        """Whether the pattern occurs anywhere in a name (std::regex_search). Results are cached."""
+        """Whether the pattern matches anywhere in a name (std::regex_search); results are cached."""
         if tensor_name not in self._matched:
             self._matched[tensor_name] = self._search(tensor_name[:LONGEST_NAME])
         return self._matched[tensor_name]
@@ -95,7 +95,7 @@ class NamePattern:
     def _add_reachable_states(
         self, start_state: int, reached_states: set[int], is_at_start: bool, is_at_end: bool
     ) -> None:
-        """Adds a state of the automaton, and all states reachable without reading a character."""
+        """Adds a state of the automaton, and all states that are reachable from it without reading a character."""
         pending_states = [start_state]
         while pending_states:
             current_state = pending_states.pop()
@@ -147,7 +147,7 @@ class NamePattern:
         return end_state
 
     def _parse_repetition(self, start_state: int) -> int:
-        """Parses an atom with its repeat count, and adds a copy of its states for each repetition."""
+        """Parses an atom and its repeat count, adds its states once per repetition, and returns the end state."""
         atom_start = self._at
         end_state = self._parse_atom(start_state)
         first_new_state = self._at
@@ -184,7 +184,7 @@ class NamePattern:
         return end_state
 
     def _parse_counts(self) -> tuple[int, int | None]:
-        """Parses `*`, `+`, `?` or `{m,n}`, and returns (minimum, maximum) repetitions; None for no maximum."""
+        """Parses `*`, `+`, `?` or `{m,n}`, and returns the minimum and maximum of repetitions; None for no maximum."""
         character = self._next_character()
         if character and character in "*+?":
             self._at += 1

@@ -1,4 +1,4 @@
-"""The devices to which llama.cpp loads tensors: layers by -ngl and -ts, then overrides by -ot and -ncmoe.
+"""The devices on which llama.cpp places tensors: layers by -ngl and -ts, then exceptions by -ot and -ncmoe.
 
 Source: src/llama-model.cpp (`load_tensors`), src/llama-model-loader.cpp (`create_tensor`), common/arg.cpp.
 """
@@ -28,14 +28,14 @@ MOST_OVERRIDES = 4_096
 
 @dataclass(frozen=True)
 class TensorOverride:
-    """An override of --override-tensor: tensors whose names match a pattern are loaded to a device."""
+    """A rule of --override-tensor: tensors whose names match its pattern are placed on its device."""
 
     pattern: NamePattern
     device: str
 
 
 def read_overrides(override_text: str, device_names: Sequence[str]) -> tuple[TensorOverride, ...]:
-    """Returns the overrides of `pattern=device,…`. Raises `InputError` for an invalid pattern or an unknown device."""
+    """Returns the rules in `pattern=device,…`. Raises `InputError` for an invalid pattern or an unknown device."""
     tensor_overrides = []
     override_parts = override_text.split(",")
     if len(override_parts) > MOST_OVERRIDES:
@@ -70,7 +70,7 @@ def read_overrides(override_text: str, device_names: Sequence[str]) -> tuple[Ten
 
 @dataclass(frozen=True)
 class LayerDevices:
-    """The device of every layer: -ngl selects layers for GPUs, and -ts divides these layers over the GPUs.
+    """The device of every layer: -ngl says how many are on GPUs, and -ts divides these among the GPUs.
 
     layer_count: the model's layers. devices: GPUs. gpu_layer_count: GPU layers plus the output layer.
     gpu_shares: the share of each GPU. is_output_first: whether the output is the first of the layers on GPUs.
@@ -83,7 +83,7 @@ class LayerDevices:
     is_output_first: bool
 
     def device(self, layer_index: int) -> str:
-        """Returns the device of a layer, or of the output layer for the index after the last layer."""
+        """Returns the device of a layer; the index after the last layer stands for the output layer."""
         layers_on_gpus = min(self.gpu_layer_count, self.layer_count + 1) if self.devices else 0
         first_gpu_layer = max(self.layer_count + self.is_output_first - self.gpu_layer_count, 0)
         if layer_index < first_gpu_layer or layer_index - first_gpu_layer >= layers_on_gpus:
@@ -98,13 +98,13 @@ class LayerDevices:
 
 
 def is_embedding(tensor: GgufTensor) -> bool:
-    """Whether a tensor is an embedding table, which is on the host by default."""
+    """Whether a tensor is an embedding table, which by default is on the host."""
     return tensor.layer is None and (tensor.name == EMBEDDING_TENSOR or "embd" in tensor.name)
 
 
 @dataclass(frozen=True)
 class TensorDevices:
-    """The devices of all tensors. overrides: the user's overrides. host_experts: layers with experts on the host.
+    """The devices of all tensors. overrides: rules of --override-tensor. host_experts: layers with experts on the host.
 
     host_networks: layers whose dense networks are on the host.
     partial_layers: layers of which only some experts' tensors are on the host: layer → the parts that are
@@ -118,7 +118,7 @@ class TensorDevices:
     host_networks: frozenset[int] = frozenset()
 
     def device(self, tensor: GgufTensor) -> str:
-        """Returns the device of a tensor. Token embeddings are on the host."""
+        """Returns the device on which a tensor is placed."""
         for tensor_override in self.overrides:
             if tensor_override.pattern.matches(tensor.name):
                 return tensor_override.device
@@ -137,5 +137,5 @@ class TensorDevices:
 
     @property
     def has_overrides(self) -> bool:
-        """Whether a tensor is not on its layer's device, which disables pipeline parallelism."""
+        """Whether flags place any tensor on another device than its layer's, which disables pipeline parallelism."""
         return bool(self.overrides or self.host_experts or self.host_networks or self.partial_layers)

@@ -1,4 +1,4 @@
-"""The buffers of a llama.cpp server on each device and the host, in bytes."""
+"""The buffers that a llama.cpp server allocates on each device and on the host, in bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cache_bytes(type_name: str, element_count: int) -> int:
 
 
 class BufferSizes(NamedTuple):
-    """The buffers of a server (tensors, caches, compute graphs) as device → bytes, including the host."""
+    """The bytes of a server's tensors, caches and compute buffers by device, including the host."""
 
     model_bytes: Mapping[str, int]
     cache_bytes: Mapping[str, int]
@@ -47,7 +47,7 @@ class BufferSizes(NamedTuple):
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
     def with_added_buffers(self, further_buffers: BufferSizes) -> BufferSizes:
-        """Returns the buffer sizes by device, increased by further buffers, such as a draft model's."""
+        """Returns the buffer sizes plus those of further buffers, such as a draft model's."""
 
         def add_sizes(bytes_by_device: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
             return {
@@ -60,7 +60,7 @@ class BufferSizes(NamedTuple):
 
 @frozen(eq=False)
 class GgmlServer(GgmlSettings):
-    """A server of a model and an optional draft model, with the buffers of each device."""
+    """A server of a model and optionally a draft model, and the buffers that it allocates on each device."""
 
     @cached_property
     def draft_server(self) -> GgmlServer | None:
@@ -74,13 +74,13 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def overrides(self) -> tuple[TensorOverride, ...]:
-        """The parsed rules of --override-tensor: name patterns with devices."""
+        """The rules of --override-tensor: patterns for tensor names, each with a device."""
         override_text = self.flags.get("override_tensor")
         return () if override_text is None else read_overrides(str(override_text), self.devices)
 
     @cached_property
     def placement(self) -> TensorDevices:
-        """The device of each tensor according to the flags, before --fit changes the placement."""
+        """The device of each tensor by the flags, without the changes that --fit makes."""
         layer_devices = LayerDevices(
             len(self.model.layers), self.devices, self.layers_on_gpus, self.layer_shares, self.rules.output_counts_first
         )
@@ -96,21 +96,21 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def encoder_shape(self) -> EncoderShape | None:
-        """The properties of the image encoder if its compute graph is known; otherwise None."""
+        """The properties of the image encoder that determine its graph; None if its graph is not known."""
         if not self.encoder_bytes or not self.counts_encoder_graph or self.rules.encoder == "none":
             return None
         return encoder_shape(self.preset.model.towers)
 
     @cached_property
     def encoder_buffers(self) -> Mapping[str, int]:
-        """The compute buffer of the image encoder in bytes by device, for the warm-up image."""
+        """The bytes by device of the image encoder's compute buffer, for the warm-up image."""
         if self.encoder_shape is None:
             return {}
         has_flash_attention = self.rules.encoder == "flash" and self.uses_flash_attention
         return encoder_buffers(self.encoder_shape, encoder_device(self.flags, self.devices), has_flash_attention)
 
     def model_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
-        """Returns device → bytes of tensors, including an image encoder."""
+        """Returns the bytes of tensors by device, including those of an image encoder."""
         bytes_by_device: dict[str, int] = {HOST_DEVICE: 0, **dict.fromkeys(self.devices, 0)}
         for tensor in self.model.tensors:
             bytes_by_device[tensor_placement.device(tensor)] += tensor.nbytes
@@ -138,7 +138,7 @@ class GgmlServer(GgmlSettings):
         return key_bytes + index_key_bytes + 4 * state_bytes, value_bytes + index_value_bytes
 
     def _indexer_cache(self, layer: LayerShape) -> tuple[int, int]:
-        """Returns the bytes of an indexer's cached keys, and of the values that are allocated with the keys.
+        """Returns the bytes of an indexer's cached keys, and of values that are allocated beside them.
 
         Sources: src/llama-kv-cache-dsa.cpp, src/llama-kv-cache-msa.cpp (with values), src/llama-memory-hybrid-idx.cpp;
         ik_llama.cpp: src/llama.cpp, `kr_l`.
@@ -154,7 +154,7 @@ class GgmlServer(GgmlSettings):
         )
 
     def _entry_cache(self, layer: LayerShape) -> int:
-        """Returns the bytes of cached entries for several tokens, and of the float32 states of incomplete entries.
+        """Returns the bytes of cached compressed entries, and of float32 states for tokens that do not fill one yet.
 
         Every sequence has its own (src/llama-kv-cache-dsv4.cpp).
         """
@@ -183,7 +183,7 @@ class GgmlServer(GgmlSettings):
         return key_bytes, cell_count * cache_bytes(self.value_type, latent_rank) if has_values else 0
 
     def cache_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
-        """Returns device → bytes of the caches, by the layers' devices."""
+        """Returns the bytes of caches by device; a layer's cache is on the layer's device."""
         bytes_by_device: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
             device = tensor_placement.layer_devices.device(i) if self.is_cache_on_layer_device else HOST_DEVICE
@@ -191,7 +191,7 @@ class GgmlServer(GgmlSettings):
         return bytes_by_device
 
     def compute_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
-        """Returns device → bytes of the compute graph of one micro-batch."""
+        """Returns the bytes by device of the compute buffers for one micro-batch."""
         return self.graph_buffers(tensor_placement, dict(enumerate(self.model.layers)))
 
     def graph_buffers(
@@ -200,7 +200,7 @@ class GgmlServer(GgmlSettings):
         layers: Mapping[int, LayerShape],
         other_tensors: Iterable[GgufTensor] = (),
     ) -> dict[str, int]:
-        """Returns device → bytes of compute buffers for `layers` and output. other_tensors: other loaded tensors."""
+        """Returns the bytes by device of these layers' compute buffers. other_tensors: further loaded tensors."""
         size_and_device_by_name = {
             tensor.name: (tensor.nbytes, tensor_placement.device(tensor))
             for tensor in (*self.model.tensors, *other_tensors)
@@ -261,7 +261,7 @@ class GgmlServer(GgmlSettings):
         moved_tokens: int,
         layers: Mapping[int, LayerShape],
     ) -> list[Hashable]:
-        """Returns a key per layer, equal for layers with equal graphs.
+        """Returns a key for each layer, which is equal for layers whose compute graphs are equal.
 
         The bytes of a weight are part of it only where an operation may copy the weight to another device.
         moved_tokens: tokens of a micro-batch, 0 where no operation moves to a GPU.
@@ -293,7 +293,7 @@ class GgmlServer(GgmlSettings):
         return layer_keys
 
     def buffers(self, tensor_placement: TensorDevices) -> BufferSizes:
-        """Returns all buffers by device."""
+        """Returns the bytes of tensors, caches and compute buffers by device."""
         buffers = BufferSizes(
             self.model_buffers(tensor_placement),
             self.cache_buffers(tensor_placement),
@@ -309,7 +309,7 @@ class GgmlServer(GgmlSettings):
 
     @property
     def file_bytes(self) -> int:
-        """The bytes of tensors in all files: of the model, the draft model and the image encoder."""
+        """The bytes of the tensors in all files: those of the model, the draft model and the image encoder."""
         total_bytes = self.model.file_bytes + self.encoder_bytes
         if self.modules_file is not None or (self.is_drafting_with_mtp and self.model.gguf_file is None):
             total_bytes += sum(tensor.nbytes for tensor in self.module_tensors)
@@ -317,14 +317,14 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def module_tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors of multi-token-prediction modules, from a separate file or from the model's file."""
+        """The tensors of multi-token-prediction modules, which are in a separate file or in the model's file."""
         if self.modules_file is None:
             return self.model.mtp_tensors
         shared_tensors = (tensor for tensor in self.modules_file.tensors if tensor.layer is None)
         return (*self.modules_file.mtp_tensors, *shared_tensors)
 
     def module_buffers(self, tensor_placement: TensorDevices) -> BufferSizes:
-        """Returns the buffers of the multi-token-prediction modules, which are additional last layers.
+        """Returns the buffers for multi-token-prediction modules, which are additional layers after the decoder's.
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
@@ -354,7 +354,7 @@ class GgmlServer(GgmlSettings):
         return self.share_model_with(replace(self, flags={**self.flags, **changed_flags}))
 
     def share_model_with(self, other_server: GgmlServer) -> GgmlServer:
-        """Returns this server with another server's model object, to read the model only once."""
+        """Gives another server this server's model, so that it is read only once, and returns the other server."""
         other_server.__dict__["model"] = self.model
         other_server.__dict__["draft_model"] = self.draft_model
         other_server.__dict__["encoder_bytes"] = self.encoder_bytes

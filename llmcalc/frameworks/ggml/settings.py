@@ -1,4 +1,4 @@
-"""The settings of a llama.cpp server, from its flags and from defaults by version and model.
+"""The settings of a llama.cpp server, from its flags and from defaults that depend on version and model.
 
 `presets/engines/llama_cpp.toml` and `ik_llama_cpp.toml` have the rules of each version with their source files.
 """
@@ -33,7 +33,7 @@ VULKAN_DEVICE = "Vulkan"
 
 @frozen(eq=False)
 class GgmlSettings(EngineServer):
-    """The settings of a llama.cpp server of a model, from the flags.
+    """The settings of a llama.cpp server for a model; values come from the flags or from defaults.
 
     engine_record: what is known of its versions. reserved_bytes: bytes of each GPU that it leaves unused.
     counts_encoder_graph: whether the encoder of images runs as in llama-server (not in Ollama before 0.30).
@@ -77,7 +77,7 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """The names of the GPUs: from --device, or one name per share of --tensor-split, or a single GPU if any."""
+        """The names of the GPUs: those of --device, one per share of --tensor-split, else one GPU if there is any."""
         if self.hardware.is_processor:
             return ()
         vendor_name = self.hardware.vendor.split(" ")[0].upper()
@@ -100,7 +100,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def tensor_split_shares(self) -> tuple[float, ...]:
-        """The GPUs' shares of the layers in --tensor-split."""
+        """The GPUs' shares of the layers that --tensor-split states."""
         share_list = self.flags.get("tensor_split")
         if share_list is None:
             return ()
@@ -114,7 +114,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def layer_shares(self) -> tuple[float, ...]:
-        """Each device's share of the layers; equal by default, because all devices have the same free memory."""
+        """Each GPU's share of the layers; equal by default, because equal GPUs have equal free memory."""
         shares_by_device = self.tensor_split_shares or (1.0,) * len(self.devices)
         if len(shares_by_device) > max(len(self.devices), 1):
             raise InputError(f"--tensor-split: {len(shares_by_device)} shares for {len(self.devices)} devices")
@@ -122,7 +122,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def slot_count(self) -> int:
-        """The number of the server's slots, which run sequences in parallel (--parallel)."""
+        """The number of slots (--parallel), each of which runs one sequence at a time."""
         stated_sequences = int(self.flags.get("parallel", -1))
         return stated_sequences if stated_sequences > 0 else self.rules.parallel
 
@@ -142,12 +142,12 @@ class GgmlSettings(EngineServer):
 
     @property
     def has_automatic_context(self) -> bool:
-        """Whether the context length is the model's default, which --fit may reduce."""
+        """Whether no flag sets the context length, so that it is the model's, which --fit may reduce."""
         return not self.flags.get("ctx_size", self.rules.ctx_size) and "kv_unified_per_slot" not in self.flags
 
     @property
     def context_tokens(self) -> int:
-        """The number of tokens of the cache before padding (-c). Raises `InputError` if flag and model state none."""
+        """The number of tokens in the cache before padding (-c). Raises `InputError` if flags and model state none."""
         chosen_context = int(self.flags.get("ctx_size", self.rules.ctx_size))
         if chosen_context:
             return chosen_context
@@ -159,13 +159,13 @@ class GgmlSettings(EngineServer):
 
     @property
     def sequence_cells(self) -> int:
-        """The number of cache cells (tokens) per stream of sequences, with padding."""
+        """The number of cache cells (one per token) for one stream of sequences, with padding."""
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
         return int(round_up(round_up(self.context_tokens, cell_padding) // self.stream_count, cell_padding))
 
     @property
     def cache_cells(self) -> int:
-        """The number of cache cells (tokens) of all parallel streams of sequences, with padding."""
+        """The number of cache cells (one per token) for all streams of sequences, with padding."""
         return self.sequence_cells * self.stream_count
 
     @property
@@ -180,7 +180,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def uses_flash_attention(self) -> bool:
-        """Whether flash attention runs as one operation; `auto` enables flash attention on GPUs and hosts."""
+        """Whether flash attention runs as one operation; `auto` turns it on, on GPUs and on the host."""
         return str(self.flags.get("flash_attn", self.rules.flash_attn)) in ("on", "auto", "1", "true")
 
     @property
@@ -193,20 +193,20 @@ class GgmlSettings(EngineServer):
 
     @property
     def latent_mode(self) -> int:
-        """Format of MLA's cache (-mla): 0 expanded, 1 latents with a transposed copy, 2 and 3 latents alone."""
+        """What MLA's cache holds (-mla): 0 expanded keys and values, 1 latents and a transposed copy, 2, 3 latents."""
         if self.rules.latent_cache == "modes":
             return int(self.flags.get("mla_use", self.rules.mla_use))
         return 0 if self.rules.latent_cache == "expanded" else 3
 
     @property
     def is_memory_mapped(self) -> bool:
-        """Whether host tensors are memory-mapped from the file (--no-mmap, --load-mode)."""
+        """Whether tensors on the host are memory-mapped from the file (--no-mmap, --load-mode)."""
         load_mode = self.flags.get("load_mode", "auto")
         return not self.flags.get("no_mmap") and load_mode in ("auto", "mmap", "mmap+mlock")
 
     @property
     def is_memory_locked(self) -> bool:
-        """Whether pages of mapped tensors are locked in memory (--mlock, --load-mode)."""
+        """Whether memory-mapped tensors are locked in memory (--mlock, --load-mode)."""
         return bool(self.flags.get("mlock")) or "mlock" in str(self.flags.get("load_mode", ""))
 
     @cached_property
@@ -216,7 +216,7 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def drafted_tokens(self) -> int:
-        """The largest number of drafted tokens per slot."""
+        """The largest number of tokens that are drafted at once in a slot."""
         return drafted_tokens(self.flags)
 
     @property
@@ -232,23 +232,23 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def modules_file(self) -> GgufModel | None:
-        """The model in the format of its separate file of multi-token-prediction modules; None without such a file."""
+        """The model with the format of a separate file of multi-token-prediction modules; None without such a file."""
         scheme = modules_scheme(self.flags, self.preset)
         return None if scheme is None else GgufModel.from_quantize_flag(self.preset, scheme)
 
     @property
     def has_exact_modules_file(self) -> bool:
-        """Whether the formats in a separate MTP file are known: q8_0, f16 and bf16 files have one format throughout."""
+        """Whether the formats in a separate MTP file are known, because the file has only q8_0, f16 or bf16 tensors."""
         return self.modules_file is None or self.modules_file.quantize in ("q8_0", "f16", "bf16")
 
     @property
     def is_cache_on_layer_device(self) -> bool:
-        """Whether a layer's cache is on the layer's device; --no-kv-offload puts the cache on the host."""
+        """Whether a layer's cache is on the layer's device; with --no-kv-offload it is on the host."""
         return not self.flags.get("no_kv_offload", False)
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Flag name → effective value, from the user or the default."""
+        """The values in effect of flags that have defaults, by field name: the user's value or the default."""
         return {
             "ctx_size": self.context_tokens,
             "n_gpu_layers": "auto" if self.rules.fits else self.layers_on_gpus,
@@ -262,11 +262,11 @@ class GgmlSettings(EngineServer):
 
     @property
     def longest_request(self) -> int:
-        """The number of tokens of the longest request in a slot."""
+        """The largest number of tokens in a slot's sequence."""
         return self.sequence_cells // (self.slot_count if self.rules.one_cache else 1)
 
     def window_cells(self, window_size: int | None) -> int:
-        """Returns the number of cache cells per stream for sliding-window layers; all cells in early versions."""
+        """Returns the cache cells per stream for a sliding-window layer; early versions cache the whole context."""
         full_cells = self.sequence_cells
         if window_size is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells
@@ -277,7 +277,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def has_stated_gpu_layers(self) -> bool:
-        """Whether the user's flags state the number of GPU layers."""
+        """Whether a flag of the user states the number of layers on GPUs."""
         return str(self.flags.get("n_gpu_layers", "auto")) not in ("auto", "-1")
 
     @property
@@ -291,7 +291,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def context_bytes(self) -> int:
-        """GPU memory in use before llama.cpp allocates; 0 with Metal, which reports its whole limit as free.
+        """The bytes in use on a GPU before llama.cpp allocates; 0 on Metal, which reports its whole limit as free.
 
         Source: `ggml_metal_device_get_memory`; logs of Macs list as much free as in total.
         """
@@ -305,13 +305,13 @@ class GgmlSettings(EngineServer):
 
     @property
     def is_fit_enabled(self) -> bool:
-        """Whether the server adjusts unset flags to free memory (--fit)."""
+        """Whether the server fits flags that are not set to the free memory (--fit)."""
         flag_text = self.flags.get("fit")
         return self.rules.fits if flag_text is None else str(flag_text) in ("on", "true", "True")
 
 
 def refuse_gpu_flags(hardware: Hardware, flags: Mapping[str, Any]) -> None:
-    """Raises `InputError` for flags of llama-server that place layers on GPUs, on a processor."""
+    """Raises `InputError` for flags that place layers on GPUs if the accelerator is a processor."""
     if not hardware.is_processor:
         return
     values_without_gpu = {"n_gpu_layers": ("auto", "-1", "0"), "device": ("none", "0"), "tensor_split": ()}

@@ -1,4 +1,4 @@
-"""Speculative decoding in llama-server (common/speculative.cpp): the drafted tokens and the draft model.
+"""Speculative decoding in llama-server (common/speculative.cpp): the number of drafted tokens, and the draft model.
 
 A draft model has buffers of its own, with a context as long as the target's and caches of its own type
 (`common_speculative_init_result`). So have the model's own modules of multi-token prediction (`draft-mtp`): their
@@ -62,7 +62,7 @@ def drafting_types(flags: Mapping[str, Any]) -> list[str]:
 
 
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
-    """Returns the maximum of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
+    """Returns the largest number of drafted tokens per slot. Raises `InputError` for methods that are not modelled."""
     chosen_types = drafting_types(flags)
     if flags.get("model_draft") and MTP_DRAFT_TYPE not in chosen_types:
         chosen_types.append("draft-simple")
@@ -79,7 +79,7 @@ def drafted_tokens(flags: Mapping[str, Any]) -> int:
 
 
 def draft_model_of(flags: Mapping[str, Any], target_model: Preset) -> Preset | None:
-    """Returns the draft model; None without one. Raises `InputError` if draft and target model are incompatible."""
+    """Returns the draft model; None without one. Raises `InputError` if it does not fit the target model."""
     draft_name = flags.get("model_draft")
     if not draft_name or MTP_DRAFT_TYPE in drafting_types(flags):
         return None
@@ -95,13 +95,13 @@ def draft_model_of(flags: Mapping[str, Any], target_model: Preset) -> Preset | N
 
 
 def draft_scheme(flags: Mapping[str, Any]) -> str | None:
-    """Returns the quantization scheme in the name of a draft GGUF file that is not local; None for other drafts."""
+    """Returns the quantization scheme that a draft file's name states, if the file is not here; else None."""
     named_checkpoint = _checkpoint_by_name(str(flags.get("model_draft") or ""))
     return None if named_checkpoint is None else named_checkpoint[1] or None
 
 
 def modules_scheme(flags: Mapping[str, Any], target_model: Preset) -> str | None:
-    """Returns the quantization scheme in the name of a separate file of multi-token-prediction modules.
+    """Returns the quantization scheme that the name of a separate file of multi-token-prediction modules states.
 
     Such a file has the modules and a second copy of embeddings, last norm and output matrix (`--mtp` of
     convert_hf_to_gguf.py, which names it mtp-….gguf). None without such a file. Raises `InputError` for a file whose
@@ -127,7 +127,7 @@ def modules_scheme(flags: Mapping[str, Any], target_model: Preset) -> str | None
 
 
 def _checkpoint_by_name(draft_name: str) -> tuple[Preset, str] | None:
-    """Returns the preset and the quantization scheme in the name of a GGUF file or of its repository.
+    """Returns the preset and the quantization scheme that the name of a GGUF file or of its repository states.
 
     None for a file that is here, and for a name that states none.
     """
@@ -136,7 +136,7 @@ def _checkpoint_by_name(draft_name: str) -> tuple[Preset, str] | None:
 
 
 def draft_flags(flags: Mapping[str, Any], context_tokens: int, sequence_count: int, is_unified: bool) -> dict[str, Any]:
-    """Returns the flags of the draft model's server. context_tokens: tokens of the target model's cache."""
+    """Returns the flags for the draft model as a server. context_tokens: the tokens in the target model's cache."""
     inherited_flags = {flag_name: flags[flag_name] for flag_name in INHERITED_FLAGS if flag_name in flags}
     chosen_flags = {target_field: flags[name] for name, target_field in TARGET_FLAGS.items() if name in flags}
     return {

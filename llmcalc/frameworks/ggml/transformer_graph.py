@@ -34,7 +34,7 @@ one by one. silu: activation and product are two operations, in place.
 
 @dataclass(frozen=True)
 class GraphRules:
-    """The rules by which an engine version builds compute graphs; `presets/engines/llama_cpp.toml` has the fields."""
+    """The rules for compute graphs in a version of an engine; `presets/engines/llama_cpp.toml` explains the fields."""
 
     style: GraphStyle
     mask_f16: bool = False
@@ -47,18 +47,18 @@ class GraphRules:
     rotates_vectors: bool = False
 
     def is_product_moved(self, tokens: int) -> bool:
-        """Whether a matrix product of `tokens` tokens with a weight on the host moves to a GPU."""
+        """Whether a matrix product with a weight on the host is computed on a GPU for this number of tokens."""
         return tokens >= self.least_moved_tokens
 
     def are_experts_moved(self, tokens: int, layer: LayerShape) -> bool:
-        """Whether matrix products of `tokens` tokens with experts on the host move to a GPU."""
+        """Whether products with experts on the host are computed on a GPU for this number of tokens."""
         moves_whole_experts = tokens * layer.top_k >= self.least_moved_tokens * layer.expert_count
         return self.is_product_moved(tokens) and (moves_whole_experts or not self.moves_by_expert)
 
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """The server settings that determine the compute graph.
+    """The settings of a server that determine its compute graph.
 
     tokens: tokens of a micro-batch. logit_rows: rows of logits. streams: caches with sequences of their own.
     cells_by_window: cells of the cache by window (None: full layers).
@@ -99,7 +99,7 @@ class GraphSettings:
 
 @dataclass
 class ModelGraph:
-    """The compute graph of one micro-batch of a model.
+    """Builds the compute graph of one micro-batch of a model.
 
     hidden_size, vocab_size: the model's hidden size, and the entries of its vocabulary.
     layers: the layers that are laid out, by their index. layer_count: layers of the model.
@@ -146,7 +146,7 @@ class ModelGraph:
         return Tensor(tensor_bytes, source_tensors, "new", (*dimensions, element_bytes), may_move=may_move)
 
     def _new_tensor_in_format(self, dimensions: tuple[int, ...], block_bytes: int, *source_tensors: Tensor) -> Tensor:
-        """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
+        """Adds a tensor in a number format that takes `block_bytes` bytes per 256 elements."""
         tensor_bytes = block_bytes
         for dimension in dimensions:
             tensor_bytes *= dimension
@@ -156,7 +156,7 @@ class ModelGraph:
         return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.dimensions, may_move=may_move)
 
     def _view(self, input_tensor: Tensor, dimensions: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
-        """Returns a view of a tensor. has_offset: whether the view begins after the tensor's first element."""
+        """Returns a view of a tensor. has_offset: whether it begins after the tensor's first element."""
         layout = (
             None
             if dimensions is None
@@ -171,7 +171,7 @@ class ModelGraph:
         return self._new_tensor((output_width, tokens), weight, input_tensor, may_move=self._is_moved(tokens))
 
     def _is_moved(self, tokens: int) -> bool:
-        """Whether an operation on `tokens` tokens with a weight on the host moves to a GPU (`offload_op`)."""
+        """Whether an operation on `tokens` tokens with a weight on the host is computed on a GPU (`offload_op`)."""
         return self.rules.is_product_moved(tokens) and self.settings.may_move_weights
 
     def norm(self, weight_name: str, layer_index: int | None, input_tensor: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class ModelGraph:
         return self._inplace_result(normed_tensor, normed_tensor, weight, may_move=may_move)
 
     def mask(self, window: int | None) -> Tensor:
-        """Returns the attention mask of windowed layers, in 16 bits for flash attention."""
+        """Returns the attention mask for layers with this window, in 16 bits for flash attention."""
         if window not in self._masks:
             tokens = self.settings.tokens // self.settings.streams
             padded_rows = -(-tokens // MASK_ROW_MULTIPLE) * MASK_ROW_MULTIPLE if self.rules.pad_mask else tokens
@@ -209,7 +209,7 @@ class ModelGraph:
         return self._masks[window]
 
     def rotation_matrix(self, head_size: int, type_bytes: int, column_limit: int = 0) -> Tensor | None:
-        """Returns the rotation matrix of heads before a block-quantized cache (src/llama-kv-cache.cpp), or None.
+        """Returns the matrix that rotates heads before a block-quantized cache (src/llama-kv-cache.cpp), or None.
 
         head_size: elements of a head. type_bytes: bytes of 256 cached elements. column_limit: 0 for any.
         """
@@ -223,7 +223,7 @@ class ModelGraph:
         )
 
     def apply_rotation(self, input_tensor: Tensor, dimensions: tuple[int, ...], matrix: Tensor | None) -> Tensor:
-        """Returns the heads multiplied by a rotation matrix, or unchanged without a matrix."""
+        """Returns the product of heads and a rotation matrix; the heads unchanged if the matrix is None."""
         if matrix is None:
             return input_tensor
         return self._view(self._new_tensor(dimensions, matrix, self._view(input_tensor, None)), dimensions)
@@ -235,7 +235,7 @@ class ModelGraph:
         return Tensor(0, (input_tensor, *row_numbers, cache), "store")
 
     def attention(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
-        """Adds the attention of layer `i`, from projections and the cache to the output projection."""
+        """Adds the attention of layer `i`: projections, cache, attention and output projection."""
         settings, tokens = self.settings, self.settings.tokens
         cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST_DEVICE
         key_cache, value_cache = (
@@ -281,7 +281,7 @@ class ModelGraph:
     def _attention_over_shared_cache(
         self, i: int, layer: LayerShape, query: Tensor, key_cache: Tensor, value_cache: Tensor
     ) -> Tensor:
-        """Adds the attention of a layer that reads an earlier layer's keys and values (Gemma 3n, Gemma 4 E2B)."""
+        """Adds attention of a layer that reads an earlier layer's cache (Gemma 3n, Gemma 4 E2B)."""
         tokens, head_dim, heads = self.settings.tokens, layer.head_dim, layer.head_count
         query = self.norm(f"blk.{i}.attn_q_norm.weight", i, self._view(query, (head_dim, heads, tokens)))
         query = self._inplace_result(query, query, self.positions)
@@ -306,7 +306,7 @@ class ModelGraph:
         value_dim: int,
         window_size: int | None,
     ) -> Tensor:
-        """Adds attention over the cache: one flash operation, or scores, softmax in place, and weighted values."""
+        """Adds attention to cached keys and values: one flash operation, or scores, softmax and weighted sums."""
         settings, tokens = self.settings, self.settings.tokens
         cache_cells = settings.cells_by_window[window_size]
         if settings.uses_flash_attention:
@@ -323,7 +323,7 @@ class ModelGraph:
         return merged_heads
 
     def latent_attention(self, i: int, layer: LayerShape, layer_input: Tensor) -> Tensor:
-        """Adds multi-head latent attention: with expanded keys and values, or with absorbed products (-mla)."""
+        """Adds multi-head latent attention: expands keys and values from latents, or absorbs the products (-mla)."""
         assert layer.latent is not None
         settings, tokens, latent_sizes = self.settings, self.settings.tokens, layer.latent
         latent_rank, rope_dim, nope_dim, _, query_rank = latent_sizes
@@ -384,7 +384,7 @@ class ModelGraph:
         query_rope: Tensor,
         cache_device: str,
     ) -> Tensor:
-        """Adds latent attention with expanded keys and values of every head in the cache."""
+        """Adds latent attention to a cache that holds the expanded keys and values of every head."""
         assert layer.latent is not None
         tokens, (_, rope_dim, nope_dim, value_dim, _) = self.settings.tokens, layer.latent
         heads = layer.head_count
@@ -411,7 +411,7 @@ class ModelGraph:
     def _attend_by_head_groups(
         self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
-        """Adds latent attention that expands the cached keys and values of one head group at a time (-mla 2 and 3).
+        """Adds latent attention that expands cached latents for one group of heads at a time (-mla 2 and 3).
 
         -amb bounds the MiB of the expanded keys and values of one group of heads.
         """
@@ -465,7 +465,7 @@ class ModelGraph:
     def _attend_absorbed(
         self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
-        """Adds attention over the cached latents, with absorbed products."""
+        """Adds latent attention to the cached latents themselves, with absorbed products."""
         assert layer.latent is not None
         settings, tokens = self.settings, self.settings.tokens
         latent_rank, rope_dim, _, value_dim, _ = layer.latent
@@ -507,7 +507,7 @@ class ModelGraph:
         latent_rank: int,
         window_size: int | None,
     ) -> Tensor:
-        """Adds attention scores and weighted latents; ik's -amb limits the MiB of scores per head group."""
+        """Adds scores and weighted sums of latents; ik's -amb limits the MiB of scores per group of heads."""
         tokens, mib_limit = self.settings.tokens, self.settings.attention_batch_mib
         scores_mib = cache_cells * tokens * heads * F32_BYTES // MIB
         step_count = 1 if not mib_limit or mib_limit >= scores_mib else min(-(-scores_mib // mib_limit), heads)
@@ -550,7 +550,7 @@ class ModelGraph:
         return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden_size, up_output, tokens)
 
     def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
-        """Adds the router and the routed experts of layer `i`, and the sum of the experts' outputs."""
+        """Adds the router, the routed experts, and the sum of the experts' outputs for layer `i`."""
         expert_count, k, expert_width = layer.expert_count, layer.top_k, layer.expert_width
         may_move = self.rules.are_experts_moved(tokens, layer) and self.settings.may_move_weights
 
@@ -593,7 +593,7 @@ class ModelGraph:
         return summed_output
 
     def recurrence(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
-        """Adds a recurrent layer: input projection, states and output projection."""
+        """Adds a recurrent layer: the input projection, the recurrence on its states, and the output projection."""
         tokens = self.settings.tokens
         projection_width = max(self.hidden_size, 2 * layer.head_count * layer.head_dim)
         state_cache = Tensor(0, operation_name="cache", device=self.device_of_layer(i))
@@ -648,7 +648,7 @@ class ModelGraph:
     # -- the model -----------------------------------------------------------------------------------------------
 
     def build_graph(self) -> ComputeGraph:
-        """Returns the graph in execution order."""
+        """Builds the micro-batch's compute graph and returns it, with operations in execution order."""
         tokens = self.settings.tokens
         token_ids = Tensor(tokens * I32_BYTES, operation_name="input", dimensions=(tokens,))
         output_rows = Tensor(
@@ -695,7 +695,7 @@ class ModelGraph:
         return self.graph
 
     def _mtp_input(self, embeddings: Tensor) -> Tensor:
-        """Returns the input of a multi-token-prediction module: a product of embeddings and states of the model.
+        """Adds a module's input projection of token embeddings and the model's hidden states (multi-token prediction).
 
         Source: `graph_mtp` of src/models/qwen35.cpp.
         """
@@ -713,7 +713,7 @@ class ModelGraph:
         )
 
     def _per_layer_vectors(self, embeddings: Tensor) -> Tensor | None:
-        """Returns the inputs of each layer (Gemma 3n and 4): embeddings for each layer, plus the projected embeddings.
+        """Adds the vectors that each layer reads in addition (Gemma 3n and 4): table rows plus projected embeddings.
 
         None in a model without any.
 
@@ -735,7 +735,7 @@ class ModelGraph:
     def _with_layer_vectors(
         self, i: int, layer: LayerShape, residual_stream: Tensor, layer_vectors: Tensor, tokens: int
     ) -> Tensor:
-        """Returns the residual stream with the gated vectors of a layer."""
+        """Adds a layer's gated vector to the residual stream, and returns the sum."""
         gate = self.matmul(f"blk.{i}.inp_gate.weight", i, layer.per_layer_width, residual_stream, tokens)
         gated_vectors = self._inplace_result(gate, self._inplace_result(gate, gate), layer_vectors)
         layer_output = self.matmul(f"blk.{i}.proj.weight", i, self.hidden_size, gated_vectors, tokens)
@@ -743,7 +743,7 @@ class ModelGraph:
         return self._inplace_result(residual_stream, residual_stream, layer_output)
 
     def _mixer_output(self, i: int, layer: LayerShape, residual_stream: Tensor) -> Tensor | None:
-        """Returns the output of a layer's attention or recurrence; None for a layer without either."""
+        """Adds a layer's attention or recurrence and returns its output; None for a layer with neither."""
         if not layer.head_count and not layer.state_elements:
             return None
         normed_input = self.norm(f"blk.{i}.attn_norm.weight", i, residual_stream)
@@ -760,7 +760,7 @@ class ModelGraph:
         return attention_output
 
     def _with_feed_forward(self, i: int, layer: LayerShape, residual_stream: Tensor, tokens: int) -> Tensor:
-        """Returns the residual stream with the output of layer `i`'s feed-forward network or experts."""
+        """Adds layer `i`'s feed-forward network or experts to the residual stream, and returns the sum."""
         if not layer.width and not layer.expert_count:
             return residual_stream
         normed_input = self.norm(f"blk.{i}.ffn_norm.weight", i, residual_stream)

@@ -1,4 +1,4 @@
-"""The contents of the TOML files of llama.cpp, ik_llama.cpp and Ollama: rules by version (`presets/engines/*.toml`)."""
+"""Reads the TOML files of llama.cpp, ik_llama.cpp and Ollama: memory rules by version (`presets/engines/*.toml`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .transformer_graph import GraphRules, GraphStyle
 
 
 class GgmlRules(VersionRules):
-    """The memory rules of a range of versions; `presets/engines/llama_cpp.toml` explains the fields."""
+    """The rules for memory in a range of versions; `presets/engines/llama_cpp.toml` explains the fields."""
 
     ctx_size: int = Field(ge=0)
     parallel: int = Field(ge=1)
@@ -51,14 +51,14 @@ class GgmlRules(VersionRules):
 
 
 class DeviceContext(Record):
-    """GPU memory in use before llama.cpp allocates (CUDA context). logs: number of logs with this figure."""
+    """Measured GPU memory in use before llama.cpp allocates (CUDA context). logs: how many logs state it."""
 
     mib: int = Field(ge=0)
     logs: int = Field(ge=0)
 
 
 class GgmlEngineRecord(EngineRecord[GgmlRules]):
-    """The contents of llama_cpp.toml or ik_llama_cpp.toml.
+    """The fields of llama_cpp.toml and ik_llama_cpp.toml.
 
     compute_logs: logs compared with our compute buffers.
     registered_classes: classes of text models that become GGUF files which the engine loads (`classes_source`).

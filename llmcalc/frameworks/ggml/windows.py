@@ -1,4 +1,4 @@
-"""Removes the sliding windows of a config that llama.cpp ignores."""
+"""Removes sliding windows that are in a model's config but that llama.cpp ignores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Their architectures are `llama` and `starcoder2`, which read none (src/models/ll
 
 
 def without_ignored_windows(spec: ModelSpec, config: Mapping[str, Any] | None) -> ModelSpec:
-    """Returns the model without the sliding windows that llama.cpp's implementation of the architecture ignores.
+    """Returns the model without sliding windows that llama.cpp ignores for its architecture.
 
     config: the model's `config.json`; None without one. Where the class of the whole model is not known, that of its
     text model decides.

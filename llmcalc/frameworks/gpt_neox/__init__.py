@@ -1,4 +1,4 @@
-"""GPT-NeoX: pretraining with DeepSpeed and with layers derived from Megatron-LM.
+"""GPT-NeoX: pretraining with DeepSpeed, with layers derived from Megatron-LM.
 
 All of it may be changed without reading another program; DeepSpeed's keys are read in its own folder.
 """

@@ -1,4 +1,4 @@
-"""Reads a config of GPT-NeoX, which has model arguments and DeepSpeed's keys in the same table.
+"""Reads a GPT-NeoX config, in which model arguments and DeepSpeed's keys are in one table.
 
 Sources: EleutherAI/gpt-neox at ea7aefd8, megatron/neox_arguments/{neox_args,deepspeed_args}.py for defaults,
 megatron/model/transformer.py (`ParallelMLP`, `ParallelTransformerLayer`) for sizes and norms, megatron/training.py.
@@ -59,17 +59,17 @@ VOCABULARY_SIZE = 50_257
 
 
 def is_gpt_neox(config: Table) -> bool:
-    """Whether a table is a config of GPT-NeoX that describes a model."""
+    """Whether a parsed file is a GPT-NeoX config that describes a model."""
     return bool(IDENTIFYING_KEYS & set(_with_underscores(config)))
 
 
 def _with_underscores(config: Table) -> dict[str, Any]:
-    """Returns the arguments with underscores in place of hyphens."""
+    """Returns the arguments with hyphens in their names replaced by underscores."""
     return {str(argument_name).replace("-", "_"): argument_value for argument_name, argument_value in config.items()}
 
 
 def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a GPT-NeoX config. Raises `InputError`, which names file and argument."""
+    """Returns the training run that a GPT-NeoX config describes. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
         arguments = _with_underscores(written_config)
         reader.refuse_other_values(arguments, MODELLED_VALUES)
@@ -101,7 +101,7 @@ ESTIMATE_NOTE = (
 
 
 def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun, settings: Table) -> LaunchSettings:
-    """Returns a run with tensor or pipeline parallelism, computed as a Megatron-Core run.
+    """Returns a run with tensor or pipeline parallelism, for which Megatron-Core's rank memory is computed.
 
     config: DeepSpeed's config. parallel_run: the sizes of groups and the length. settings: settings of kernels and
         recomputation.
@@ -139,7 +139,7 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
 
 
 def _deepspeed_config(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
-    """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
+    """Returns the DeepSpeed config that GPT-NeoX builds (`_set_config`, `calculate_derived`)."""
     deepspeed_config = {name: value for name, value in arguments.items() if name in DEEPSPEED_KEYS}
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
@@ -168,7 +168,7 @@ def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
-    """Returns the attention or recurrence type of all layers, and records any other type as unknown."""
+    """Returns the type of attention or recurrence that all layers have; other values are reported as not modelled."""
     attention_config = reader.value(arguments, "attention_config", [[["global"], "all"]])
     mixer_kinds: set[str] = set()
     for layer_entry in attention_config if isinstance(attention_config, list) else [attention_config]:
@@ -232,7 +232,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) 
 
 
 def _mamba_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> dict[str, Any]:
-    """Returns the model-spec table of Mamba's mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
+    """Returns the model-spec table of a Mamba mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
     if reader.flag(arguments, "mamba_use_bias_in_linears"):
         reader.refuse("mamba_use_bias_in_linears", "biases of Mamba's linear layers are not modelled")
     return {
@@ -254,7 +254,7 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
-    """Returns the model-spec table of rotary positions."""
+    """Returns the model-spec table of the rotary position embedding."""
     rotary_fraction, rope_base = (
         reader.value(arguments, name, default_value) for name, default_value in ROTARY_DEFAULTS.items()
     )
@@ -269,7 +269,7 @@ ROTARY_DEFAULTS = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 
 
 def _network_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> dict[str, Any]:
-    """Returns the model-spec table of the feed-forward network (`ParallelMLP`), with 2/3 width if gated."""
+    """Returns the model-spec table of the feed-forward network (`ParallelMLP`), two thirds as wide if gated."""
     activation_name = str(reader.value(arguments, "activation", "gelu"))
     is_gated = activation_name in GATED_ACTIVATIONS
     if not is_gated and activation_name not in ("gelu", "relu", "silu"):

@@ -1,4 +1,4 @@
-"""A server of ik_llama.cpp, with the memory rules of its version."""
+"""A server of ik_llama.cpp: the model, the flags, and the memory rules of the version."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def read_record() -> GgmlEngineRecord:
 
 
 class IkLlamaCppServer(GgmlServer):
-    """A server of ik_llama.cpp with the fork's flags."""
+    """A server of ik_llama.cpp, which has flags that llama.cpp does not have."""
 
     name = "ik_llama.cpp"
 
 
 def check_model(preset: Preset, engine_version: EngineVersion) -> None:
-    """Raises `InputError` for a model that the version has no architecture for."""
+    """Raises `InputError` for a model that this version does not support."""
     check_architecture(preset, read_record(), engine_version)
 
 

@@ -1,4 +1,4 @@
-"""Readers of launch files of training runs, for all frameworks.
+"""Readers of launch files for training runs, shared by all frameworks.
 
 `read.read_launch` recognizes the kind of a file by its contents. Each framework's record states its kind; `accelerate`
 and `trainer` are kinds of several frameworks. A reader returns a `Launch`: the model if the file names one, the layout,

@@ -1,4 +1,4 @@
-"""Reads YAML or JSON files written by `accelerate config`, without a model or a batch size.
+"""Reads YAML or JSON configs written by `accelerate config`, which state neither a model nor a batch size.
 
 Source: accelerate 1.x, commands/config and utils/dataclasses.py.
 """
@@ -45,18 +45,18 @@ IGNORED_ACCELERATE_KEYS = field_names("""
 
 
 def is_accelerate(config: Table) -> bool:
-    """Whether a table of YAML or JSON is a config of accelerate."""
+    """Whether a parsed file is a config of accelerate."""
     return "distributed_type" in config or all(accelerate_key in config for accelerate_key in ACCELERATE_SIGNS)
 
 
 def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of an accelerate config. Raises `InputError`, which names file and key."""
+    """Returns the training run that an accelerate config describes. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         return _read_tables(reader, config, source_file.world_size)
 
 
 def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
-    """Returns the training run of an accelerate config, under the framework that the config selects."""
+    """Returns the training run for the framework that an accelerate config selects, such as FSDP or DeepSpeed."""
     plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
     plugin_tables = (plugin.section_name for _, plugin in plugins_by_type.values())
     reader.check_names(config, (*READ_ACCELERATE_KEYS, *plugin_tables), IGNORED_ACCELERATE_KEYS, "no key that is known")

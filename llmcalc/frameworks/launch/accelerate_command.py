@@ -1,4 +1,4 @@
-"""Reads the settings of `accelerate launch`, from the config file and the command's arguments.
+"""Reads the settings of `accelerate launch` from its config file and its command-line arguments.
 
 Source: accelerate 1.x, commands/launch.py; utils/launch.py, which hands both over to the script in the environment.
 """
@@ -21,7 +21,7 @@ OFFLOAD_DEVICE_KEYS = ("offload_optimizer_device", "offload_param_device")
 
 
 def accelerate_config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
-    """Returns the config of `accelerate launch` with the command's arguments; empty for another launcher."""
+    """Returns the config of `accelerate launch`, with the command's arguments applied; empty for other launchers."""
     launcher_index = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
@@ -45,7 +45,7 @@ def accelerate_config_table(launcher: Sequence[str], name_in_errors: str, read_t
 
 
 def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
-    """Returns an accelerate config in which the command's arguments replace the file's values."""
+    """Returns an accelerate config in which arguments of the command replace values of the file."""
     for config_key in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
         if config_key in flags:
             config[config_key] = flags[config_key]
@@ -66,7 +66,7 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
 
 
 def process_count_of(config: Table) -> int | None:
-    """Returns the number of processes in an accelerate config; None if the config states none."""
+    """Returns the number of processes that an accelerate config states; None if it states none."""
     process_count = config.get("num_processes")
     if isinstance(process_count, int) and not isinstance(process_count, bool) and 0 < process_count < 10**7:
         return process_count
@@ -74,7 +74,7 @@ def process_count_of(config: Table) -> int | None:
 
 
 def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
-    """Returns the Trainer's arguments that are equivalent to the config of `accelerate launch`.
+    """Returns the Trainer's arguments that mean the same as the config of `accelerate launch`.
 
     Raises `InputError` for a framework that the Trainer does not start.
     """
@@ -107,7 +107,7 @@ PRECISION_KEYS = ("bf16", "fp16")
 
 
 def with_launcher_arguments(config: Table, source_file: LaunchSource, sets_precision: bool = True) -> dict[str, Any]:
-    """Returns a program's Trainer arguments, completed by the arguments of its `accelerate launch` command.
+    """Returns a program's Trainer arguments; those it leaves open come from its `accelerate launch` command.
 
     The launcher hands its config over in the environment, where the Trainer reads what its own arguments leave open
     (transformers/training_args.py, `ACCELERATE_USE_DEEPSPEED`, `ACCELERATE_USE_FSDP`, `ACCELERATE_MIXED_PRECISION`).
@@ -128,7 +128,7 @@ def with_launcher_arguments(config: Table, source_file: LaunchSource, sets_preci
 
 
 def _deepspeed_config(config: Any) -> Any:
-    """Returns the DeepSpeed config in accelerate's config: the named file, or a table of the config's keys."""
+    """Returns the DeepSpeed config of an accelerate config: the file it names, or a table of its own keys."""
     deepspeed_table = config if isinstance(config, Mapping) else {}
     if deepspeed_table.get("deepspeed_config_file") is not None:
         return deepspeed_table["deepspeed_config_file"]

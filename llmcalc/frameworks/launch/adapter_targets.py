@@ -1,4 +1,4 @@
-"""Resolves a launch file's names of adapted modules to the model's linear layers, as PEFT does.
+"""Translates the names of adapted modules in launch files to the model's linear layers, as PEFT matches them.
 
 PEFT takes a list of names, of which it skips those that the model does not have, or one regular expression for whole
 paths (peft/tuners/tuners_utils.py, `check_target_module_exists`). An expression is not run: the alternatives of its
@@ -35,7 +35,7 @@ LONGEST_PATTERN, MOST_MATCHED_NAMES = 400, 200
 
 
 def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkpoint | None = None) -> Launch:
-    """Returns the run with adapters on the model's layers, and notes on translated names.
+    """Returns the run with adapter targets renamed to the model's layers, with notes on renamed targets.
 
     The name of a layer that the model's class computes as one stays, because such a layer has one adapter. Names of
     which the model has none stay, and so does an option that was typed: both are errors where they are wrong.
@@ -81,7 +81,7 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
 
 
 def adapts_output_head(target_names: Iterable[str]) -> bool:
-    """Whether adapters target the output head, under llmcalc's name or a transformers class's name."""
+    """Whether adapters target the output head, by llmcalc's or a transformers class's name for it."""
     return any(
         "lm_head" in (component_name, MODULE_NAMES_OUTSIDE_LAYERS.get(component_name))
         for target_name in target_names
@@ -90,7 +90,7 @@ def adapts_output_head(target_names: Iterable[str]) -> bool:
 
 
 def _translate_modules_to_save(launched_run: Launch, model: ModelSpec) -> Launch:
-    """Returns the run with fully trained modules under llmcalc's names."""
+    """Returns the run with fully trained modules renamed to llmcalc's names."""
     saved_modules = launched_run.settings.get("modules_to_save")
     if not saved_modules or "modules_to_save" in launched_run.option_overrides:
         return launched_run
@@ -106,7 +106,7 @@ WILDCARD_PATTERN = re.compile(r"[*\w.]*\*[*\w.]*")
 
 
 def _last_component_names(target_pattern: str, layer_names: Iterable[str] = ()) -> list[str]:
-    """Returns the last path components that an adapter target matches: a name, a path, an expression or a wildcard.
+    """Returns the module names that a target (a name, path, regular expression or wildcard) matches at a path's end.
 
     layer_names: the model's linear layers, of which a wildcard selects some.
     """
@@ -127,7 +127,7 @@ PATTERN_TOKENS = re.compile(
 
 
 def _last_components(pattern_text: str) -> Iterator[str]:
-    """Yields the last components of the paths that a regular expression matches. Raises `ValueError`."""
+    """Yields the names at the end of paths that a regular expression matches. Raises `ValueError` if unclear."""
     for alternative in _split_alternatives(pattern_text):
         piece_alternatives: list[list[str]] = []  # after the last dot: the alternatives of each piece
         text_position, matched_text = 0, ""
@@ -163,7 +163,7 @@ def _last_components(pattern_text: str) -> Iterator[str]:
 
 
 def _split_alternatives(pattern_text: str) -> list[str]:
-    """Splits a regular expression at top-level bars."""
+    """Splits a regular expression at the `|` outside of groups."""
     alternatives, bracket_depth = [""], 0
     for character in pattern_text:
         bracket_depth += (character == "(") - (character == ")")
@@ -175,7 +175,7 @@ def _split_alternatives(pattern_text: str) -> list[str]:
 
 
 def _end_of_group(pattern_text: str, group_start: int) -> int:
-    """Returns the position of a group's closing bracket. Raises `ValueError` if it is missing."""
+    """Returns the position of the bracket that closes a group. Raises `ValueError` if there is none."""
     bracket_depth = 0
     for text_position in range(group_start, len(pattern_text)):
         bracket_depth += (pattern_text[text_position] == "(") - (pattern_text[text_position] == ")")

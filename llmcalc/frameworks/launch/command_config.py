@@ -1,4 +1,4 @@
-"""Finds the config file that a command names, and applies the overrides in the command."""
+"""Finds the config file that a command names, and applies the command's overrides to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPONENT_KEY = "_component_"
 
 
 def config_file_and_words(command_line: CommandLine) -> tuple[str, int, int] | None:
-    """Returns a command's config file and the range of words that name the file; None without a config file.
+    """Returns a command's config file, and start and end of the words that name it; None if there is no file.
 
     The file is the first word with the ending of one, or the value of `--config`.
     """
@@ -43,7 +43,7 @@ def config_file_and_words(command_line: CommandLine) -> tuple[str, int, int] | N
 
 
 def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: str) -> dict[str, Any]:
-    """Returns the tables of a command's config file, with values from the command's other words.
+    """Returns a command's config file as tables, with values that the command's other words override.
 
     A word is `key=value`, or an argument `--key value`; a key with dots is one of an inner table. Raises `InputError`
     for a word of another form.
@@ -72,14 +72,14 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
 
 
 def _typed_value(typed_text: Any, name_in_errors: str) -> Any:
-    """Returns the value of a command's word; a text in square brackets is parsed as a YAML list."""
+    """Returns the value that a word of a command stands for; a text in square brackets is a YAML list."""
     if isinstance(typed_text, str) and re.fullmatch(r"\[.*\]", typed_text, re.DOTALL) and not is_unresolved(typed_text):
         return parse_yaml(typed_text, name_in_errors)
     return plain_value(typed_text)
 
 
 def _set_dotted_key(config_table: dict[str, Any], dotted_key: str, typed_value: Any, name_in_errors: str) -> None:
-    """Sets a dotted key's value in copies of the nested tables.
+    """Sets the value of a key with dots in nested tables, which are copied first.
 
     A value for the table of a component is the component's name (torchtune/config/_utils.py,
     `_merge_yaml_and_cli_args`).

@@ -1,4 +1,4 @@
-"""Splits a shell command into launcher, program and arguments, and splits the value of `--launch`."""
+"""Splits a shell command into launcher, program and arguments, and the value of `--launch` into its parts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TypedLaunch(NamedTuple):
 
 
 def typed_launch(typed_text: str) -> TypedLaunch:
-    """Splits the value of `--launch` into parts, except the name of an existing file."""
+    """Splits the value of `--launch` into variables, file and arguments; the name of an existing file stays whole."""
     if len(typed_text) > LONGEST_TYPED_COMMAND:
         raise InputError(f"--launch: {len(typed_text):,} letters; expected at most {LONGEST_TYPED_COMMAND:,}")
     if not re.search(r"\s", typed_text) or _file_exists(typed_text):
@@ -108,7 +108,7 @@ LAUNCH_OPTION = "--launch"
 
 
 def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
-    """Returns the words of a command typed as `--launch`, without leading variables; none for a file's name."""
+    """Returns the words of a command in `--launch`, without leading variables; empty if it is a file's name."""
     if len(typed_text) > LONGEST_TYPED_COMMAND or not re.search(r"\s", typed_text) or _file_exists(typed_text):
         return ()
     try:
@@ -122,7 +122,7 @@ def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
 
 
 def check_is_no_command(typed_text: str) -> None:
-    """Raises `InputError` for the command of a program whose commands are not read, which is no file's name either."""
+    """Raises `InputError` for a command whose program llmcalc does not read, unless it is the name of a file."""
     command_words = words_of_typed_command(typed_text)
     program = command_words[0] if command_words else ""
     is_path = re.search(r"[/\\]|\.(sh|bash|slurm|sbatch|bat|cmd|ps1|ya?ml|json|toml|py|ipynb|txt)$", program)
@@ -135,14 +135,14 @@ def check_is_no_command(typed_text: str) -> None:
 
 
 def is_training_command(typed_text: str) -> bool:
-    """Whether the value of `--launch` is the command of a training program, such as `tune run … --config FILE`."""
+    """Whether the value of `--launch` is a training command, such as `tune run … --config FILE`."""
     command_words = words_of_typed_command(typed_text)
     typed_variables = dict(re.findall(r"(?:^|\s)([A-Za-z_]\w*)=(\S*)", typed_text)) if command_words else {}
     return bool(command_words) and parse_command_line(ShellCommand(command_words, typed_variables, 1)) is not None
 
 
 def _file_exists(file_name: str) -> bool:
-    """Whether a file exists; false for a name that the file system refuses."""
+    """Whether a file exists; false for a name that the file system cannot have."""
     try:
         return Path(file_name).exists()
     except (OSError, ValueError):
@@ -222,7 +222,7 @@ def parse_command_line(command: ShellCommand) -> CommandLine | None:
 
 
 def _trl_program(script_path: str, command_words: Sequence[str]) -> str:
-    """Returns the command `trl …` that has the arguments of a Python file; empty for other files."""
+    """Returns the `trl` command with the same arguments as a Python script of TRL; empty for other scripts."""
     options = {command_word.partition("=")[0] for command_word in command_words}
     if options.intersection(PEFT_OPTIONS):
         return "trl sft"
@@ -232,12 +232,12 @@ def _trl_program(script_path: str, command_words: Sequence[str]) -> str:
 
 
 def _without_separator(command_words: list[str]) -> list[str]:
-    """Returns the arguments without the `--` that ends a launcher's own arguments."""
+    """Returns the words without a leading `--`, which separates a launcher's arguments from the program."""
     return command_words[1:] if command_words[:1] == ["--"] else command_words
 
 
 def parse_arguments(command_words: Sequence[str], name_in_errors: str) -> dict[str, Any]:
-    """Returns argument → value: True without a value, a text for one value, a list for several."""
+    """Returns the arguments by name: True without a value, a text for one value, a list for several."""
     argument_values: dict[str, Any] = {}
     argument_name = ""
     value_texts: list[str] = []
@@ -270,7 +270,7 @@ def parse_arguments(command_words: Sequence[str], name_in_errors: str) -> dict[s
 
 
 def hydra_overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
-    """Returns Hydra's overrides, `key=value` or `+key=value`, among a command's words as dotted key → value."""
+    """Returns Hydra's overrides (`key=value` or `+key=value`) in a command, by dotted key."""
     overrides_by_key: dict[str, Any] = {}
     for command_word in command_words:
         override_match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", command_word, re.DOTALL)
@@ -282,7 +282,7 @@ def hydra_overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
 def plain_arguments(
     arguments: Mapping[str, Any], reader: LaunchReader, recognized_names: Sequence[str] | frozenset[str]
 ) -> dict[str, Any]:
-    """Returns arguments with underscores in the names, and with parsed booleans and numbers.
+    """Returns arguments with underscores in their names, and with booleans and integers parsed.
 
     recognized_names: names whose values matter. One of them that is known only when the script runs is an error.
     """
@@ -297,7 +297,7 @@ def plain_arguments(
 
 
 def plain_value(written_value: Any) -> Any:
-    """Converts the value of a command-line argument to a boolean or a number where possible."""
+    """Returns an argument's text as a boolean, None or integer if it stands for one, else unchanged."""
     if isinstance(written_value, list):
         return [plain_value(list_element) for list_element in written_value]
     if not isinstance(written_value, str):
@@ -311,7 +311,7 @@ def plain_value(written_value: Any) -> Any:
 
 
 def marked_model_name(written_name: Any) -> str:
-    """Returns an argument's model name, with a mark if unknown before the script runs."""
+    """Returns the model's name in an argument, marked by `$` if only the running script knows it."""
     if isinstance(written_name, str) and is_unresolved(written_name):
         return f"${printable(written_name).lstrip('$')}"
     return "" if written_name is None else str(written_name)[:200]
