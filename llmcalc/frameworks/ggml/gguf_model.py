@@ -384,8 +384,8 @@ class GgufModel:
     def _loaded_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format.
 
-        The bytes by which a library's file is larger are divided over the tensors of the layers, as their formats are not
-        published.
+        The bytes by which a library's file is larger are divided over the tensors of the layers, because the formats
+        of these tensors are not published.
         """
         weight_sizes = self._weight_sizes(list(weight_tensors_of(self.preset.model.tree())))
         layer_bytes = sum(tensor_bytes for weight, tensor_bytes in weight_sizes if weight.layer_index is not None)
