@@ -157,7 +157,7 @@ def _shares_tensors(layer_scope: ModuleScope) -> bool:
 def _stacks_of_scope(
     module_scope: ModuleScope, parent_path: tuple[str, ...] = ()
 ) -> list[tuple[tuple[str, ...], list[ModuleScope]]]:
-    """Returns every executed stack: the parent module's path and the layer kinds."""
+    """Returns each stack that runs, as the path of its parent module and the module scopes of its layers."""
     layer_scopes = [
         item
         for item in module_scope.items

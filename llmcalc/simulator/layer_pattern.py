@@ -1,4 +1,4 @@
-"""The repeating pattern of layer types in a stack: a run with few repeats represents all layers."""
+"""The repeating pattern of layer types in a stack, so that a simulation of few repeats represents all layers."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[
 
 
 def nearest_base_id(recorded_value: Value | None, candidate_ids: set[int]) -> int | None:
-    """Returns the id of the candidate that is this value or its nearest base; None without a match."""
+    """Returns the id of this value or of the nearest value it is a view of, among `candidate_ids`; None if absent."""
     while recorded_value is not None and id(recorded_value) not in candidate_ids:
         recorded_value = recorded_value.view_source
     return None if recorded_value is None else id(recorded_value)

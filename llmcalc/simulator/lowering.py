@@ -80,7 +80,7 @@ class Lowering(ProgramLowering):
         return self.graph.autocast_dtype is not None and self.choices.is_on_gpu
 
     def find_dataflow(self, root_scope: ModuleScope) -> None:
-        """Finds each layer's external inputs and outputs, and the modules that are recomputed."""
+        """Finds the tensors that each layer reads and returns, and the modules that the backward pass recomputes."""
         if self.recompute.nodes:
             self._find_recomputed_modules(root_scope)
         if not self.recompute.layers:
@@ -153,7 +153,7 @@ class Lowering(ProgramLowering):
         )
 
     def _checkpointed_module(self, module_scope: ModuleScope, recomputed_module: RecomputedModule) -> None:
-        """Runs a module with activation checkpointing: saves only its inputs, and recomputes it in the backward pass.
+        """Runs a module with activation checkpointing, which saves its inputs and recomputes it in the backward pass.
 
         The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,
         which the reference passes to every module.
@@ -222,7 +222,7 @@ class Lowering(ProgramLowering):
         }
 
         def run_layer(input_tensors: Sequence[Tensor]) -> Tensor:
-            """Runs the layer with a copy of the stack of running modules; the caller's stack stays unchanged."""
+            """Runs the layer with its own copy of the stack of running modules; the caller's stack does not change."""
             nonlocal is_first_run
             caller_state = self.tensors_by_value, self.view_ids, self.frames, self.pass_memo
             self.tensors_by_value = {**shared_tensors, id(layer_input): input_tensors[0]}

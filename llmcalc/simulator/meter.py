@@ -131,7 +131,7 @@ class Meter:
                 self._current_peak.bytes, self._peak_is_unsettled = self.live_bytes, True
 
     def _store_peak_by_kind(self) -> None:
-        """Stores the bytes by kind at the current peak, before storages are freed."""
+        """Stores the bytes of each kind of memory at the current peak; called before storages are freed."""
         self._current_peak.by_kind = dict(self.by_kind)
         self._peak_is_unsettled = False
 

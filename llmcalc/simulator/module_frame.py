@@ -52,7 +52,7 @@ class ModuleFrame:
     path: tuple[Any, ...] | None = None
 
     def without_tensors(self) -> ModuleFrame:
-        """Returns the same module call without the call's variables."""
+        """Returns the same module call without the local variables (tensors) that the module's code holds."""
         return ModuleFrame(self.scope, layer_index=self.layer_index, owner_layer_index=self.owner_layer_index)
 
 

@@ -60,7 +60,7 @@ class VisitMeter(Meter):
         self._peak_is_unsettled = False
 
     def pass_visits(self, bytes_before: int) -> PassVisits:
-        """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
+        """Returns the visits since the last `restart`. bytes_before: the bytes subtracted from their peaks."""
         work_units_before = self._visits[0][2]
         module_visits = [
             ModuleVisit(module_place, peak.bytes - bytes_before, work_units - work_units_before)
@@ -101,7 +101,7 @@ class PassVisits(NamedTuple):
         return None
 
     def added_bytes(self, start_index: int, later_start_index: int, visit_count: int, added_layers: int) -> int | None:
-        """Returns the bytes by which the peaks of a later part of the pass exceed those of an earlier part.
+        """Returns the bytes that visits at a later index have at their peaks beyond the visits at an earlier index.
 
         start_index, later_start_index: the first visits of both parts. visit_count: visits of each part.
         added_layers: by how many the later part's indices of layers exceed those of the earlier part.
@@ -151,7 +151,7 @@ class PassVisits(NamedTuple):
 
 
 def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
-    """Derives a forward pass of three layer repeats from a pass of four, and the bytes that one repeat saves.
+    """Derives a forward pass with three layer repeats from one with four. Also returns the bytes saved per repeat.
 
     forward_pass: of four repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
     None if the second, the third and the layers of the fourth repeat do not do the same.
@@ -196,7 +196,7 @@ def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, 
 
 
 def forward_with_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
-    """Derives a forward pass of four layer repeats from a pass of three, and the bytes that one repeat saves.
+    """Derives a forward pass with four layer repeats from one with three. Also returns the bytes saved per repeat.
 
     forward_pass: of three repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
     None if the second repeat and the layers of the third do not do the same.

@@ -45,7 +45,7 @@ class OutputTensor(NamedTuple):
     strides: Strides
 
     def create_storage(self, memory_meter: Meter, first_storage_number: int) -> Storage:
-        """Creates the tensor's storage in a replayed pass. first_storage_number: that of the pass's first storage."""
+        """Creates the tensor's storage in a replayed pass. first_storage_number: the number of its first storage."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = memory_meter, self.bytes
         storage.block = Block(self.bytes, self.memory_kind, first_storage_number + self.storage_number)
@@ -89,7 +89,7 @@ class PassTrace:
     kind_of_input_after_pass: str | None = None
 
     def with_relative_numbers(self, pass_id: PassId, previous_pass_id: PassId | None) -> PassTrace:
-        """Returns the trace with micro-batch numbers relative to this pass.
+        """Returns the trace with the micro-batch numbers of other passes counted from this pass's number.
 
         previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS_PASS`; None where cases do not have
             it.
@@ -122,7 +122,7 @@ class PassTrace:
         )
 
     def releases_of_previous_pass(self, model_chunk: int) -> list[tuple[int, int]]:
-        """Returns the releases of the previous pass's storages, as (index of the event, storage)."""
+        """Returns where this pass frees storages of the chunk's previous pass, as (index of the event, storage)."""
         return self.releases_of_other_passes.get((model_chunk, PREVIOUS_PASS, 0), [])
 
     def with_previous_storage_numbers(

@@ -1,4 +1,4 @@
-"""Records passes of a few micro-batches, and reads one trace for each case of passes.
+"""Records the passes of a few micro-batches as traces, one trace for all passes with the same memory events.
 
 A pass allocates and frees its own storages. It may also free storages of other passes: those that its chunk referred to
 in the pass of the micro-batch before, or shared ones that every pass replaces. So its events depend on which neighbours
@@ -26,7 +26,7 @@ from .tensor import Storage, Tensor
 
 
 class PassCounter:
-    """Counts passes and sorts them into cases. Passes of one case have the same memory events.
+    """Counts passes and assigns each to a case, so that passes of one case have the same memory events.
 
     splits_by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
@@ -57,7 +57,7 @@ class PassCounter:
         )
 
     def next_loss(self, model_chunk: int) -> tuple[PassCase, PassId]:
-        """Returns the case and id of the loss after the chunk's last forward pass."""
+        """Returns the case and id of the loss computation that follows the chunk's last forward pass."""
         pass_number = self.forwards[model_chunk] - 1
         return self._case_of_pass(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
 
@@ -78,7 +78,7 @@ class PassCounter:
         )
 
     def _case_with_previous_kind(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
-        """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
+        """Returns the case extended by the kind of the chunk's previous pass, if cases distinguish previous passes."""
         if not self.splits_by_previous:
             return pass_case, pass_id
         model_chunk, pass_kind, pass_number, pass_state = pass_case
@@ -101,7 +101,7 @@ PassOutput: TypeAlias = tuple[int, Tensor, int]
 
 
 class RecordedPass(NamedTuple):
-    """One pass of a recorded run.
+    """One forward or backward pass of a recorded run.
 
     first_event_index, end_event_index: indices of its events.
     start_place: the place in which it starts.
@@ -133,7 +133,7 @@ class PassRecorder(PassCounter):
         return self._record_pass(*self.next_forward(model_chunk), input_tensor, compute)
 
     def loss(self, model_chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """Computes the loss of the last forward pass."""
+        """Runs and records the loss computation that follows the chunk's last forward pass."""
         return self._record_pass(*self.next_loss(model_chunk), output, compute)
 
     def _record_pass(
@@ -191,7 +191,7 @@ class PassRecorder(PassCounter):
         return RecordedPasses(self.meter.events, self.passes).traces()
 
     def recorded_passes(self) -> RecordedPasses:
-        """Ends the recording and returns the recorded passes. Later events are not part of a pass."""
+        """Ends the recording and returns the recorded passes. Memory events after this call belong to no pass."""
         return RecordedPasses(self.meter.take_events(), self.passes)
 
 
@@ -226,7 +226,7 @@ class RecordedPasses:
 
 
 def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
-    """Adds unrecorded cases of a schedule, if the recorded cases determine their events.
+    """Adds traces for cases of a schedule that were not recorded but follow from the recorded cases.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
@@ -272,7 +272,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
 
 
 def output_without_storage(output_number: int, tensor: Tensor) -> PassOutput:
-    """Returns an output's number, a copy of the output without memory, and its storage's number."""
+    """Returns the output's number, a copy of its tensor without memory, and the number of its storage."""
     shape_template = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
     return output_number, shape_template, tensor.storage.block.handle
 
@@ -285,7 +285,7 @@ NO_PEAK = -(NO_SIZE << UNIT_BITS)
 
 
 class TraceReader:
-    """Reads the trace of memory events of each case: of all passes whose events are equal.
+    """Reads, from the events of a recorded run, one trace of memory events per case of passes.
 
     traces: case → the trace of its passes.
     storage_bytes, storage_kinds: storage → its bytes, and the kind that it is counted under.

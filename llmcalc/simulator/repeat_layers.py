@@ -117,7 +117,7 @@ class InnerRepeatEvent(NamedTuple):
 
 @dataclass
 class LayerSweep:
-    """Memory events of one run through the layers of a stack, repeat by repeat of the layer pattern.
+    """The memory events of one sweep through the layers of a stack, repeat by repeat of the layer pattern.
 
     stack_index: the number of the stack.
     is_ascending: whether they go from the first repeat to the last.
@@ -227,7 +227,7 @@ class RepeatAnalysis:
     def _split_releases(
         self, layer_repeat: StackRepeat | None, memory_events: list[Event]
     ) -> Iterator[tuple[StackRepeat | None, list[Event]]]:
-        """Yields the events of one repeat. A release outside of all repeats belongs to the allocating repeat.
+        """Yields events with their layer repeat. A release between repeats belongs to the repeat that allocated.
 
         That holds where the releases pass through all recorded repeats in order, or through all but the first or the
         last one, which may release elsewhere.
@@ -311,7 +311,7 @@ class RepeatAnalysis:
         return None
 
     def _sweeps_and_events(self, event_groups: Sequence[tuple[StackRepeat | None, list[Event]]]) -> Iterator[EventPart]:
-        """Yields each run of events through a stack's layers, and the events between the runs."""
+        """Yields each sweep through a stack's layers, and between sweeps the lists of other events."""
         group_index = 0
         while group_index < len(event_groups):
             layer_repeat, memory_events = event_groups[group_index]
@@ -332,7 +332,7 @@ class RepeatAnalysis:
         event_groups: Sequence[tuple[StackRepeat | None, list[Event]]],
         first_group_index: int,
     ) -> tuple[LayerSweep | None, int]:
-        """Returns the run through a stack's layers that starts at an index (None without one), and the next index.
+        """Returns the layer sweep that starts at a group of events (None if none does), and the next group's index.
 
         stack_index, repeat_index: of the run at `first_group_index`, which is that of the stack's first or last repeat.
         """
@@ -408,7 +408,7 @@ class RepeatAnalysis:
         raise NotRepeatingError
 
     def _check_outer_repeats(self) -> None:
-        """Raises `NotRepeatingError` if an event outside of inner repeats uses a storage that exists in every repeat.
+        """Raises `NotRepeatingError` if an event outside of inner repeats uses a storage that every repeat has.
 
         The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
         of counterparts are released or reclassified outside of the inner repeats, the same would happen in further
@@ -486,7 +486,7 @@ class RepeatAnalysis:
     def allocator_steps(
         self, further_set_up: Callable[[RepeatedEvents], list[Event]]
     ) -> tuple[list[StepList], int, AllocatorStepEncoder]:
-        """Returns the allocator's steps of a run with all repeats, its number of storages, and its requested bytes."""
+        """Returns the full run's allocations and frees, its number of storages, and the bytes that it requests."""
         repeated_events = RepeatedEvents(self, {})
         added_events = further_set_up(repeated_events)
         storage_count = repeated_events.storage_count + len(added_events)
@@ -520,7 +520,7 @@ class RepeatAnalysis:
 
 
 class RepeatedEvents:
-    """The events of a run with any number of repeats per stack.
+    """The memory events of a run in which each stack has a chosen number of layer repeats.
 
     storage_count: the number of storages.
     """
@@ -547,7 +547,7 @@ class RepeatedEvents:
         self.events_by_section: dict[int, list[Event]] = {}
 
     def events_of_full_run(self, section_events: Sequence[Event]) -> list[Event]:
-        """Returns the events of the full run that correspond to a section of recorded events."""
+        """Returns the full run's events for a section of the recorded events."""
         if id(section_events) not in self.events_by_section:
             full_run_events = self.events_by_section[id(section_events)] = []
             for sweep_or_events in self.analysis.sweeps_and_events[id(section_events)]:
@@ -562,7 +562,7 @@ class RepeatedEvents:
         return self.events_by_section[id(section_events)]
 
     def numbers_in_full_run(self, storage_number: int) -> Sequence[int]:
-        """Returns the full run's numbers of a recorded storage: of every inner repeat, or one."""
+        """Returns the numbers that a recorded storage has in the full run: one per inner repeat, or a single number."""
         if storage_number in self.first_storage_numbers:
             first_number = self.first_storage_numbers[storage_number]
             return range(
@@ -606,7 +606,7 @@ class RepeatedEvents:
             yield _events_of_allocator(self._renumbered_events(sweep_or_events.events_in_order[-1])), SINGLE_REPEAT
 
     def _renumbered_events(self, memory_events: Sequence[Event]) -> list[Event]:
-        """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""
+        """Returns events outside of inner repeats with the storage numbers of the full run."""
         full_run_number = self.storage_numbers.get
         return [
             (self.place_in_full_run(recorded_storage), nbytes, event_detail)
@@ -616,7 +616,7 @@ class RepeatedEvents:
         ]
 
     def _repeat_order(self, layer_sweep: LayerSweep) -> range:
-        """Returns the inner repeats in the direction in which the layers run."""
+        """Returns the indices of the inner repeats in the order in which they run: ascending in forward passes."""
         inner_repeats = range(self.inner_repeat_counts[layer_sweep.stack_index])
         return inner_repeats if layer_sweep.is_ascending else inner_repeats[::-1]
 
@@ -669,7 +669,7 @@ class RepeatedEvents:
         )
 
     def place_in_full_run(self, allocation_place: AllocationPlace) -> AllocationPlace:
-        """Returns a recorded module and phase, with the layer index increased by the added repeats."""
+        """Returns a recorded module and phase with the layer index that the module has in the full run."""
         for stack_index, inner_repeats in self.inner_repeat_counts.items():
             layer_stack = self.analysis.stacks[stack_index]
             first_layer_of_last_repeat = layer_stack.layers_before + LAST_RECORDED_REPEAT * layer_stack.layer_period
@@ -681,7 +681,7 @@ class RepeatedEvents:
 
 
 def _events_of_allocator(memory_events: Sequence[Event]) -> list[Event]:
-    """Returns the events that change the allocator's state."""
+    """Returns the events that allocate or free memory, without the events that only count bytes."""
     return [memory_event for memory_event in memory_events if memory_event[1] not in EVENTS_IGNORED_BY_ALLOCATOR]
 
 

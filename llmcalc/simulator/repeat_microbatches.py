@@ -62,7 +62,7 @@ class EventMeter(Meter):
             self._steps.append(encode_release(block.handle))
 
     def end_event_list(self) -> None:
-        """Ends the current list of events, and starts the next."""
+        """Ends the current list of allocations and frees, and starts the next."""
         if self._steps:
             self.step_lists.append((self._steps, 0))
             self._steps = []
@@ -153,7 +153,7 @@ class EventMeter(Meter):
 
 
 class SummedPeak(MemoryPeak):
-    """A peak with a lazy sum of bytes by kind: the bytes before a pass plus the bytes of the pass."""
+    """A peak whose bytes by kind are summed on demand: the bytes before a pass plus the bytes that the pass adds."""
 
     __slots__ = ("_by_kind", "added_bytes", "bytes_before")
 

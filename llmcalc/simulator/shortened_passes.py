@@ -49,7 +49,7 @@ class ShortenedPasses:
         self.repeated_events: RepeatedEvents = RepeatedEvents(repeat_analysis, {})
 
     def extended_passes(self) -> tuple[list[Event], list[RecordedPass]]:
-        """Returns the events of passes extended to all layers, and the passes."""
+        """Returns the memory events of all passes with all layers, and the passes, which refer to these events."""
         full_run_events: list[Event] = []
         recorded_passes: list[RecordedPass] = []
         for i, section_events in enumerate(self.event_sections):

@@ -15,7 +15,7 @@ UNITS_PER_OPERATION = 50
 
 
 class CountedWork(NamedTuple):
-    """The simulated work of one run, counted separately from the search that contains it.
+    """The simulated work of one run, counted apart from the search that the run is a part of.
 
     unshared_units: the work without shared recordings.
     recordings: the shared recordings that it used, each with its key and its work.
@@ -26,7 +26,7 @@ class CountedWork(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The work of the run and of its recordings, each of which counts once."""
+        """The work of the run and of the recordings that it uses, each counted once."""
         return self.unshared_units + sum(dict(self.recordings).values())
 
 

@@ -194,7 +194,7 @@ def elementwise_strides(operands: tuple[tuple[Shape, Strides], ...], shape: Shap
 
 
 def _axis_order(operand_strides: Sequence[Strides], shape: Shape) -> list[int]:
-    """Returns the axes of an elementwise result, the axis with the smallest stride first."""
+    """Returns the axes of an elementwise result in the order of their strides, the smallest stride first."""
     axis_order = list(range(len(shape) - 1, -1, -1))
 
     def compare_axes(inner_axis: int, outer_axis: int) -> int:

@@ -173,11 +173,11 @@ class Tensor:
         return is_contiguous(self.shape, self.strides)
 
     def detached(self) -> Tensor:
-        """Returns a tensor with the same storage, outside of the autograd graph."""
+        """Returns a tensor on the same storage that is not in the autograd graph, as `Tensor.detach`."""
         return Tensor(self.shape, self.dtype, self.storage, self.strides)
 
     def view(self, shape: Shape, strides: Strides) -> Tensor:
-        """Returns a view with another shape, outside of the autograd graph."""
+        """Returns a view with another shape and strides that is not in the autograd graph."""
         new_view = Tensor(shape, self.dtype, self.storage, strides)
         new_view.has_base = True
         return new_view

@@ -1,4 +1,4 @@
-"""The tensors of a program's values, freed after the last reader."""
+"""Stores the tensors of a program's values, and frees each tensor after its last reader."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class ValueTensors:
         return self.aten.reshape(value_tensor, shape)
 
     def is_from_earlier_pass(self, recorded_value: Value) -> bool:
-        """Whether a pass reads a value that an earlier pass has cached, instead of computing it."""
+        """Whether a pass reads a value that an earlier pass has stored in the cache."""
         if id(recorded_value) in self.tensors_by_value:
             return False
         return id(recorded_value) in self.absent_value_ids or (
@@ -161,7 +161,7 @@ class ValueTensors:
         return value_tensor
 
     def flat_tensor(self, recorded_value: Value, operation: Step | None = None) -> Tensor:
-        """Returns a value's tensor as [batch, rows, width], copied if the heads are not contiguous.
+        """Returns a value's tensor in the shape [batch, rows, width]; it is a copy if the heads are not contiguous.
 
         operation: the step that reads it, as in `tensor_read_by`; default none.
         """
@@ -212,7 +212,7 @@ class ValueTensors:
         return computed_result
 
     def _value_with_tensor(self, recorded_value: Value | None) -> Value | None:
-        """Returns the value, or the nearest base with a stored tensor."""
+        """Returns the value itself, or the nearest value of which it is a view and for which a tensor is stored."""
         while recorded_value is not None and id(recorded_value) not in self.tensors_by_value:
             recorded_value = recorded_value.view_source
         return recorded_value
@@ -247,7 +247,7 @@ class ValueTensors:
 
     @property
     def cache_path(self) -> ModulePath:
-        """The path of the current module with all layer indices, as the key in the cache."""
+        """The path of the current module with the indices of all layers, which is its key in the cache."""
         return tuple(
             path_part
             for module_call in self.frames
@@ -261,7 +261,7 @@ class ValueTensors:
 
     @property
     def place(self) -> AllocationPlace:
-        """The place (module and phase) of new storages."""
+        """The module and phase to which new storages are counted."""
         layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), -1)
         return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 

@@ -21,7 +21,7 @@ from .presets import known_checkpoint, known_model, publisher_of, read_preset
 def _compressed_tensors_config(
     storage_format: str, weight_format: Mapping[str, Any], *modules_in_16_bits: str
 ) -> dict[str, Any]:
-    """Returns llm-compressor's `quantization_config` for every linear layer except routers and the output head.
+    """Returns the `quantization_config` that llm-compressor writes if it leaves routers and the output head out.
 
     modules_in_16_bits: patterns of further modules that the recipes of this format leave out.
     """
@@ -110,7 +110,7 @@ PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
 
 @cache
 def _read_published(file_kind: str) -> dict[str, dict[str, Any]]:
-    """Returns the contents of `published_KIND.toml`: facts about the published checkpoints of one format."""
+    """Returns the contents of `published_<file_kind>.toml`: facts about published checkpoints of one format."""
     return tomllib.loads(Path(__file__).with_name(f"published_{file_kind}.toml").read_text(encoding="utf-8"))
 
 
@@ -177,7 +177,7 @@ FP8_BLOCKS_OF_LLM_COMPRESSOR = _compressed_tensors_config(
 def recipe_quantization_config(
     checkpoint_name: str, preset_name: str, scheme: str
 ) -> tuple[dict[str, Any], str] | None:
-    """Returns the `quantization_config` that the recipe of a model or checkpoint writes, and its formats in words.
+    """Returns the `quantization_config` of a model's published quantization recipe, and its formats in words.
 
     None for checkpoints of NVIDIA, whose ModelOpt has no recipes, and where the scheme alone says how it is stored.
     """
@@ -222,7 +222,7 @@ def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: st
 
 
 def preset_in_named_format(checkpoint_name: str, preset: Preset, scheme: str) -> tuple[Preset, str, str]:
-    """Returns a preset with the weight formats of a checkpoint's name, the scheme to apply, and the formats in words.
+    """Returns a preset in the formats that a checkpoint's name states, the scheme to apply, and the formats in words.
 
     scheme: the scheme in the checkpoint's name, empty for none. It is applied unless the formats of the layers are
     known, which the preset then has in its `quantization_config`.

@@ -95,7 +95,7 @@ def parse_toml(toml_text: str, error_location: str) -> dict[str, Any]:
 
 
 def _require_short_keys(toml_text: str, error_location: str) -> None:
-    """Raises `InputError` for dotted keys that need too much memory in tomllib.
+    """Raises `InputError` for long dotted keys, for which tomllib would need too much memory.
 
     It keeps every prefix of a dotted key, so the memory for one key grows with the square of its parts.
     """

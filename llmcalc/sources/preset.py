@@ -143,7 +143,7 @@ class Preset(Record):
 
     @property
     def typed_name(self) -> str:
-        """The TARGET as the user typed it, without overrides; the preset's name if it was not typed."""
+        """The TARGET as the user typed it, without overrides; for a preset that was not typed, its name."""
         return self.asked or self.name
 
     @property
@@ -189,7 +189,7 @@ class Preset(Record):
         return self.storage_table is not None or DTYPE_BITS.get(self.dtype, 16) < 16
 
     def remark_on_sizes(self, checkpoint_name: str) -> str:
-        """Returns the end of an error message: a quantized checkpoint may have other sizes than this preset's."""
+        """Returns the end of an error message, which says that a quantized checkpoint may have other sizes."""
         return (
             f". These are the sizes of {self.name}, as {short_repr(checkpoint_name)} is not here: quantized "
             "checkpoints may have padded ones; expected its config.json as TARGET"
@@ -202,7 +202,7 @@ class Preset(Record):
 
     @property
     def display(self) -> str:
-        """The name for headings: the title, after the hub id that the user typed, and with the overrides."""
+        """The name for headings: the title (after a typed hub id) and the overrides."""
         title = self.title or self.name
         preset_alias = next((alias for alias in self.aliases if normalized(alias) == normalized(self.asked)), None)
         hub_id = self.named_checkpoint or preset_alias
@@ -212,7 +212,7 @@ class Preset(Record):
 
 @contextmanager
 def target_in_errors(preset: Preset | None) -> Iterator[None]:
-    """Returns a context manager that adds the TARGET, as typed, to an `InputError`, except for a missing package."""
+    """Returns a context manager that adds the typed TARGET to an `InputError`, except one for a missing package."""
     try:
         yield
     except MissingExtra:

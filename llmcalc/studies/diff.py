@@ -29,7 +29,7 @@ LAYER_INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
 
 @dataclass(frozen=True)
 class FieldChange:
-    """A changed field of a description: the old and the new value; None in a model without the field."""
+    """A changed field of a description: its old and its new value; None if a model does not have the field."""
 
     name: str
     before: Any
@@ -42,7 +42,7 @@ class FieldChange:
 
 @dataclass(frozen=True)
 class QuantityChange(FieldChange):
-    """A count or a number of bytes: an exact integer, or a float for an average."""
+    """A changed count or number of bytes: exact integers, or floats for averages."""
 
     unit: QuantityUnit
 
@@ -162,7 +162,7 @@ def _changed_fields(earlier_preset: Preset | None, later_preset: Preset | None) 
 
 
 def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, Any]:
-    """Adds the default head sizes that a description leaves out (see `Attention`)."""
+    """Fills in the default head sizes where a description does not state them (see `Attention`)."""
     completed_fields = dict(description_fields)
     for path, head_count in description_fields.items():
         attention_path, _, field_name = path.rpartition(".")
@@ -223,7 +223,7 @@ COMPARED_COSTS: dict[str, tuple[Callable[[str], Cost], QuantityUnit]] = {
 def _costs_by_path(
     model_tree: Node, cost_function: Cost, run_config: RunConfig, unit: QuantityUnit
 ) -> dict[str, Number]:
-    """Returns the sums of a quantity by path without layer indices, except optional parts and zeros."""
+    """Returns a quantity's sums by module path without layer indices; optional parts and zeros are left out."""
     sums_by_path: dict[str, Number] = {}
     for node_position in model_tree.walk(run_config):
         if not node_position.optional_part and (

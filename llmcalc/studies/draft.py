@@ -52,7 +52,7 @@ def draft_costs(
     kv_dtype: str = "bfloat16",
     run_config: RunConfig | None = None,
 ) -> DraftCosts:
-    """Returns the costs of a draft model. batch, seq, kv_dtype: the draft's KV cache. run_config: the pass.
+    """Returns the costs of a draft model. batch, seq, kv_dtype: of its KV cache. run_config: of its FLOPs.
 
     Raises `InputError` if the draft does not fit the target.
     """

@@ -74,7 +74,7 @@ def context_parallel_ring(layout: Layout, rank: int) -> ContextParallelRing | No
 
 
 def sequence_tokens_of_rank(layout: Layout, seq: int) -> int:
-    """Returns a rank's number of tokens of a sequence.
+    """Returns the number of a sequence's tokens that one context-parallel rank has.
 
     Raises `InputError` where torch fails, and for a ring of more than `MOST_RANKS`.
     """

@@ -175,7 +175,7 @@ class DTensorKernels(EagerKernels):
         return self.graph.new_tensor(local_sum.shape, local_sum.dtype)
 
     def record_message(self, collective_kind: CollectiveKind, full_bytes: Number) -> None:
-        """Records a collective message of this rank. full_bytes: bytes of the full tensor."""
+        """Records a collective message that this rank sends. full_bytes: bytes of the tensor before it is sharded."""
         module_and_phase = self.graph.meter.place
         collective_message = Collective(
             module_and_phase.path, collective_kind, "tp", self.ranks, module_and_phase.phase == "backward", full_bytes
@@ -183,7 +183,7 @@ class DTensorKernels(EagerKernels):
         self.messages.append(SentMessage(module_and_phase, collective_message))
 
     def all_gather(self, x: Tensor, sends_float8: bool = False) -> Tensor:
-        """Gathers all tokens (`funcol.all_gather_single`). The ranks' parts arrive in turn, and are then joined.
+        """Gathers the tokens of all tensor-parallel ranks: `funcol.all_gather_single`, then a concatenation.
 
         sends_float8: whether tokens are cast to 8 bits first (default false); readers compute in the format of x.
         """
@@ -203,7 +203,7 @@ class DTensorKernels(EagerKernels):
         return False
 
     def gathers_in_8_bits(self, operation: Step) -> bool:
-        """Whether a linear layer's input and output gradient are gathered in 8 bits."""
+        """Whether a linear layer's input and output gradient are all-gathered in an 8-bit number format."""
         return False
 
     def reduce_scatter(self, x: Tensor, follows_product: bool = False) -> Tensor:
@@ -363,7 +363,7 @@ class DTensorKernels(EagerKernels):
     def run_module_at_once(
         self, module_scope: ModuleScope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]
     ) -> None:
-        """Runs a module as one published kernel, after gathering the input and before reducing the output."""
+        """Runs a module as one published kernel: gathers its input before and reduces its output after the kernel."""
         for operation in module_steps(module_scope):
             if (
                 operation.weight is not None

@@ -36,7 +36,7 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
 
 
 def _with_unconverted_modules(config: Mapping[str, Any], module_patterns: tuple[str, ...]) -> Mapping[str, Any]:
-    """Returns the config with additional modules that the quantization leaves in the original format."""
+    """Returns the config with more modules in the list of modules that the quantization leaves unquantized."""
     quantization_config, text_config = config.get("quantization_config"), config.get("text_config")
     if quantization_config is None and isinstance(text_config, dict):
         changed_text_config = _with_unconverted_modules(text_config, module_patterns)

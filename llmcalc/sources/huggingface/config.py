@@ -170,7 +170,7 @@ class Config:
         return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
     def _field_name_that_applies(self, field_names: tuple[str, ...]) -> str | None:
-        """Returns the name whose value applies, if a config has several aliases; null values do not apply."""
+        """Returns the alias whose value is used if a config has several aliases of a field; null values are skipped."""
         present_names = [field_name for field_name in field_names if field_name in self.config_fields]
         if len(present_names) < 2:
             return present_names[0] if present_names else None
@@ -180,7 +180,7 @@ class Config:
         return next((name for name in reversed([*self.config_fields]) if name in foreign_names), present_names[0])
 
     def _name_in_config(self, field_names: tuple[str, ...]) -> str:
-        """Returns the name under which the config has the field, an alias or the usual name."""
+        """Returns the alias under which the config has the field, or the field's usual name."""
         return self._field_name_that_applies(self._names_with_aliases(field_names)) or field_names[0]
 
     def has_list(self, field_name: str) -> bool:
@@ -303,7 +303,7 @@ class Config:
         return value_by_text[self._checked_value(field_names, is_accepted_value, "one of " + ", ".join(value_by_text))]
 
     def require(self, field_name: str, *expected_values: Any) -> None:
-        """Raises `InputError` unless a field has an expected value; other values give weights that are not counted."""
+        """Raises `InputError` unless a field has an expected value; with another, the class has uncounted weights."""
         field_value = self.get(field_name)
         if field_value not in expected_values:
             expected_text = ", ".join(map(json_spelling, expected_values))
@@ -319,12 +319,12 @@ class Config:
             self.require(field_name, expected_value)
 
     def require_if_present(self, field_name: str, *expected_values: Any) -> None:
-        """Raises `InputError` if the config has the field with a value other than the expected values."""
+        """Raises `InputError` if the config has the field with a value that is not one of the expected values."""
         if self.has(field_name):
             self.require(field_name, *expected_values)
 
     def quotient(self, field_name: str, dividend: int, divisor: int) -> int:
-        """Returns dividend / divisor. Raises `InputError` unless the result is an integer, which the class requires."""
+        """Returns dividend / divisor. Raises `InputError` if there is a remainder, which the class does not allow."""
         if divisor <= 0 or dividend % divisor:
             raise self.error(field_name, divisor, f"a divisor of {dividend}")
         return dividend // divisor

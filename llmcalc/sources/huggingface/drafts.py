@@ -137,7 +137,7 @@ def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[
 
 
 def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, Any]:
-    """Returns a draft's config with nested fields moved to the top level, where existing fields take precedence.
+    """Returns a draft's config with nested fields at the top level, where a field of the same name stays.
 
     The class's name, which says nothing of its head, is left out.
     """

@@ -53,7 +53,7 @@ HIDDEN_DROPOUT = {
 
 
 def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
-    """Returns the model's field `dropout`; empty for a family with dropout in attention alone, of probability 0.
+    """Returns the model's field `dropout`; empty for a family whose only dropout is in attention and is 0.
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """

@@ -39,7 +39,7 @@ def _module_tables() -> dict[str, dict[str, str]]:
 
 
 def module_names(table_name: str) -> ModuleNames:
-    """Returns the table of this name in `module_names.json`. The entry `**` names a table to extend."""
+    """Returns a named table of `module_names.json`; its entry `**` names the table that it extends."""
     module_of_node = dict(_module_tables()[table_name])
     base_name = module_of_node.pop("**", None)
     return module_of_node if base_name is None else {**module_names(base_name), **module_of_node}
@@ -90,7 +90,7 @@ class Deviation:
 
 
 def op_of_all_experts(op: Op) -> Op:
-    """Returns an operation in which every expert computes every token (`top_k` = `num_experts`), as in some classes."""
+    """Returns an operation in which every expert processes every token (`top_k` = `num_experts`)."""
     from ...ops import ExpertLinear
 
     return replace(op, top_k=op.num_experts) if isinstance(op, ExpertLinear) else op

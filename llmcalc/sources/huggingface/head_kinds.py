@@ -62,7 +62,7 @@ PROJECTION_FIELD = "colbert_dim"
 
 
 class ClassProjection(NamedTuple):
-    """The projection of every token's hidden state in a class that is code of another library.
+    """The projection of every token's hidden state that a class of another library (such as ColBERT's) has.
 
     vector_size: the usual size of the vector.
     size_field: the field of the config, or of the text model's section, that states another size.

@@ -130,7 +130,7 @@ def is_fixed_section(root_model_type: str, section_name: str) -> bool:
 
 
 def fixed_type_remark(root_model_type: str, section_name: str, stated_model_type: Any, class_model_type: str) -> str:
-    """Returns the remark on a wrapper's section that states another model type than its class reads it as."""
+    """Returns a remark that a wrapper's class reads a section as another model type than the section states."""
     return (
         f"{section_name}.model_type: {short_repr(stated_model_type)}; read as '{class_model_type}', for "
         f"{root_model_type}'s class builds that model whatever type the section states"
@@ -143,7 +143,7 @@ def library_class_names() -> dict[str, list[str]]:
 
 
 def has_grouped_router(model_type: str, family: Family) -> bool:
-    """Whether the model's class or its published code selects a token's experts from some groups of experts."""
+    """Whether the model's class or its published code selects each token's experts from a few groups of experts."""
     return family.has_grouped_router or (family.class_model_type or model_type) in library_classes().grouped_routers
 
 
@@ -161,7 +161,7 @@ def model_type_of_class_name(class_name: str) -> str:
 
 
 def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
-    """Returns the model type that reads a config with a field of `TYPE_BY_CODE_FIELD`; empty without one or with 0."""
+    """Returns the model type of a config by a field in `TYPE_BY_CODE_FIELD`; empty if it has none or its value is 0."""
     config_type = config_data.get("model_type") or model_type_of_class_name(architecture_of(config_data))
     return next(
         (
@@ -174,7 +174,7 @@ def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
 
 
 def _has_field_value(config_data: Mapping[str, Any], field_path: str) -> bool:
-    """Whether a config has a field, of a table if its path has a dot, with a value other than null and 0."""
+    """Whether a config has a field with a value other than null and 0. field_path: with a dot for a table's field."""
     table_name, _, field_name = field_path.rpartition(".")
     table = config_data.get(table_name) if table_name else config_data
     field_value = table.get(field_name) if isinstance(table, Mapping) else None
@@ -211,7 +211,7 @@ def families_of_file(family_file: str) -> Mapping[str, Family]:
 
 
 def _with_defaults(family: Family, model_type: str) -> Family:
-    """Returns a `Family` completed with its configuration class's defaults and fields, and its table of modules."""
+    """Returns a `Family` with the defaults, fields and module names of its configuration class added."""
     class_model_type = family.class_model_type or model_type
     return replace(
         family,
@@ -222,7 +222,7 @@ def _with_defaults(family: Family, model_type: str) -> Family:
 
 
 def usual_name(model_type: str) -> str:
-    """Returns a model type in the class's spelling, from a spelling with `_` for `-` or a folder name."""
+    """Returns the model type in its class's spelling, for a spelling with `_` instead of `-` or for a folder name."""
     return TYPE_BY_SPELLING.get(model_type.replace("-", "_"), model_type)
 
 
@@ -257,7 +257,7 @@ def other_classes() -> dict[str, dict[str, list[str]]]:
 
 
 def is_measurable(config: Mapping[str, Any]) -> bool:
-    """Whether `--measure` finds a class of `transformers` for a config.
+    """Whether `transformers` has a class for a config, as `--measure` requires.
 
     It is the class in `architectures`, else a language model of the model type.
     """

@@ -61,7 +61,7 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
 
 
 def _with_replaced_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the config with `text_config_dict` and `vision_config_dict`, which CLIP's class reads, as its sections.
+    """Returns the config with CLIP's `text_config_dict` and `vision_config_dict` in place of its sections.
 
     They are sections of older configs. Beside a section, the class replaces each field of that section by them.
     """

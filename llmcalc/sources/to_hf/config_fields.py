@@ -77,7 +77,7 @@ def _label_count(config_values: ConfigValues) -> int:
 
 
 def _layers_before_window(config_values: ConfigValues) -> int | None:
-    """Returns the number of layers below the first layer with a window."""
+    """Returns the number of layers before the first layer with a sliding window."""
     return next(
         (layer_index for layer_index, window in enumerate(config_values.windows) if window is not None),
         len(config_values.layers),

@@ -40,7 +40,7 @@ class AttentionVariantKernels(AttentionKernels):
         self.store_output(operation, scores)
 
     def scores_by_row(self, x: Tensor, shared_rows: Tensor) -> Tensor:
-        """Computes scores of rows (such as positions) shared by all sequences, [batch, heads, tokens, rows].
+        """Computes scores with keys that all sequences share (such as positions): [batch, heads, tokens, rows].
 
         x: [batch, tokens, heads, d]. shared_rows: [rows, heads, d], or [rows, d] for all heads.
         """
@@ -75,7 +75,7 @@ class AttentionVariantKernels(AttentionKernels):
             self.pass_memo["selected"] = aten.slice(aten.sort(scores)[1], selected_count)
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
-        """Returns the indices of the tokens in the pools with the highest scores [batch, queries, pools]."""
+        """Returns the indices of the tokens in the highest-scoring pools of tokens: [batch, queries, pools]."""
         aten, tokens_per_pool, key_count = (
             self.aten,
             operation.options["pool"],
@@ -225,7 +225,7 @@ class AttentionVariantKernels(AttentionKernels):
         return scores[0] if len(scores) == 1 else self.aten.cat(scores)
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection_masks: Sequence[Tensor]) -> Tensor:
-        """Returns the mask of all scores: first of the sequence's keys, then of the compressed keys."""
+        """Returns the mask of all scores: first those of the sequence's keys, then those of the compressed keys."""
         aten, new_key_count = self.aten, scores.shape[-1] - mask.shape[-1]
         if selection_masks:
             return aten.cat([aten.expand(mask, (*selection_masks[0].shape[:-1], mask.shape[-1])), selection_masks[0]])

@@ -179,7 +179,7 @@ class DecodeStepKernels(ScanKernels):
     def _gate_output(
         self, module_steps: ModuleSteps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any
     ) -> Tensor:
-        """Gates Mamba-2's output, as Mamba2Reference._gated_output does."""
+        """Multiplies Mamba-2's output by its activated gate, as Mamba2Reference._gated_output does."""
         activated_gate = self.apply_activation(gate, activation_name)
         for operation in module_steps.steps:
             if operation.verb == "mul":
@@ -275,7 +275,7 @@ class DecodeStepKernels(ScanKernels):
         return self.project(module_steps["o_proj"], normed_output)
 
     def _log_decay(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
-        """Computes the log decay, as KimiDeltaAttentionReference._log_decay does."""
+        """Computes the logarithm of each channel's decay, as KimiDeltaAttentionReference._log_decay does."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         raw_decay, bias = self._gate_projection("f", module_steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
         float_gate = aten.to(raw_decay, FLOAT32)
@@ -377,7 +377,7 @@ class DecodeStepKernels(ScanKernels):
     def _mapped_heads(
         self, module_steps: ModuleSteps, projection_name: str, x: Tensor, head_size: Any, rope_operations: list[Step]
     ) -> Tensor:
-        """Returns heads of queries or keys, as LinearAttentionReference._mapped_heads does."""
+        """Projects to queries or keys, splits heads and applies the feature map, as LinearAttentionReference does."""
         heads = self.aten.transpose(self.split_heads(self.project(module_steps[projection_name], x), head_size), 1, 2)
         mapped_heads = self.feature_map(module_steps, heads)
         return self.rotate(mapped_heads, rope_operations[0]) if rope_operations else mapped_heads

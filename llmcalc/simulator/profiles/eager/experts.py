@@ -243,7 +243,7 @@ class ExpertKernels(Lowering):
         self.store_tensor(output, y)
 
     def expert_slices(self, operation: Step, weight: Tensor) -> Tensor:
-        """Returns the experts' weight, whose backward pass allocates a gradient of full size for each expert's slice.
+        """Returns the weight of all experts, of which each expert's slice has a gradient of full size in backward.
 
         Each slice has a gradient of that size, of zeros beside its expert. The first two are added to a third tensor,
         the others are added to the sum in its place (torch/csrc/autograd/input_buffer.cpp, `accumulate`).
@@ -259,7 +259,7 @@ class ExpertKernels(Lowering):
         return record(self.graph, "select", (weight,), weight.view(weight.shape, weight.strides), backward)
 
     def _linear_steps_fused_with(self, operation: Step) -> list[Step]:
-        """Returns the experts' linear layers that run as one product with an operation, in order.
+        """Returns, in order, the experts' linear layers that run as one product with an operation's linear layer.
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """

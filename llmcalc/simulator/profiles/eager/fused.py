@@ -93,7 +93,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def norm(
         self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: ModulePath | None = None
     ) -> Tensor:
-        """Runs a fused norm, which saves the input and row statistics.
+        """Runs a fused norm, which saves its input and each row's statistics for the backward pass.
 
         Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`. On a GPU an input that is not dense is copied
         for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).

@@ -220,7 +220,7 @@ class FusedAttention(AttentionKernels):
         return self.run_attention_core(lambda q, k, v: self.sdpa_kernel(q, k, v, mask, backend == "efficient"), q, k, v)
 
     def additive_bias_mask(self, operation: Step, query_count: Any, key_count: Any, causal: bool) -> Tensor:
-        """Returns the bias as a contiguous mask [1, heads, queries, keys], a constant at keys that are not visible.
+        """Returns an additive mask [1, heads, queries, keys]: the bias, with a constant at keys that are not visible.
 
         Source: transformers/integrations/sdpa_attention.py, `create_position_bias_mask`.
         """

@@ -1,4 +1,4 @@
-"""Attention of inference engines, whose kernel computes score terms, masks, selections and sinks inside.
+"""Attention in inference engines: one kernel computes score terms, masks, selected keys and sinks.
 
 FlashAttention 2 and 3 take windows, soft caps and ALiBi's slopes, and the FlashAttention of vLLM and FlashInfer take
 sinks (flash_attn/flash_attn_interface.py; vllm/v1/attention/backends/flash_attn.py; flashinfer/prefill.py). A bias by
@@ -28,7 +28,7 @@ MOST_INDEXER_LOGIT_BYTES = 512 << 20
 
 
 class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
-    """Kernels of inference that allocate no tensor with an element per query-key pair.
+    """Inference kernels that allocate no tensor with one element per query-key pair.
 
     joint_output: the first sum of values of the last joint softmax, which its kernel has computed; None before.
     selectable_entry_count: number of the entries that the current module may select from.
@@ -75,7 +75,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         return super().kernel_of(operation) if kernel is None else kernel
 
     def is_computed(self, recorded_value: Value) -> bool:
-        """Whether a tensor, or a view of a tensor, is allocated for a value."""
+        """Whether a tensor is allocated for a value; false if the attention kernel computes it inside."""
         return (
             not self.computes_scores_in_kernel
             or not has_query_key_pairs(recorded_value)
@@ -161,7 +161,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     # --- one softmax over several kinds of keys -----------------------------------------------------------------------
 
     def serve_joint_softmax(self, operation: Step) -> None:
-        """Keeps the queries until the kernel runs, when the first weighted sum of values is read."""
+        """Keeps the queries until the first weighted sum of values is computed, where the kernel runs."""
         q = self.tensor_of(operation.input_values[operation.options["parts"]])
         if operation.options["sinks"]:
             self.weight("sinks", (operation.output_values[0].axes[0].size,))

@@ -43,12 +43,12 @@ def _read_qwen2_audio(root_config: Config, config: Config, text_hidden_size: int
 
 
 def _audio_clip_rule(config: Config, merge_size: int, **rule_fields: int | bool) -> Table:
-    """Returns the rule by which Whisper's processor cuts audio, with `merge_size` encoder positions per token."""
+    """Returns the rule by which Whisper's processor cuts audio into clips. merge_size: encoder positions per token."""
     return {"type": "clips", "frames": 2 * config.integer("max_source_positions"), "merge": merge_size, **rule_fields}
 
 
 def _read_voxtral(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
+    """Reads Voxtral: consecutive positions are concatenated up to the width of the encoder's FFN."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
     hidden_size, activation = config.integer("hidden_size"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden_size)

@@ -63,7 +63,7 @@ def _read_kosmos2_5(root_config: Config, config: Config, text_hidden_size: int) 
 
 
 def _read_pix2struct(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Pix2Struct, whose decoder reads the encoder's output as it is."""
+    """Reads Pix2Struct, whose decoder reads the encoder's output without a projection."""
     config.require("hidden_size", text_hidden_size)
     return {"vision_model": _page_encoder(config, *config.integer_fields("d_ff", "d_kv", "seq_len").values())}
 

@@ -208,7 +208,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     def _delta_rule_with_gates(
         self, module_steps: ModuleSteps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Computes β and log decay with torch's operations, and runs the delta rule. Returns output and log decay."""
+        """Computes β and log decay with torch, and runs the delta rule. Returns its output and the log decay."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         beta = self.apply_activation(self.project(module_steps["b_proj"], x), "sigmoid")
         decay = self.state_decay((op.heads,))
@@ -261,7 +261,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         )
 
     def _gate_projection(self, proj_name: str, module_steps: ModuleSteps, x: Tensor) -> Tensor:
-        """Projects to a gate, by one linear layer or two low-rank layers."""
+        """Computes the logits of a gate by one linear layer, or by two layers with a low rank between them."""
         if f"{proj_name}_proj" in module_steps:
             return self.project(module_steps[f"{proj_name}_proj"], x)
         return self.project(module_steps[f"{proj_name}_b_proj"], self.project(module_steps[f"{proj_name}_a_proj"], x))

@@ -91,7 +91,7 @@ def _read_electra(config: Config) -> Table:
 
 
 def _read_albert(config: Config) -> Table:
-    """Reads ALBERT, where all layers of a group share one set of parameters."""
+    """Reads ALBERT, whose layers form groups that share one set of parameters."""
     depth = config.integer("num_hidden_layers")
     group_count = config.integer("num_hidden_groups")
     layers_per_group = config.integer("inner_group_num")
@@ -164,7 +164,7 @@ def _read_mpnet(config: Config) -> Table:
 
 
 def has_pretraining_head(config: Config) -> bool:
-    """Whether the model has the pretraining head, with more than one projection to the vocabulary or to classes."""
+    """Whether the config's class has a pretraining head, with projections to the vocabulary and to classes."""
     return config.head_kind == "lm" and class_name_of_config(config).endswith("ForPreTraining")
 
 

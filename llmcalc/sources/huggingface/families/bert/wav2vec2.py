@@ -73,7 +73,7 @@ def is_set(config: Config, field_name: str) -> bool:
 
 
 def _score_head(config: Config) -> Table | None:
-    """Returns the classifier of recordings, which reads the mean of projected states; None for another class."""
+    """Returns the classifier of recordings, which averages projected hidden states; None for a class without one."""
     if not scores_sequences(config):
         return None
     config.require("use_weighted_layer_sum", False)

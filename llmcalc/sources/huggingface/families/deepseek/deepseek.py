@@ -93,7 +93,7 @@ def _read_deepseek_v2(config: Config) -> Table:
 
 
 def _attention_without_query_latent(config: Config) -> Table:
-    """Returns multi-head attention for a config with `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
+    """Returns multi-head attention for a config whose `use_mla` is false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
     config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     heads = config.integer("num_attention_heads")
     attention_fields: Table = {"num_attention_heads": heads, "position": full_rope(config)}

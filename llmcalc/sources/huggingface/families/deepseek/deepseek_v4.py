@@ -81,7 +81,7 @@ def _read_deepseek_v4(config: Config) -> Table:
 
 
 def _prediction_attention(config: Config, depth: int) -> str:
-    """Returns the kind of attention in prediction modules, by the entry of `compress_ratios` after the layers'.
+    """Returns the attention kind of the MTP modules, from the entry of `compress_ratios` after the layers' entries.
 
     By default that of ratio 0, which SGLang has (`COMPRESS_RATIO_NEXTN_LAYER` in models/deepseek_v4_nextn.py) as the
     published configs do.
@@ -138,7 +138,7 @@ def _scoring_func(config: Config) -> str:
 
 
 def _written_layer_types(config_values: ConfigValues) -> list[str]:
-    """Returns each layer's kind under DeepSeek-V4's names."""
+    """Returns each layer's kind as DeepSeek-V4's config names it."""
     type_names = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [
         type_names[0] if mixer.compress_rate is None else type_names[1] if mixer.indexer is not None else type_names[2]

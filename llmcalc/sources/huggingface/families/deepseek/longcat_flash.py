@@ -62,7 +62,7 @@ def _layer_count(config: Config) -> int:
 
 
 def _with_real_experts(op: Op) -> Op:
-    """Returns for identity experts the unused weights that the class has for them; any other operation unchanged."""
+    """Returns an operation with the weights that the class has for identity experts but never uses."""
     if isinstance(op, IdentityExperts):
         return Weight(op.identity_count * sum(linear_layer.expert_params() for linear_layer in op.expert_layers[:-1]))
     return op

@@ -58,7 +58,7 @@ def _read_dflash(config: Config) -> Table:
 
 
 def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: bool) -> list[str]:
-    """Returns the modules that the draft shares with its target: the embedding, the head, or neither.
+    """Returns the embedding and the head if the draft model uses those of its target model.
 
     Drafts of NVIDIA's Model Optimizer say whether their own embedding and head are in the checkpoint
     (`has_embed_tokens`, `has_lm_head`); others have neither, unless their width or vocabulary is not the target's.

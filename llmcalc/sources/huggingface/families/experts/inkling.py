@@ -23,7 +23,7 @@ KIND_BY_LAYER_TYPE = {"hybrid": "full", "hybrid_sliding": "sliding"}
 
 
 def profile_mixers(config: Config) -> tuple[Table, Table]:
-    """Returns the fields of attention with learned scores of distances, and those that differ in sliding layers."""
+    """Returns the fields of attention with learned scores of distances, and the fields that sliding layers change."""
     window = config.integer("sliding_window_size")
     full_attention: Table = {
         **config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim"),

@@ -92,7 +92,7 @@ def _read_minimax_m3(config: Config) -> Table:
 
 
 def _mtp_fields(config: Config, stack: Table, sparse_layer: Table, norm: Table) -> Table:
-    """Returns the field `mtp`: modules whose layer has sparse attention and experts, for any last layer of the decoder.
+    """Returns the field `mtp`: modules with sparse attention and experts, whatever the decoder's last layer has.
 
     Sources: vLLM, models/minimax_m3/nvidia/mtp.py; the released index, whose `total_size` has one module. Published
     configs state 1 in `num_nextn_predict_layers` and 7 in `num_mtp_modules`.

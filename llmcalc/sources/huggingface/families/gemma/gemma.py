@@ -59,7 +59,7 @@ def _read_gemma(config: Config) -> Table:
 
 
 def read_gemma2(config: Config) -> Table:
-    """Reads Gemma 2: norms before and after each part, and windows in every second layer."""
+    """Reads Gemma 2: norms before and after each sublayer, and windows in every second layer."""
     return _decoder_with_windows(config, "sandwich")
 
 

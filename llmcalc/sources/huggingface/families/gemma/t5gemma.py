@@ -203,7 +203,7 @@ IMAGE_FIELDS = field_names("""
 
 
 def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:
-    """Writes the config of the encoder or of the decoder from a model's description."""
+    """Returns the config of the encoder or of the decoder for a model's description."""
     stack = require_present(getattr(config_values.spec, stack_name))
     stack_values = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
     field_names = (

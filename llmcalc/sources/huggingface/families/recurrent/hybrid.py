@@ -50,7 +50,7 @@ def hybrid_attention(config: Config, **attention_fields: Any) -> Table:
 
 
 def mixed_decoder(config: Config, layer_configs: dict[str, Table], layer_kinds: list[str]) -> Table:
-    """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
+    """Returns a decoder with several kinds of layers. Each kind is a layer's table without its norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
         {layer_kind: {**table, "norm": norm, "norm_placement": "pre"} for layer_kind, table in layer_configs.items()},
@@ -153,7 +153,7 @@ def _read_bamba(config: Config) -> Table:
 
 
 def _decoder_of_mixers(config: Config, mixers: Table, ffn: Table, layer_kinds: list[str]) -> Table:
-    """Returns a decoder whose layers have mixers of several kinds (`mixers`), and one kind of network."""
+    """Returns a decoder whose layers have one kind of FFN and mixers of several kinds (`mixers`)."""
     layers_by_kind = {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()}
     return mixed_decoder(config, layers_by_kind, layer_kinds)
 

@@ -81,7 +81,7 @@ def ling_experts(config: Config, shared_expert_count: int | None = None) -> Tabl
 
 
 def ling_lightning(config: Config, norm: Table) -> Table:
-    """Returns lightning attention of Ring-linear and Ling 2.5. norm: the optional norm of queries and keys."""
+    """Returns the lightning attention of Ring-linear and Ling 2.5. norm: the optional norm of queries and keys."""
     heads = config.integer("num_attention_heads")
     return {
         "type": "lightning",
@@ -164,7 +164,7 @@ def _read_hunyuan(config: Config) -> Table:
 
 
 def _size_in_all_layers(config: Config, field_name: str, depth: int) -> int:
-    """Returns a size that all layers have. Raises `InputError` for a list with different values."""
+    """Returns a size that is the same in all layers. Raises `InputError` for a list with different values."""
     layer_values = config.get(field_name)
     if not isinstance(layer_values, list):
         return config.integer(field_name)
@@ -189,7 +189,7 @@ def _read_grok(config: Config) -> Table:
 
 
 def _read_arctic(config: Config) -> Table:
-    """Reads Snowflake Arctic: experts in every `moe_layer_frequency`-th layer; `use_residual` adds a dense network.
+    """Reads Snowflake Arctic: experts in every `moe_layer_frequency`-th layer; `use_residual` adds a dense FFN.
 
     That network is as wide as the layer.
     """
@@ -209,7 +209,7 @@ def _read_arctic(config: Config) -> Table:
 
 
 def _read_grok_2(config: Config) -> Table:
-    """Reads Grok-2; `residual_moe` adds a network with the same input as the experts."""
+    """Reads Grok-2; `residual_moe` adds a dense FFN that reads the experts' input."""
     norm, has_residual_network = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
     expert_width = config.optional_integer("moe_intermediate_size") or config.integer("intermediate_size")
     config.fields_read.add("intermediate_size")

@@ -1,4 +1,4 @@
-"""Phi-4-mini-flash: Mamba and differential attention, then layers that reuse one recurrence and shared keys.
+"""Phi-4-mini-flash: Mamba and differential attention, then layers that reuse a recurrence and cached keys.
 
 SambaY (Ren et al. 2025, arXiv:2507.06607): the first half has Mamba and sliding differential attention in turn. One
 Mamba layer and one full attention follow; the layers above them read that recurrence, and those keys and values. No

@@ -14,7 +14,7 @@ from ...parts import ACTIVATIONS, Table, head_table, layer_table, layernorm, lea
 
 
 def _read_canary(config: Config) -> Table:
-    """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
+    """Reads Canary, whose decoder is a section of the config and attends to the encoder's output unprojected."""
     section_config = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER_DEFAULTS)
     if section_config.integer("vocab_size") != config.integer("vocab_size"):
         raise section_config.field_error("vocab_size", f"{config.get('vocab_size')}, as in the config")
@@ -39,7 +39,7 @@ def _read_cohere_asr(config: Config) -> Table:
 
 
 def _require_sizes_of_nemo(config: Config) -> None:
-    """Raises `InputError` if NeMo's sections, which the class ignores, have other sizes than the class reads."""
+    """Raises `InputError` if NeMo's config sections, which the class ignores, state other sizes than it reads."""
     encoder_config = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER_DEFAULTS)
     decoder_section = config.section("transf_decoder").section("config_dict")
     for section_config, class_config, class_fields in (
