@@ -126,7 +126,7 @@ def _library_tag(name: str) -> tuple[LibraryName, str] | None:
 
 @cache
 def _has_later_version(library_name: str, preset_name: str) -> bool:
-    """Whether `preset_name` is a later version of a model in Ollama's library, named without a size."""
+    """Whether a preset named `library_name-VERSION`, without a size, is later than the preset `preset_name`."""
     version_pattern = re.compile(rf"{re.escape(library_name)}-v?[0-9]+(?:\.[0-9]+)?")
     released = load_preset(preset_name).released or ""
     versions = filter(version_pattern.fullmatch, model_names())

@@ -28,7 +28,7 @@ CRITICAL_ANCHOR = (16, 512)
 
 @dataclass(frozen=True)
 class PublishedFinding:
-    """The finding of one study. says: the result. limits: the conditions that the study did not examine."""
+    """The result of one study. says: the result. limits: the conditions that the study did not examine."""
 
     key: str
     source: str
@@ -86,7 +86,7 @@ def critical_depth(hidden_size: int) -> float:
 
 @dataclass(frozen=True)
 class StudyVerdicts:
-    """The comparison of one shape with the figures of published studies.
+    """The comparison of one model shape with the figures of published studies.
 
     in_kaplan_range: whether h/L is between those of Kaplan's two models.
     past_tay: whether the shape has more layers than the depth at which Tay's gain converges.

@@ -22,7 +22,7 @@ ATTENTION_EXAMPLES = f"{', '.join(KINDS_BY_HEADS)}, mla, mamba2, gated_delta_net
 
 @frozen(slots=True)
 class ModelFilter:
-    """The filter for models; a field with None filters nothing.
+    """A filter of models; a field that is None excludes no model.
 
     kind: one of `MODEL_KINDS`.
     attention: one of the names that `attention_kinds` returns.

@@ -1,4 +1,4 @@
-"""Depth against width: the shapes of equal cost in one family of models.
+"""Depth against width: the shapes of equal cost among models of one architecture.
 
 A family has the ratios of a model (d_ff/h, heads·head_dim/h, key/value heads over heads, head size, vocabulary, tying,
 norms) and varies hidden size and depth only. The family is a spec whose sizes are functions of (h, L); the closed
@@ -55,7 +55,7 @@ parameters have the same ratios, vocabulary and head size (Allal 2025, arXiv:250
 
 
 def standard_preset(parameters: int | None = None, train_flops: int | None = None, tokens: int | None = None) -> str:
-    """Returns the name of the preset with the default proportions, for a budget without a model.
+    """Returns the preset whose proportions are the default for a budget without a model.
 
     A budget of training FLOPs C is converted to C/6D parameters, or to sqrt(C/120) at 20 tokens per parameter
     (Hoffmann 2022, C = 6ND).
@@ -68,7 +68,7 @@ def standard_preset(parameters: int | None = None, train_flops: int | None = Non
 
 @dataclass(frozen=True)
 class ShapeFamily:
-    """A family of models that differ only in hidden size and depth.
+    """Models that differ only in hidden size and depth; all other sizes follow in fixed proportions.
 
     spec: the model that the ratios come from.
     head_dim, kv_ratio, ffn_ratio: replace the model's own if given.
@@ -92,7 +92,7 @@ class ShapeFamily:
 
     @property
     def least_depth(self) -> int:
-        """The smallest depth, with one layer of each kind in the layer pattern."""
+        """The smallest depth: the first layers and one repeat of the layer pattern."""
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
@@ -110,7 +110,7 @@ class ShapeFamily:
         return width_step
 
     def _head_shares(self, head_sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
-        """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
+        """Returns (query heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
         heads, kv_heads = head_sizes.heads, head_sizes.kv_heads
         head_dim = (self.head_dim or head_sizes.head_dim) // self.head_divisor
         query_heads_per_width = Fraction(heads * head_sizes.head_dim, self.spec.hidden_size * head_dim)
@@ -193,7 +193,7 @@ def build_family(
     vocab_size: int | None = None,
     ties_head: bool | None = None,
 ) -> ShapeFamily:
-    """Returns a model's family, with replaced ratios and sizes.
+    """Returns the family of a model, with the given ratios and sizes in place of the model's.
 
     kv_ratio: key/value heads over heads, one over a whole number.
     ties_head: whether the language-model head is tied to the embedding.
@@ -265,7 +265,7 @@ class CostBudget:
         return TOKENS_PER_PARAMETER * active_params if self.tokens is None else self.tokens
 
     def cost_of(self, spec: ModelSpec) -> Number:
-        """Returns the cost of a model or of an array of models. Training FLOPs: forward and backward, full pairs."""
+        """Returns the cost of a model, or of an array of models. Training FLOPs count full attention pairs."""
         parameter_count = params(spec)
         if self.kind == "parameters":
             return parameter_count.total
@@ -280,7 +280,7 @@ def budget_for(
     tokens: int | None = None,
     seq: int = 2048,
 ) -> CostBudget:
-    """Returns the budget of the options; by default the target model's parameters.
+    """Returns the budget that the options state; by default the target model's parameters.
 
     Raises `InputError` if no budget or two budgets are given, or tokens without training FLOPs.
     """
@@ -349,7 +349,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ShapeStudy:
-    """The shapes of equal cost that were found, deepest first, with the budget and the tolerance.
+    """The shapes of equal cost that a search found, deepest first, with the budget and the tolerance.
 
     family: their family, with the step and the head sizes that were chosen for the budget.
     searched_count: number of shapes that were counted in the search.
@@ -440,14 +440,14 @@ def refine_step(model_family: ShapeFamily, budget: CostBudget, tolerance: float,
 
 
 def _depth_range(model_family: ShapeFamily, hidden_size: int) -> tuple[int, int]:
-    """Returns the (smallest, largest) depth with h/L in range; smallest > largest if there is none."""
+    """Returns the smallest and largest depth with h/L in range; smallest > largest if there is none."""
     return max(model_family.least_depth, -(-hidden_size // MOST_ASPECT)), min(
         hidden_size // LEAST_ASPECT, LARGEST_DEPTH
     )
 
 
 def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: float) -> range:
-    """Returns every hidden size for which a shape with h/L in range has the budget's cost.
+    """Returns every hidden size for which some depth with h/L in range meets the cost budget.
 
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
@@ -526,7 +526,7 @@ def search_shapes(
 
 
 def _spaced_widths(widths: range, width_limit: int) -> list[int]:
-    """Returns all hidden sizes, or at most `width_limit` of them, evenly spaced in log h."""
+    """Returns at most `width_limit` of the hidden sizes, evenly spaced in log h; all of them if they are fewer."""
     if len(widths) <= width_limit:
         return list(widths)
     smallest_width, width_step = widths[0], widths.step
@@ -540,7 +540,7 @@ def _spaced_widths(widths: range, width_limit: int) -> list[int]:
 def spread_evenly(
     shape_sizes: list[tuple[int, int]], row_count: int, required_size: tuple[int, int] | None = None
 ) -> list[tuple[int, int]]:
-    """Returns at most `row_count` shapes, evenly spaced in log h/L, including `required_size` if present."""
+    """Returns at most `row_count` shapes, evenly spaced in log h/L; `required_size` is one of them if present."""
     sorted_sizes = sorted(shape_sizes, key=lambda shape_size: shape_size[0] / shape_size[1])
     if len(sorted_sizes) <= row_count:
         return sorted_sizes
@@ -583,7 +583,7 @@ def _shape_of_size(
 
 
 def _scaled_target(target_spec: ModelSpec | None, budget: CostBudget) -> tuple[float, float, float] | None:
-    """Returns the target model's h and L scaled to the budget's training compute, and the ratio of both computes.
+    """Returns the target's h and L scaled to the budget's training compute, and the ratio of the two computes.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).

@@ -1,4 +1,4 @@
-"""Finds training options whose effect on the step's kernels is missing from the estimated seconds."""
+"""Finds training options whose effect on kernels is missing from the estimated seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_stepwise_adamw(memory: Memory) -> bool:
 
 
 def unpriced_options(memory: Memory, software_stack: SoftwareStack) -> list[str]:
-    """Returns the options of a training run whose effect on kernels the time estimate ignores.
+    """Returns the training run's options whose effect on kernels is missing from the time estimate.
 
     software_stack: the software that the run is timed with.
     """

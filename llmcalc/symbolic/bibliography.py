@@ -1,4 +1,4 @@
-"""The papers behind the formulas, as BibTeX entries; `papers.toml` lists each paper under its formula's source."""
+"""The papers behind the formulas, as BibTeX entries; `papers.toml` has each paper under a formula's source."""
 
 from __future__ import annotations
 

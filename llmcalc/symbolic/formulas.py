@@ -68,7 +68,7 @@ SumStyle: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class FormulaSetting:
-    """The sequence length, counting convention and cache format at which formulas are evaluated.
+    """The sequence length, counting convention and cache format for which formulas are evaluated.
 
     seq: the number of tokens per sequence, which with full pairs is the number of keys S per token; 2048 by default.
     pairs: the (query, key) pairs that count.
@@ -161,7 +161,7 @@ class FormulaNode:
 
 
 class Formulas:
-    """The formulas of one model in one setting; without sympy, each formula is only a number."""
+    """The formulas of one model for one `FormulaSetting`; without sympy, each formula is only a number."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class Formulas:
         return exact_matches
 
     def formula(self, node: FormulaNode, quantity: Quantity) -> Formula | None:
-        """Returns the formula of one repeat of the node. FLOPs and parameters may be 0.
+        """Returns the formula of a quantity for one repeat of a node. FLOPs and parameters may be 0.
 
         None for a node or a model without a cache or state, and for the absorbed form in a model without one. Raises
         `ArithmeticError` if the formula's value differs from the count.
@@ -286,7 +286,7 @@ class Formulas:
         return cost_sum
 
     def _nodes_in_preorder(self, root_node: Node, run_config: RunConfig | None) -> list[NodePosition]:
-        """Returns, from a cache, every node of the tree in a run, in the order of `walk_indices`."""
+        """Returns all nodes of a tree with their run config, cached, in the order of `walk_indices`."""
         cache_key = (id(root_node), run_config)
         if cache_key not in self._preorder_nodes:
             self._preorder_nodes[cache_key] = list(root_node.walk(run_config))
@@ -364,7 +364,7 @@ class Formulas:
         return sympy.expand(expression.xreplace(value_of_symbol))
 
     def _combine_equal_layers(self, expression: Any, rewrite_sums: SumStyle) -> Any:
-        """Adds the terms of equal layers, and multiplies each sum by the number of these layers.
+        """Writes the terms of equal layers once, times the number of these layers.
 
         rewrite_sums: function that rewrites the combined sums.
         """
@@ -442,7 +442,7 @@ class Formulas:
         return self._combine_by_power(total_sum) if is_readable and total_sum != expanded_sum else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
-        """Returns widths as multiples of the hidden size h: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
+        """Returns (width, the width as a multiple of h): (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
         import sympy
 
         value_of_symbol = {size_symbol: symbol_meaning.value for size_symbol, symbol_meaning in self.meanings.items()}
@@ -472,7 +472,7 @@ class Formulas:
         return width_ratios
 
     def _combine_by_power(self, total_sum: Any) -> Any:
-        """Combines the terms that differ only in the layer into one term times the number of layers."""
+        """Combines terms that are equal for all kinds of layers into one term times the number of layers."""
         import sympy
 
         for depth_symbol, kind_counts in self.symbolic.depth_symbols.items():
@@ -497,7 +497,7 @@ def _cache_terms(
     state_bits: Number,
     bytes_per_bit: Any,
 ) -> list[CostTerm]:
-    """Returns the terms of the cache bytes of one token or, for `state`, of the bytes before any token.
+    """Returns the cost terms of the cache bytes per token, or for `state` of the bytes that do not grow with tokens.
 
     Assumes that no window is full yet; a recurrent state does not grow.
     """
@@ -532,7 +532,7 @@ def _symbolic_bytes_per_bit() -> Any:
 
 
 def _expand_if_shorter(expression: Any) -> Any:
-    """Returns the expanded expression if it is shorter, else the expression: 2E(hf + f), but a(n + r)q."""
+    """Returns the expanded form of an expression if it is shorter, else the expression itself."""
     import sympy
 
     expanded_sum = sympy.expand(expression)
@@ -600,7 +600,7 @@ def _nodes_in_preorder(node: FormulaNode) -> Iterator[FormulaNode]:
 
 
 def _matches_path_end(query_names: list[str], path_names: NodePath, allows_gaps: bool) -> bool:
-    """Whether a path ends in these names; a name may include the layer's label or number."""
+    """Whether a path ends in these names; a name may include a layer's label or number."""
     if not query_names or not path_names:
         return False
     (node_name, layer_label, layer_numbers), outer_path_names = path_names[-1], path_names[:-1]

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class SymbolicInt(int):
-    """An integer that remembers the formula of its computation.
+    """An integer that remembers the formula by which it was computed.
 
     formula: a SymPy expression, whose value is the integer.
 

@@ -1,4 +1,4 @@
-"""Fits a software stack to measured runs, by factors of compute, memory, network and waiting seconds.
+"""Fits a software stack to measured runs, by factors for compute, memory, network and waiting seconds.
 
 A factor of 1.2 of `memory` says that bytes take 1.2 times as long as on other systems with this accelerator and stack.
 An estimate is nearly linear in the factors: its share that each of them bounds is found by changing that one. The fit
@@ -71,7 +71,7 @@ class CalibrationFactors:
         )
 
     def stack(self, software_stack: SoftwareStack) -> SoftwareStack:
-        """Returns the software stack with waits and network times scaled by the factors; itself if the factors are 1."""
+        """Returns the software stack with waits and network times multiplied by the factors (itself if all are 1)."""
         if self == UNIT_FACTORS:
             return software_stack
         scaled_waits = {factor_name: getattr(software_stack, factor_name) * self.wait for factor_name in WAIT_CONSTANTS}
@@ -102,7 +102,7 @@ class MeasuredRun:
 
 
 class LinearizedRuns:
-    """The estimates of several runs, linearized in the four factors."""
+    """The estimated seconds of several runs as linear functions of the four calibration factors."""
 
     def __init__(self, measured_runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNIT_FACTORS) -> None:
         self.measured_seconds: list[float] = [measured_run.seconds for measured_run in measured_runs]
@@ -124,7 +124,7 @@ class LinearizedRuns:
         return remaining_runs
 
     def errors(self, factors: Iterable[float]) -> list[float]:
-        """Returns the logarithm of estimated over measured seconds for each run."""
+        """Returns, for each run, the logarithm of estimated / measured seconds under these factors."""
         factor_values = tuple(factors)
         return [
             math.log(
@@ -145,7 +145,7 @@ FACTOR_RANGE = (1 / 8, 8.0)
 
 
 def _seconds_by_factor(estimate_seconds: SecondsFunction, base_factors: CalibrationFactors) -> Iterator[float]:
-    """Yields for each calibration factor the seconds of an estimate that the factor multiplies."""
+    """Yields, for each calibration factor, the part of the estimated seconds that the factor multiplies."""
     base_seconds = estimate_seconds(base_factors)
     seconds_by_factor = []
     for factor_name in FACTOR_NAMES:
@@ -252,7 +252,7 @@ class ErrorStatistics:
 
     @classmethod
     def from_runs(cls, measured_runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> ErrorStatistics:
-        """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
+        """Returns the error statistics of these estimates against the measured runs, in the same order."""
         log_errors = sorted(
             abs(estimated_seconds / measured_run.seconds - 1)
             for measured_run, estimated_seconds in zip(measured_runs, estimates, strict=True)
@@ -320,7 +320,7 @@ class Calibration:
 
     @property
     def factors(self) -> CalibrationFactors:
-        """The factors in use: the fitted factors, or all 1 if the fit is refused."""
+        """The factors to use: the fitted factors, or 1 each if the fit is rejected."""
         return UNIT_FACTORS if self.refusal_reason else self.fitted_factors
 
 
@@ -376,7 +376,7 @@ def _mean_ratio(errors_with_fit: Sequence[float], errors_without_fit: Sequence[f
 
 
 def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequence[float]) -> bool:
-    """Whether factors fitted to the other runs estimate a left-out run clearly better than no factors.
+    """Whether factors fitted without a run estimate that run clearly better than no factors, over all runs.
 
     log_errors, left_out_fit_errors: logs of estimated over measured seconds, of each run without a fit, and by a fit to
         the others.
@@ -394,7 +394,7 @@ def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequenc
 
 
 def _z_score_of_mean(error_gains: Sequence[float]) -> float:
-    """Converts the values' Student's t to the normal z-score with the same probability; 0 for a mean below 0.
+    """Returns the normal z-score with the same probability as the values' Student t; 0 for a mean below 0.
 
     Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).
     """
@@ -411,7 +411,7 @@ def _z_score_of_mean(error_gains: Sequence[float]) -> float:
 
 
 def _rejection_reason(errors_without_fit: ErrorStatistics, errors_with_fit: ErrorStatistics) -> str:
-    """Returns the reason to reject a fit; empty if accepted."""
+    """Returns the reason to reject the fitted factors; empty if they are accepted."""
     if errors_without_fit.median_error <= TIE_SHARE:
         return f"the estimates are within {100 * TIE_SHARE:.0f} % already, as near as equal runs are to each other"
     if (
@@ -428,7 +428,7 @@ MOST_ESTIMATES = 3000
 
 
 def _left_out_errors(linearized_runs: LinearizedRuns) -> list[float]:
-    """Returns each run's logarithmic error, estimated with factors fitted to the other runs.
+    """Returns the logarithmic error of each run's estimate with factors fitted to the other runs.
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """

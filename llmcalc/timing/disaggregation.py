@@ -81,13 +81,13 @@ class DisaggregatedServer:
 
     @cached_property
     def busy_seconds(self) -> float:
-        """The seconds of a prompt replica per prompt, when every step processes as many prompts as possible."""
+        """The seconds that a prompt replica works per prompt if every step processes as many prompts as possible."""
         replica = self.replica
         return float(replica.prompts_pass(replica.most_prompts).seconds) / replica.most_prompts / replica.batch_count
 
     @cached_property
     def sent_bytes(self) -> float:
-        """The bytes of a prompt's cache on one device."""
+        """The bytes of a prompt's KV cache on one device, which are sent to a decoding replica."""
         replica = self.replica
         layout, cached_length = replica.layout, replica.requests.input_tokens
         prompt_work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, cached_length - 1, "decode"))
@@ -95,7 +95,7 @@ class DisaggregatedServer:
 
     @property
     def transfer_seconds(self) -> float:
-        """The seconds to send a prompt's cache; all devices of a replica send at once."""
+        """The seconds to send a prompt's KV cache; all devices of a replica send at once."""
         replica = self.replica
         layout = replica.layout
         devices = layout.tp * layout.pp * layout.dp * self.replicas
@@ -111,7 +111,7 @@ class DisaggregatedServer:
         return float(self.replica.decoding_pass(sequences).seconds) / self.replica.tokens_per_step
 
     def _decoded_requests_per_second(self, sequences: float) -> float:
-        """Returns the completed requests per second of one decoding replica."""
+        """Returns the requests per second that one decoding replica completes."""
         return sequences / ((self.replica.requests.output_tokens - 1) * self.token_seconds(sequences))
 
     def _most_requests_per_second(self, sequences: float) -> float:

@@ -1,4 +1,4 @@
-"""The parts of a rank's work in a pass: kernels with sizes, messages, and kinds of layers.
+"""The work of a rank's pass: its kernels with sizes, its messages, and its kinds of layers.
 
 `work_recorder.py` records them; there is no constant in them and no device.
 """
@@ -122,7 +122,7 @@ class LayerMessage(NamedTuple):
 
 
 class LayerKind(NamedTuple):
-    """A kind of equal layers in the model. label: the node's label. indices: indices among all layers."""
+    """A group of equal layers of the model. label: of the tree's node. indices: indices among all layers."""
 
     label: str
     indices: tuple[int, ...]
@@ -130,7 +130,7 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPass:
-    """One forward pass, or training pass in both directions, of a rank: sizes of the run and of parallel groups.
+    """The sizes of a rank's forward pass, or of its forward and backward pass: tokens and parallel groups.
 
     batch, seq, context: sequences, new tokens and cached tokens of each whole sequence.
     phase: training, prefill or decode.
@@ -182,11 +182,11 @@ class RankPass:
 
     @property
     def divides_tokens(self) -> bool:
-        """Whether tensor-parallel ranks divide the tokens between products."""
+        """Whether tensor-parallel ranks divide the tokens between their matrix products (sequence parallelism)."""
         return self.sequence_parallel and self.tp > 1
 
     def run_config(self, sequence_parts: Number = 1) -> RunConfig:
-        """Returns the run config for one of `sequence_parts` equal parts of each sequence."""
+        """Returns the run config that counts one of `sequence_parts` equal parts of each sequence."""
         workload = Workload(self.batch, rank_share(self.seq, sequence_parts), self.context, phase=self.phase)
         return RunConfig(workload, Counting(self.counted_pairs), Execution(self.attention))
 

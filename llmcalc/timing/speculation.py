@@ -26,12 +26,12 @@ BISECTION_COUNT = 60
 
 
 def tokens_of_step(tokens: int, acceptance: float) -> float:
-    """Returns the mean number of tokens that a decoding step with `tokens` drafted tokens generates."""
+    """Returns the mean number of tokens that a decoding step gains from `tokens` drafted tokens."""
     return (1 - acceptance ** (tokens + 1)) / (1 - acceptance)
 
 
 def acceptance_of_length(length: float, tokens: int) -> float:
-    """Returns the chance that a drafted token is accepted, from the mean number of tokens that a step generates.
+    """Returns a drafted token's probability of acceptance, from the mean number of tokens per step.
 
     Engines print that number: vLLM as `Mean acceptance length`, SGLang as `accept len`.
     Raises `InputError` for one that `tokens` drafted tokens cannot reach.
@@ -81,7 +81,7 @@ class Speculation:
         self, spec: ModelSpec, device: Device, software_stack: SoftwareStack, batch: Number, cached_tokens: Number,
         layout: Layout, number_formats: NumberFormats,
     ) -> float:  # fmt: skip
-        """Returns the seconds in which a step's tokens are drafted. spec, number_formats: of the target model."""
+        """Returns the seconds in which a step's tokens are drafted. spec, number_formats: the target model's."""
         if self.draft_model is not None:
             drafted_tokens, draft_passes = (self.drafted_tokens, 1) if self.drafts_a_block else (1, self.drafted_tokens)
             draft_pass = rank_pass(
@@ -104,7 +104,7 @@ class Speculation:
     def prompt_seconds(
         self, device: Device, software_stack: SoftwareStack, batch: Number, seq: int, layout: Layout
     ) -> float:
-        """Returns the seconds in which a draft model fills its cache with prompts; 0 without a draft model."""
+        """Returns the seconds in which the draft model processes the prompts; 0 without a draft model."""
         if self.draft_model is None:
             return 0.0
         return float(
@@ -113,5 +113,5 @@ class Speculation:
 
 
 def _draft_layout(layout: Layout) -> Layout:
-    """Returns the layout of a draft model: the attention layout of its target model, in one pipeline stage."""
+    """Returns the draft model's layout: the target's tensor parallelism for attention, in one pipeline stage."""
     return Layout(tp=layout.tp)

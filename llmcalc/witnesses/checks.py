@@ -1,4 +1,4 @@
-"""Checks of counts: measurements of a running model compared with the formulas, node by node.
+"""Checks of counts: measurements of a running model against the formulas, node by node.
 
 A witness measures numbers by module path, without formulas. This file works with nodes and paths, whatever the origin
 of either number.
@@ -29,7 +29,7 @@ LOSS_QUANTITY = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A comparison of one number from llmcalc's formulas with an independent measurement.
+    """The comparison of one counted number with an independent measurement.
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY_PREFIX`, or `LOSS_QUANTITY`.
@@ -65,7 +65,7 @@ class Check:
         )
 
     def explanation(self, model_sizes: NamedSizes = ()) -> str:
-        """Describes the difference between both numbers, and names a size of the spec that equals it, if any."""
+        """Describes the difference of both numbers, and names a size of the spec that may explain it."""
         if self.measured_value is None:
             return "the witness has no such module"
         if self.measured_value == 0:
@@ -100,7 +100,7 @@ class Check:
 
 @dataclass(frozen=True)
 class ModuleCoverage:
-    """The paths of the leaf nodes with parameters: compared alone, in a sum, or only in totals.
+    """The paths of leaf nodes with parameters, by how they were compared: alone, in a sum, or only in totals.
 
     compared_alone: the leaves that were compared individually.
     compared_in_sums: the leaves that were compared as part of a sum.
@@ -121,7 +121,7 @@ class ModuleCoverage:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks of one model against one independent model or source.
+    """All checks of one model against one witness (an independent model or source).
 
     target: the name of the model.
     witness: the name of the witness.
@@ -170,7 +170,7 @@ def compare_nodes(
     run_config: RunConfig | None = None,
     included_parts: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
-    """Yields a check for every node of the tree. included_parts: the optional parts that are checked too.
+    """Yields a check for every node of the tree. included_parts: the optional parts that are checked.
 
     Repeats are compared individually, and reported as one check if their measurements agree.
 
@@ -192,7 +192,7 @@ def compare_nodes(
 def check_repeats(
     node_path: str, quantity_name: str, expected_count: int, counts_by_path: Mapping[str, int | None], witness_name: str
 ) -> Iterator[Check]:
-    """Yields one check for all repeats of a node if the measurements agree, else one check per wrong repeat.
+    """Yields one check for all repeats of a node if their measurements agree, else one per repeat that differs.
 
     counts_by_path: path of a repeat → its measurement.
     """

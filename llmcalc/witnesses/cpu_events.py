@@ -1,4 +1,4 @@
-"""Events of the CPU profiler in a forward and a backward pass: allocations, and sums of gradients.
+"""Memory events in torch's CPU profiler: allocations and additions of gradients in a forward and a backward pass.
 
 A dispatch mode changes what autograd does: under it, and on meta, torch adds no gradient in place
 (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`; aten/src/ATen/TensorSubclassLikeUtils.h). The profiler
@@ -66,7 +66,7 @@ class MemoryEvent(NamedTuple):
 
 
 class PassBytes(NamedTuple):
-    """Bytes of a forward and a backward pass.
+    """The bytes of a forward and of a backward pass.
 
     live_after_forward: bytes alive after the forward pass.
     forward_peak, backward_peak: peak of each pass.
@@ -120,7 +120,7 @@ class CpuEvents:
 
     @property
     def scratch_bytes(self) -> dict[str, int]:
-        """The bytes of the largest scratch block by kernel."""
+        """The bytes of the largest scratch block of each kernel."""
         largest_bytes: dict[str, int] = {}
         for _, memory_block, _ in self.memory_events:
             if memory_block.is_scratch:
@@ -128,7 +128,7 @@ class CpuEvents:
         return largest_bytes
 
     def pass_bytes(self, is_counted: Callable[[MemoryBlock], bool] = lambda block: block.is_counted) -> PassBytes:
-        """Returns the bytes of the forward and of the backward pass.
+        """Returns the bytes of the forward and of the backward pass. is_counted: which blocks count.
 
         is_counted: whether a block counts; default blocks that the simulator counts.
         """
@@ -146,7 +146,7 @@ def outermost_kernel(operations: list[Any]) -> Any | None:
 
 
 def read_events(profiler_result: Any, find_kernel: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
-    """Returns the memory events of a profile of torch's CPU profiler.
+    """Returns the memory events in a result of torch's CPU profiler.
 
     profiler_result: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
     find_kernel: the operation that allocates, among the operations around an allocation, outermost first.
@@ -178,7 +178,7 @@ def read_events(profiler_result: Any, find_kernel: Callable[[list[Any]], Any | N
 
 
 def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Yields every allocation, release and gradient sum, with the enclosing operations, outermost first."""
+    """Yields every allocation, release and gradient addition, with the operations around it, outermost first."""
     pending_events = [
         (event, list[Any]()) for event in profiler_result.profiler.kineto_results.experimental_event_tree()
     ]
@@ -195,14 +195,14 @@ def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def _gradient_sum_bytes(allocator_event: Any) -> int:
-    """Returns the bytes of a sum of gradients, read from the sum's first operand."""
+    """Returns the bytes of an addition of gradients, read from its first operand."""
     first_operand = allocator_event.extra_fields.inputs[0]
     return int(torch.Size(first_operand.sizes).numel()) * int(first_operand.dtype.itemsize)
 
 
 @cache
 def _is_kernel(operation_name: str) -> bool:
-    """Whether an operation is a kernel, which autograd does not decompose into other operations."""
+    """Whether an operation is a kernel, not one that autograd decomposes into other operations."""
     if not operation_name.startswith("aten::"):
         return False
     schemas = [

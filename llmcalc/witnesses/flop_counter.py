@@ -25,7 +25,7 @@ from .shape_cache import ShapeCache, shape_cache_key
 
 @contextmanager
 def unfused_attention() -> Iterator[None]:
-    """Runs F.scaled_dot_product_attention as separate matrix products, and torch.nn's layers without fused kernels.
+    """Makes scaled_dot_product_attention run as separate matrix products, and torch.nn's layers unfused.
 
     The scores are then tensors: batch · heads · seq² elements per layer.
     """
@@ -55,7 +55,7 @@ _FLOPS_BY_OPERATION: dict[Hashable, int] = {}
 
 
 def _cached_formula(op: Any, formula: Callable[..., int]) -> Callable[..., int]:
-    """Caches an operation's FLOPs by shapes on the meta device."""
+    """Returns an operation's FLOP formula with results cached by input shapes on the meta device."""
 
     def cached_flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         shape_key = shape_cache_key((*args, *kwargs.items()))

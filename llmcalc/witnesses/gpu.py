@@ -55,7 +55,7 @@ TOLERANCE_BY_QUANTITY = {
 
 
 class AllocatorStatistics(NamedTuple):
-    """The allocator's statistics in bytes. allocated: current blocks. Other fields: peaks since the last reset."""
+    """Statistics of the allocator in bytes. allocated: current bytes; other fields: peaks since the last reset."""
 
     allocated: int
     peak_requested: int
@@ -64,7 +64,7 @@ class AllocatorStatistics(NamedTuple):
 
 
 class DeviceStatistics(Protocol):
-    """The interface of a device's allocator statistics. device: torch's name of the device."""
+    """The interface to a device's allocator statistics. device: torch's name of the device."""
 
     device: str
 
@@ -147,7 +147,7 @@ class MeasuredMemory:
 
 
 def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceStatistics) -> MeasuredMemory:
-    """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` on a too small device."""
+    """Measures the memory of a run of the PyTorch reference. Raises torch's `OutOfMemoryError` if it does not fit."""
     run_setup = run_config_of_settings(spec, settings)
     measured_memory = MeasuredMemory()
     device_statistics.empty_and_reset()
@@ -214,7 +214,7 @@ def compare_on_gpu(
     device_statistics: DeviceStatistics | None = None,
     cuda_runtime: CudaRuntime | None = None,
 ) -> MemoryComparison:
-    """Compares runs with a GPU. Runs that do not fit, or that the reference does not support, are left out.
+    """Compares runs on a GPU with the simulation; leaves out runs that do not fit or have no reference.
 
     device_statistics, cuda_runtime: default those of torch's GPU.
     Raises `UnsupportedKernel` for a step without kernels.
@@ -270,7 +270,7 @@ def allocator_variables() -> dict[str, str]:
 
 
 def gpu_properties() -> dict[str, Any]:
-    """Returns the name of the GPU, the driver, torch's version and today's date."""
+    """Returns the GPU's name, the driver's and torch's versions, and today's date."""
     device_properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": torch.cuda.get_device_name(0),
@@ -284,7 +284,7 @@ def gpu_properties() -> dict[str, Any]:
 
 
 def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> CudaRuntime:
-    """Returns the CUDA runtime of a measured GPU.
+    """Returns the CUDA runtime of a measured GPU as `llmcalc memory` describes it.
 
     gpu_facts, allocator_settings: from `gpu_properties` and `allocator_variables`.
     """

@@ -63,7 +63,7 @@ def require_torch(feature_text: str = "verify") -> None:
 
 
 def default_seq(spec: ModelSpec) -> int:
-    """Returns a number of tokens that fills every window, chunk and selection, within the learned positions."""
+    """Returns a number of tokens that exceeds every window, chunk and selection but not the learned positions."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size)
         for _, stack in spec.stacks()
@@ -105,7 +105,7 @@ def verify_reference(
     seq: int | None = None,
     every_layer: bool = False,
 ) -> Verdict:
-    """Compares every node: parameters, buffers, cache bytes, and FLOPs of forward, training, prefill and decode.
+    """Compares every node's parameters, buffers, cache bytes, and FLOPs of forward, training, prefill and decode.
 
     Raises `InputError` if the device does not exist or the model is too large for it.
     """
@@ -139,7 +139,7 @@ def verify_reference(
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
-    """Measures seconds, FLOP/s and bytes of a forward pass, on CUDA with enough tokens to keep the GPU busy."""
+    """Measures a forward pass: seconds, FLOP/s and bytes; on CUDA with enough tokens to keep the GPU busy."""
     seq_len = gpu_filling_seq(spec, seq) if device == "cuda" else seq
     ids = token_ids(spec, batch, seq_len, device, is_random=True)
     source_input = ids if spec.kind == "encoder-decoder" else None
@@ -181,7 +181,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
 
 
 def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
-    """Raises `InputError` if the saved activations are too large for a CPU.
+    """Raises `InputError` if the activations that a pass saves are too large for a CPU.
 
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """

@@ -19,7 +19,7 @@ MOST_CACHED_RESULTS = 20_000
 
 
 class ShapeCache(TorchDispatchMode):
-    """A dispatch mode that caches the shapes of results, for all passes of this process.
+    """A dispatch mode that caches the shapes of operations' results, for all passes of this process.
 
     counter: a FLOP counter that was entered before and counts the operations that have formulas; default None.
     """
@@ -82,14 +82,14 @@ _OPERATION_BY_ID: dict[int, Operation] = {}
 
 
 def _describe_operation(function: Any) -> Operation:
-    """Describes an operation, and stores the description for its next call."""
+    """Returns the description of an operation, and caches it."""
     is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
     operation = Operation(function, function._overloadpacket, is_composed, _only_creates_tensors(function))
     return _OPERATION_BY_ID.setdefault(id(function), operation)
 
 
 def _only_creates_tensors(function: Any) -> bool:
-    """Whether an operation only creates tensors, whose shapes depend on the input shapes alone.
+    """Whether an operation only creates tensors, whose shapes follow from the inputs' shapes alone.
 
     Views and changes in place say so in their schema. Operations without tensor inputs (`arange`) are left out.
     """
@@ -119,7 +119,7 @@ def _is_cacheable(results: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _result_description(call_result: Any) -> Any:
-    """Returns, for each tensor of a result, the arguments with which `torch.empty_strided` creates it again."""
+    """Returns, for each tensor in a result, the arguments with which `torch.empty_strided` makes an equal one."""
     if isinstance(call_result, torch.Tensor):
         return call_result.shape, call_result.stride(), call_result.dtype
     return [None if tensor is None else _result_description(tensor) for tensor in call_result]
@@ -138,7 +138,7 @@ _PLAIN_TYPES = frozenset(
 
 
 def shape_cache_key(operation_input: Any) -> Hashable | None:
-    """Returns a cache key for an input; None if it is not on meta or of an unknown type."""
+    """Returns an input's part of the cache key; None if the input is not on meta or has an unknown type."""
     value_type = type(operation_input)
     if value_type in _PLAIN_TYPES:
         return value_type, operation_input

@@ -25,7 +25,7 @@ these have no values.
 
 
 def class_model_type(model_type: str) -> str:
-    """Returns the model type of the `transformers` class that computes a model of this type.
+    """Returns the model type whose `transformers` class computes models of this type.
 
     It is the model type itself, or for a family without a class its `class_model_type`.
     """
@@ -41,7 +41,7 @@ def family_of_class(model_type: str) -> Family | None:
 
 
 def require_library_class(config: Mapping[str, Any]) -> None:
-    """Raises `InputError` for a model type whose class is repository code, or cannot be built."""
+    """Raises `InputError` for a model type whose class is repository code, or that cannot be built."""
     family = family_of_class(config["model_type"])
     if family is not None and family.source and config["model_type"] in library_class_names():
         raise InputError(
@@ -57,7 +57,7 @@ def require_library_class(config: Mapping[str, Any]) -> None:
 
 @cache
 def _names_by_lower_case() -> dict[str, list[str]]:
-    """Returns a dict from lower-case class names of `transformers` to the names as the library writes them."""
+    """Returns lower-case class name → the name as `transformers` writes it."""
     import transformers
 
     class_names: dict[str, list[str]] = {}
@@ -114,7 +114,7 @@ def load_class(config: Mapping[str, Any]) -> Any:
 
 
 def class_config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields for the configuration class, with length-dependent RoPE replaced by plain RoPE."""
+    """Returns the configuration class's fields; RoPE that depends on the length is replaced by plain RoPE."""
     class_fields = {name: value for name, value in config.items() if name not in HUB_FIELDS}
     for field_name in ("rope_scaling", "rope_parameters"):
         rope = class_fields.get(field_name)

@@ -1,4 +1,4 @@
-"""Rows (token vectors) that are computed from other rows: blocks, sums, distances, strides."""
+"""Rules for the number of rows (token vectors) that are computed from other rows: blocks, sums, distances, strides."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class MultipliedRows(Rows):
 
 @frozen(slots=True)
 class ConcatenatedRows(Rows):
-    """The concatenation of two kinds of rows."""
+    """The rows of two kinds, one after the other."""
 
     name: str = "joined"
     first_rows: Rows = TOKENS
@@ -128,7 +128,7 @@ class PaddedRows(Rows):
 
 @frozen(slots=True)
 class WindowRows(Rows):
-    """One row for each window of `window_rows` source rows, the last of which may be padded."""
+    """One row for each window of `window_rows` source rows; the last window may be padded."""
 
     name: str = "windows"
     source_rows: Rows = PATCHES
@@ -140,7 +140,7 @@ class WindowRows(Rows):
 
 @frozen(slots=True)
 class StatesBeforeRows(Rows):
-    """The recurrent states before each source row (token). The first state is zeros."""
+    """The recurrent state before each source row (token); the first state is zero."""
 
     name: str = "from_zeros"
     source_rows: Rows = TOKENS
@@ -154,7 +154,7 @@ class StatesBeforeRows(Rows):
 
 @frozen(slots=True)
 class RowsOfThisPass(Rows):
-    """The source rows that this pass adds, without rows of earlier passes."""
+    """The source rows that are new in this pass, without rows of earlier passes."""
 
     name: str = "of_this_pass"
     source_rows: Rows = TOKENS
@@ -206,7 +206,7 @@ class RowsWithZeroStart(Rows):
 
 @frozen(slots=True)
 class PromptedRows(Rows):
-    """The source rows after `prompt_rows` prompt rows, which the first pass computes and caches."""
+    """The source rows, after `prompt_rows` rows that the first pass computes and caches."""
 
     name: str = "with_prompt"
     source_rows: Rows = TOKENS
@@ -242,7 +242,7 @@ class StridedConvolutionRows(Rows):
 
 @frozen(slots=True)
 class RowsInChunks(Rows):
-    """The output rows of strided convolutions over chunks of the source rows, each padded by one row at either end.
+    """The rows that strided convolutions make of chunks of source rows; each chunk is padded by a row at both ends.
 
     chunk_rows: the rows of a chunk. strides: those of the convolutions, in order.
     pads_last_chunk: whether the last of several chunks is padded to a whole chunk first, true by default.
@@ -313,7 +313,7 @@ class QueryKeyPairs(Rows):
 
 @frozen(slots=True)
 class PairAverageRows(Rows):
-    """The averages of pairs of source rows (Funnel Transformer). A single pair is not averaged.
+    """The averages of pairs of source rows (Funnel Transformer); a single pair is not averaged.
 
     separate_cls: whether the first row is paired with a copy of itself.
     truncate_seq: whether the last row is left out then.
@@ -332,7 +332,7 @@ class PairAverageRows(Rows):
 
 @frozen(slots=True)
 class RelativeDistances(Rows):
-    """One row per distance between queries and keys with a computed position, shared by all sequences.
+    """One row per distance between queries and keys whose position is computed, shared by all sequences.
 
     query_rows: the rows of the queries; two distances for each of them.
     key_rows: the rows of the keys, with one distance for each of them where there are more than queries; by default
@@ -352,7 +352,7 @@ class RelativeDistances(Rows):
 
 @frozen(slots=True)
 class BytePatchRows(Rows):
-    """One row per patch of a text's bytes: one for the first byte, then one per `patch_bytes` bytes; 0 for no text."""
+    """One row per patch of a text's bytes: the first byte, then each `patch_bytes` bytes; 0 without text."""
 
     name: str = "patches of bytes"
     source_rows: Rows = TOKENS
@@ -365,7 +365,7 @@ class BytePatchRows(Rows):
 
 @frozen(slots=True)
 class PatchVectors(Rows):
-    """The vectors of each patch of bytes, `vectors_per_patch` rows; attention pairs them with the patch's bytes."""
+    """The vectors of byte patches: `vectors_per_patch` rows per patch, which attention pairs with its bytes."""
 
     name: str = "vectors of patches"
     patch_rows: BytePatchRows = BytePatchRows()
@@ -375,13 +375,13 @@ class PatchVectors(Rows):
         return times(self.patch_rows.new_rows(workload), self.vectors_per_patch)
 
     def pairs_with_bytes(self, workload: Workload) -> Number:
-        """Returns the number of pairs of a patch's vector and a byte of the same patch."""
+        """Returns the number of pairs of a patch's vector with a byte of the same patch."""
         return times(self.patch_rows.source_rows.new_rows(workload), self.vectors_per_patch)
 
 
 @frozen(slots=True)
 class RowsPaddedAboveMinimum(Rows):
-    """The source rows, padded to whole blocks of `block_rows` rows if there are more than `minimum_rows` rows."""
+    """The source rows, padded to whole blocks of `block_rows` rows if they are more than `minimum_rows`."""
 
     name: str = "padded"
     source_rows: Rows = TOKENS
@@ -398,5 +398,5 @@ def _padded_rows_beyond(row_count: Number, block_rows: Number, least_rows: Numbe
 
 
 def is_above(row_count: Number, threshold: Number) -> Number:
-    """Returns 1 for more rows than `threshold`, else 0."""
+    """Returns 1 if there are more rows than `threshold`, else 0."""
     return minimum(1, floor_div(row_count - 1, threshold))

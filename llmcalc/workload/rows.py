@@ -14,7 +14,7 @@ from .workload import Workload
 
 @frozen(slots=True)
 class Rows:
-    """The vectors, such as tokens, that a step processes, with the rule for the number per sequence.
+    """The rows (vectors, such as tokens) that a step processes, with the rule for their number per sequence.
 
     name: what they represent.
     batched: whether each sequence has its own rows; otherwise all sequences share them. True by default.
@@ -32,7 +32,7 @@ class Rows:
         return 0
 
     def available_rows(self, workload: Workload) -> Number:
-        """Returns the number of rows (tokens) per sequence after this pass: of this pass and of earlier passes."""
+        """Returns the number of rows (tokens) per sequence after this pass: its own and those of earlier passes."""
         return add(self.past_rows(workload), self.new_rows(workload))
 
     def constant_rows(self, workload: Workload) -> Number:

@@ -1,4 +1,4 @@
-"""The workload of a run: sequences, new tokens per sequence, earlier tokens, and the phase."""
+"""The workload of one pass: sequences, new and earlier tokens per sequence, and the phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares real processes with the simulation: each rank's memory, and the loss with a single process's loss."""
+"""Compares real processes with the simulation: each rank's memory, and the loss with that of one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNCOUNTED_MEMORY = (
 def build_job(
     spec: ModelSpec, layout: Layout, batch: int = 1, seq: int | None = None, microbatches: int | None = None
 ) -> TrainingJob:
-    """Returns the distributed training job of a model in a layout. microbatches: default 2 per pipeline stage.
+    """Returns the job of training a model in a layout on processes. microbatches: default 2 per pipeline stage.
 
     Raises `InputError` for an unsupported layout, and for a model that is too large for the CPU.
     """

@@ -66,7 +66,7 @@ class RankStorageTracker(CpuStorageTracker):
         return super().__torch_dispatch__(function, types, args, kwargs)
 
     def _run_collective(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a collective, and waits until gloo's threads have released its tensors, for reproducible counts."""
+        """Runs a collective, and waits until gloo's threads release its tensors, so that counts are reproducible."""
         tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         reference_counts = [leaf._use_count() for leaf in tensors]
         output = func(*args, **kwargs)
@@ -181,7 +181,7 @@ def _build_optimizers(training_job: TrainingJob, model: Any) -> list[Any]:
 
 
 class RankProcess:
-    """A process of a distributed run, which trains and measures its part of the model."""
+    """One process of a distributed run, which trains and measures its part of the model."""
 
     def __init__(self, training_job: TrainingJob) -> None:
         self.training_job: TrainingJob = training_job
@@ -202,7 +202,7 @@ class RankProcess:
         self.peaks: dict[str, int] = {}
 
     def measure_training(self) -> tuple[dict[str, int], list[float]]:
-        """Trains the model, and measures the bytes by quantity and the loss of each step.
+        """Trains the model. Returns the measured bytes by quantity, and each step's loss.
 
         Returns bytes by quantity, and each step's sum of losses if this process computes losses.
         """
@@ -241,7 +241,7 @@ class RankProcess:
         return measured_quantities, losses
 
     def record_phase(self, phase: str) -> None:
-        """Records the peak of the phase that has just ended."""
+        """Records the peak of the phase that ends now."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), self.storage_tracker.peak)
         self.storage_tracker.peak = self.storage_tracker.now
 
@@ -298,7 +298,7 @@ class RankProcess:
         return summed_loss
 
     def gradient_context(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Returns the context manager of a micro-batch, which skips the gradient all-reduce before the last one."""
+        """Returns a micro-batch's context manager, in which gradients are all-reduced only for the last micro-batch."""
         if isinstance(self.module, DistributedDataParallel) and not is_last:
             return self.module.no_sync()
         return nullcontext()
