@@ -185,7 +185,7 @@ def _too_deep_error(error_location: str) -> str:
 
 
 def validate(model_class: type[Model], description: Any, error_location: str) -> Model:
-    """Validates data as a pydantic model. Raises `InputError` with all errors on one line.
+    """Validates data as a pydantic model.
 
     Raises `InputError`, which names the first wrong field, its value, the expected value, and the number of other
     errors.

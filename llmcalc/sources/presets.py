@@ -298,9 +298,9 @@ def preset_within_name(model_name: str) -> str | None:
     """
     words = re.split(r"[-_ :]+", model_name[:LONGEST_NAME])[:MOST_WORDS]
     name_parts = (
-        "-".join(words[first_word : first_word + word_count])
+        "-".join(words[first_word_index : first_word_index + word_count])
         for word_count in range(len(words), 0, -1)
-        for first_word in range(len(words) - word_count + 1)
+        for first_word_index in range(len(words) - word_count + 1)
     )
     preset_by_spelling = _presets_by_spelling()
     return next(

@@ -76,7 +76,7 @@ def _check_attention_name(attention_name: str) -> None:
 
 
 def require_attention(attention_name: str | None, specs: Sequence[ModelSpec]) -> str | None:
-    """Returns a kind of attention in the models' spelling. Raises `InputError` for a kind that no model has.
+    """Returns a kind of attention as the models' specs spell it.
 
     Raises `InputError`, which lists the kinds of the models, if no model has it.
     """

@@ -228,7 +228,7 @@ class TimedRun:
         return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.step_plan.recomputed_share else None}
 
     @property
-    def bounds(self) -> dict[Bound, float]:
+    def seconds_by_bound(self) -> dict[Bound, float]:
         """Seconds by bound (compute, memory, network or wait), summed over the whole run."""
         return {time_bound: sum(node.seconds_by_bound[time_bound] for node in self.nodes(0)) for time_bound in BOUNDS}
 

@@ -314,7 +314,7 @@ class Replica:
         uncaptured_share = self.uncaptured_share(concurrency)
 
         def added_launch_seconds(prompt_count: float) -> float:
-            """Returns the mean seconds of the host in steps without graphs, beyond those of the prompts alone."""
+            """Returns the mean seconds that steps without CUDA graphs wait for the host, beyond prompts alone."""
             if not uncaptured_share:
                 return 0.0
             prompt_pass = self.prompts_pass(prompt_count)

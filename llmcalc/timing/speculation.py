@@ -25,20 +25,21 @@ BISECTION_COUNT = 60
 """Number of halvings in the search for the acceptance chance of a drafted token."""
 
 
-def tokens_of_step(tokens: int, acceptance: float) -> float:
-    """Returns the mean number of tokens that a decoding step gains from `tokens` drafted tokens."""
-    return (1 - acceptance ** (tokens + 1)) / (1 - acceptance)
+def tokens_of_step(drafted_tokens: int, acceptance: float) -> float:
+    """Returns the mean number of tokens that a decoding step generates after `drafted_tokens` drafted tokens."""
+    return (1 - acceptance ** (drafted_tokens + 1)) / (1 - acceptance)
 
 
-def acceptance_of_length(length: float, tokens: int) -> float:
+def acceptance_of_length(length: float, drafted_tokens: int) -> float:
     """Returns a drafted token's probability of acceptance, from the mean number of tokens per step.
 
     Engines print that number: vLLM as `Mean acceptance length`, SGLang as `accept len`.
-    Raises `InputError` for one that `tokens` drafted tokens cannot reach.
+    Raises `InputError` if that number cannot be reached with `drafted_tokens` tokens.
     """
-    if length >= tokens + 1:
+    if length >= drafted_tokens + 1:
         raise InputError(
-            f"--acceptance {length:g}: a step of {tokens} drafted tokens generates fewer than {tokens + 1}; "
+            f"--acceptance {length:g}: a step of {drafted_tokens} drafted tokens generates fewer than "
+            f"{drafted_tokens + 1}; "
             "expected less, or more --draft-tokens"
         )
     lower_bound, upper_bound = 0.0, 1.0
@@ -46,7 +47,7 @@ def acceptance_of_length(length: float, tokens: int) -> float:
         middle_acceptance = (lower_bound + upper_bound) / 2
         lower_bound, upper_bound = (
             (middle_acceptance, upper_bound)
-            if tokens_of_step(tokens, middle_acceptance) < length
+            if tokens_of_step(drafted_tokens, middle_acceptance) < length
             else (lower_bound, middle_acceptance)
         )
     return lower_bound

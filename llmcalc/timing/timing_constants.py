@@ -339,11 +339,11 @@ def combined_stack(stack_name: str) -> SoftwareStack | None:
     None where a name is unknown, where one after the first does not combine with others or is of another phase or
     software, and for several exchanges of experts' tokens. No row tests a combination.
     """
-    first_name, *setting_names = stack_name.split("+")
+    base_stack_name, *setting_names = stack_name.split("+")
     stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
-    if not _can_combine(first_name, setting_names):
+    if not _can_combine(base_stack_name, setting_names):
         return None
-    stack = stacks[first_name]
+    stack = stacks[base_stack_name]
     for setting_name in setting_names:
         setting_stack, setting_table = stacks[setting_name], tables_by_name[setting_name]
         setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION_FIELDS}

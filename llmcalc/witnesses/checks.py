@@ -75,13 +75,15 @@ class Check:
         if self.quantity == LOSS_QUANTITY:
             return f"{difference:+.3g}{relative_text}"
         difference = int(difference)
-        matching_size = explain_difference(difference, model_sizes) if self.quantity in COUNTED_QUANTITIES else ""
-        bias_remark = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
+        matching_size_text = explain_difference(difference, model_sizes) if self.quantity in COUNTED_QUANTITIES else ""
+        bias_remark = (
+            " (a bias?)" if matching_size_text and " × " not in matching_size_text and "embed" not in self.node else ""
+        )
         explained_text = (
             f" beyond the explained {units.difference(-self.known_difference)}" if self.known_difference else ""
         )
         tolerance_text = f" (at most {units.percent(self.tolerance, 1)} is expected)" if self.tolerance else ""
-        size_text = f" {matching_size}{bias_remark}" if matching_size else ""
+        size_text = f" {matching_size_text}{bias_remark}" if matching_size_text else ""
         return f"{units.difference(difference)}{explained_text}{size_text}{relative_text}{tolerance_text}"
 
     def data(self) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class CpuEvents:
         return largest_bytes
 
     def pass_bytes(self, is_counted: Callable[[MemoryBlock], bool] = lambda block: block.is_counted) -> PassBytes:
-        """Returns the bytes of the forward and of the backward pass. is_counted: which blocks count.
+        """Returns the bytes of the forward and of the backward pass.
 
         is_counted: whether a block counts; default blocks that the simulator counts.
         """

@@ -67,7 +67,7 @@ class AudioClips(AudioRule):
         return InputSizes(clip_count, self.frames, 1, max(1, positions // self.merge) + self.marks)
 
     def _encode_unpadded_clips(self, frame_count: int, clip_count: int) -> InputSizes:
-        """Returns the patches and tokens of clips, of which the last is not padded to the full length."""
+        """Returns the numbers of frames and tokens of clips, of which the last is not padded to the full length."""
         frames_per_token = 2 * self.merge
         last_clip_frames = frame_count - (clip_count - 1) * self.frames
         tokens = (clip_count - 1) * -(-self.frames // frames_per_token) + -(-last_clip_frames // frames_per_token)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedModelArguments:
-    """Megatron-Core's arguments in a named model's run for which llmcalc has no option.
+    """The Megatron-Core arguments that no llmcalc option sets, for a model that is given by name instead of by flags.
 
     recompute_modules: modules of selective recomputation; None (default) for those of `--recompute`.
     uses_hybridep, uses_deepep: whether experts' tokens are sent by HybridEP, or by DeepEP, whose memory is counted as

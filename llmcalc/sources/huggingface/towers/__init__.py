@@ -131,8 +131,8 @@ def _read_section(
     class_model_type = next(iter(tower_section.defaults_by_type))
     model_type = class_model_type if stated_model_type in (None, "") else stated_model_type
     type_notes: list[str] = []
-    is_fixed = is_fixed_section(root_model_type, section_name)
-    if is_fixed and isinstance(model_type, str) and model_type not in tower_section.defaults_by_type:
+    has_fixed_model_type = is_fixed_section(root_model_type, section_name)
+    if has_fixed_model_type and isinstance(model_type, str) and model_type not in tower_section.defaults_by_type:
         type_notes = [fixed_type_remark(root_model_type, section_name, model_type, class_model_type)]
         model_type = class_model_type
     if not isinstance(model_type, str) or model_type not in tower_section.defaults_by_type:

@@ -50,14 +50,14 @@ def _read_bailing_moe(config: Config) -> Table:
     return deepseek_decoder(config, ling_attention(config, norm), ling_experts(config), layer_kinds)
 
 
-def ling_attention(config: Config, norm: Table) -> Table:
-    """Returns Ling's grouped-query attention. norm: the optional norm of queries and keys."""
+def ling_attention(config: Config, qk_norm: Table) -> Table:
+    """Returns Ling's grouped-query attention. qk_norm: the optional norm of queries and keys."""
     return attention(
         config,
         position=ling_rope(config),
         **biases(config.flag("use_qkv_bias"), *QKV_BIASES),
         **biases(config.flag("use_bias"), "o_bias"),
-        **(qk_norm_fields(norm) if config.flag("use_qk_norm") else {}),
+        **(qk_norm_fields(qk_norm) if config.flag("use_qk_norm") else {}),
     )
 
 
@@ -80,8 +80,8 @@ def ling_experts(config: Config, shared_expert_count: int | None = None) -> Tabl
     return gated_experts(config, expert_width, shared_width if shared_expert_count else None, **router)
 
 
-def ling_lightning(config: Config, norm: Table) -> Table:
-    """Returns the lightning attention of Ring-linear and Ling 2.5. norm: the optional norm of queries and keys."""
+def ling_lightning(config: Config, qk_norm: Table) -> Table:
+    """Returns the lightning attention of Ring-linear and Ling 2.5. qk_norm: the optional norm of queries and keys."""
     heads = config.integer("num_attention_heads")
     return {
         "type": "lightning",
@@ -92,7 +92,7 @@ def ling_lightning(config: Config, norm: Table) -> Table:
         "position": ling_rope(config),
         "qkv_bias": config.flag("use_qkv_bias"),
         "o_bias": config.flag("use_bias"),
-        **({"qk_norm": norm} if config.flag("use_qk_norm") else {}),
+        **({"qk_norm": qk_norm} if config.flag("use_qk_norm") else {}),
     }
 
 
