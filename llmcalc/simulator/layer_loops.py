@@ -1,4 +1,4 @@
-"""The layers of each stack as repeats of a layer-type pattern, and the paths of the layers' modules."""
+"""Describes the layers of a stack as repeats of a pattern of layer types, and finds a layer's modules by path."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class LayerStack:
         )
 
     def node_path(self, allocation_place: AllocationPlace) -> str:
-        """Returns the path of a module in a layer, with the layer's index."""
+        """Returns the path of a module in a layer, with the layer's index instead of the pattern repeat."""
         return f"{self.path}.{allocation_place.layer_index}{allocation_place.path[len(self.path) :]}"
 
     def end_index(self, pattern_repeats: int) -> int:
-        """Returns the index after the last layer, in a run with another number of repeats."""
+        """Returns the index after the stack's last layer, if the run has `pattern_repeats` repeats."""
         return (
             self.layers_before
             + self.layer_period * pattern_repeats
@@ -92,7 +92,7 @@ class LayerStack:
 
     @property
     def is_extrapolated(self) -> bool:
-        """Whether the two runs from which the bytes are extrapolated have fewer layers than the full run."""
+        """Whether bytes are extrapolated from two runs that have fewer layers than the full run."""
         return (
             2 * (self.irregular_layers + self.layer_period * SHORT_RUN_REPEATS) + self.layer_period < self.layer_count
         )
@@ -135,7 +135,7 @@ def program_stacks(
 
 
 def long_stacks(root_scope: ModuleScope, recompute_interval: int, first_layer_index: int) -> list[LayerStack]:
-    """Returns a program's only layer stack if the stack has more repeats than are recorded; otherwise no stack.
+    """Returns a program's layer stack if it is the only one and has more repeats than are recorded; otherwise none.
 
     recompute_interval, first_layer_index: as in `program_stacks`.
     """

@@ -1,4 +1,4 @@
-"""Liveness of a program's tensors: each tensor's last reader, and modules that never run."""
+"""Liveness of a program's tensors: the last operation that reads each tensor, and the modules that never run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def last_readers(
     branch_of: Callable[[AlternativeBranches], ModuleScope],
     is_module_skipped: Callable[[ModuleScope], bool],
 ) -> tuple[dict[int, int], set[int]]:
-    """Returns the last reader of each value's storage, and the values that several layers read.
+    """Returns, for each storage, the last operation that reads it, and the values that several layers read.
 
     branch_of: returns the executed alternative. is_module_skipped: returns whether a module does not run.
     """

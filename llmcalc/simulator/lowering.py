@@ -1,4 +1,4 @@
-"""The base class of all profiles, which runs a program with kernels and recomputes parts.
+"""Base class of all sets of kernels: runs a program with kernels, and recomputes parts of it in backward.
 
 A profile has a method per verb, `do_<verb>`. `ProgramLowering` calls them in the program's order, knows the tensor of
 every value, and drops it after the last step that reads it.
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Lowering(ProgramLowering):
-    """Runs a model's recorded steps with the kernels of one implementation, such as eager torch or DTensor.
+    """Runs a model's recorded operations with the kernels of one implementation, such as eager torch or DTensor.
 
     graph: the graph that records operations.
     run_config: the run.
@@ -119,7 +119,7 @@ class Lowering(ProgramLowering):
                 self.recomputed_modules[id(module_scope)] = self._recomputed_module(module_scope, root_scope)
 
     def _recomputed_module(self, module_scope: ModuleScope, root_scope: ModuleScope) -> RecomputedModule:
-        """Returns the inputs and outputs of a module that is recomputed."""
+        """Returns the inputs and outputs of a module whose activations are recomputed in the backward pass."""
         operations = list(module_scope.steps(includes_idle=False))
         step_ids = {id(operation) for operation in operations}
         computed_value_ids = {id(output_value) for operation in operations for output_value in operation.output_values}

@@ -17,7 +17,7 @@ from .simulated_work import SIMULATED_WORK
 
 
 class ModuleVisit(NamedTuple):
-    """One visit to a module in a phase, which ends when another module or phase begins.
+    """One visit to a module in a pass, from entering it until another module or phase begins.
 
     place: the module and phase.
     peak_bytes: the peak bytes of the stay.
@@ -30,7 +30,7 @@ class ModuleVisit(NamedTuple):
 
 
 class VisitMeter(Meter):
-    """A meter that records the peak of every visit to a module and phase, without bytes by kind."""
+    """A meter that records the peak bytes of every module visit, without bytes by kind."""
 
     def __init__(self) -> None:
         self._visits: list[tuple[AllocationPlace, MemoryPeak, int]] = []
@@ -129,7 +129,7 @@ class PassVisits(NamedTuple):
         return PassVisits([*self.visits[:start_index], *later_visits], self.work_units - removed_work)
 
     def layer_visit_count(self, start_index: int, visit_count: int) -> int:
-        """Returns the number of visits from index `start_index` to the last one in a layer, of `visit_count` visits."""
+        """Returns the number of visits from `start_index` to the last one in a layer, of `visit_count` visits."""
         return max(i for i in range(1, visit_count + 1) if self.visits[start_index + i - 1].place.layer_index >= 0)
 
     def with_repeated_visits(self, start_index: int, end_index: int) -> PassVisits:
@@ -236,7 +236,7 @@ def backward_with_repeat(backward_pass: PassVisits, layer_stack: LayerStack, sav
 
 
 class DerivedPasses(NamedTuple):
-    """The passes of a micro-batch with another number of layer repeats. repeat_bytes: the bytes that a repeat saves."""
+    """The passes of a micro-batch, derived for other layer repeats. repeat_bytes: bytes that a repeat saves."""
 
     forward: PassVisits
     backward: PassVisits

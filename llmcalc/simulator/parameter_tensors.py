@@ -33,7 +33,7 @@ class ParameterTensors(ValueTensors):
 
     @property
     def _is_in_trained_part(self) -> bool:
-        """Whether the running module's parameters are trained; false below the first trained layer."""
+        """Whether the running module's parameters are trained; false for modules below the first trained layer."""
         if self.first_trained_layer is None:
             return True
         layer_indices = (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None)

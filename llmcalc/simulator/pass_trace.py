@@ -30,7 +30,7 @@ PassCase: TypeAlias = tuple[int, str, int, str]
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that outlives the allocating pass: the pass's output or a gradient.
+    """A tensor that outlives the pass that allocates it: the pass's output or a gradient.
 
     storage_number: number of its storage among those of the pass.
     bytes: bytes of the storage.
@@ -58,7 +58,7 @@ class OutputTensor(NamedTuple):
 
 @dataclass
 class PassTrace:
-    """The memory events of a forward or backward pass, with bytes relative to the pass's start.
+    """The memory events (allocations and frees) of a forward or backward pass, relative to its start.
 
     allocator_steps: the allocator's steps; storages are numbered in the pass.
     storage_count: the number of storages.

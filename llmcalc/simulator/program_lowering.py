@@ -106,7 +106,7 @@ class ProgramLowering(CacheTensors):
         return parameter_lowering.weights, parameter_lowering.buffers
 
     def create_input_frames(self, program: Flow) -> None:
-        """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
+        """Allocates the optional input frames of an encoder, by default stored as [batch, values per frame, frames]."""
         if program.audio_frames is None:
             return
         batch, frame_count, values_per_frame = self.shape(program.audio_frames)
@@ -191,11 +191,11 @@ class ProgramLowering(CacheTensors):
             self.run_layers(layer_scopes)
 
     def skips_module(self, module_scope: ModuleScope) -> bool:
-        """Whether a module does not run: an optional part that is excluded, or a part that never runs."""
+        """Whether a module does not run: an optional part that the run excludes, or a part that no run has."""
         return self.is_excluded(module_scope) or module_scope.node_fields.get("role") in UNEXECUTED_ROLES
 
     def is_excluded(self, program_item: ModuleScope | Step) -> bool:
-        """Whether a module, or a stage's copy of a table, belongs to an optional part that the run excludes."""
+        """Whether a module (or a stage's copy of an embedding) belongs to an optional part that the run excludes."""
         optional_part = program_item.node_fields.get("optional")
         return bool(optional_part) and optional_part not in self.included_parts
 
@@ -234,7 +234,7 @@ class ProgramLowering(CacheTensors):
         ]
 
     def run_alternatives(self, alternatives: AlternativeBranches) -> None:
-        """Runs one of the alternative branches, whose result replaces the first branch's result."""
+        """Runs the chosen one of alternative branches; its result stands for the first branch's result."""
         first_branch, *_ = alternatives.branches.values()
         executed_branch = self.choose_branch(alternatives)
         self.run_items(executed_branch.items)

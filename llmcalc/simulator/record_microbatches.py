@@ -45,7 +45,7 @@ class PassCounter:
         self._last_pass_ids: list[PassId | None] = [None] * chunk_count
 
     def begin_step(self) -> None:
-        """Starts a step, whose first backward pass per chunk allocates gradients."""
+        """Begins a training step, in which each chunk's first backward pass allocates gradients."""
         self.allocates_gradients = [True] * len(self.allocates_gradients)
 
     def next_forward(self, model_chunk: int) -> tuple[PassCase, PassId]:
@@ -62,7 +62,7 @@ class PassCounter:
         return self._case_of_pass(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
 
     def _case_of_pass(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a pass. Passes of the same case have the same memory events."""
+        """Returns the case to which a pass belongs; all passes of a case have the same memory events."""
         previous_state = "flying" if self.backwards[model_chunk] < pass_number else "done"
         return model_chunk, pass_kind, _pass_index_in_case(pass_number), previous_state if pass_number else ""
 
@@ -89,7 +89,7 @@ class PassCounter:
 
 
 def _pass_index_in_case(pass_number: int) -> int:
-    """Returns the pass's number, but at most 2, because all passes from number 2 on belong to one case.
+    """Returns the pass's number, but at most 2, because passes from number 2 on have the same events.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
@@ -315,7 +315,7 @@ class TraceReader:
         self._read_events_between_passes(memory_events[previous_pass_end:])
 
     def _read_events_between_passes(self, memory_events: Sequence[Event]) -> None:
-        """Reads the events between passes, which may release only outputs of passes."""
+        """Reads the events between two passes, in which only outputs of passes may be freed."""
         for storage_number, nbytes, event_detail in memory_events:
             if nbytes >= 0:
                 self.storage_bytes[storage_number], self.storage_kinds[storage_number] = nbytes, event_detail
@@ -331,7 +331,7 @@ class TraceReader:
                 raise NotRepeatingError
 
     def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:  # noqa: PLR0915
-        """Returns the trace of one pass. Its loop calls no method, because an answer reads a million events."""
+        """Returns the trace of one pass. The loop calls no method, because a run may have a million events."""
         current_place = self._start_place(recorded_pass)
         bytes_of_storages = self.storage_bytes
         memory_kinds = self.storage_kinds
@@ -441,7 +441,7 @@ class TraceReader:
     def _describe_output(
         self, output_template: Tensor, storage_number_in_pass: int, storage_number_in_run: int
     ) -> OutputTensor:
-        """Creates the description of a pass's output."""
+        """Creates the description of a pass's output, by which a replay creates that output again."""
         return OutputTensor(
             storage_number_in_pass,
             self.storage_bytes[storage_number_in_run],

@@ -62,7 +62,7 @@ class AllocatorOverhead(NamedTuple):
 
     @staticmethod
     def overhead_of_replay(device: CachingAllocator, step_encoder: AllocatorStepEncoder) -> AllocatorOverhead:
-        """Returns the overhead of an allocator after a replay. step_encoder: the counter of the requested bytes."""
+        """Returns an allocator's overhead at the end of a replay. step_encoder: the counter of the requested bytes."""
         rounding_bytes = device.peak_allocated - step_encoder.peak_requested
         free_bytes = device.peak_reserved - device.peak_allocated
         return AllocatorOverhead(
@@ -98,7 +98,7 @@ class AllocatorOverhead(NamedTuple):
 
 
 class InnerRepeatEvent(NamedTuple):
-    """A memory event of every repeat between the first and the last, as a function of the repeat's index.
+    """A memory event that every inner repeat has, as a function of the repeat's index.
 
     owner_offset: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a
         storage that is the same in all repeats.
@@ -132,7 +132,7 @@ class LayerSweep:
 
     @property
     def events_in_order(self) -> list[list[Event]]:
-        """The events of each repeat in execution order."""
+        """The memory events of all repeats in the order in which they run."""
         return self.events_by_repeat if self.is_ascending else self.events_by_repeat[::-1]
 
 
@@ -197,7 +197,7 @@ class RepeatAnalysis:
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
     def _split_by_repeat(self, section_events: Sequence[Event]) -> Iterator[tuple[StackRepeat | None, list[Event]]]:
-        """Yields the events split at changes of the layer repeat; None marks events outside of repeats."""
+        """Yields the events in groups, each of one layer repeat; None marks events outside of repeats."""
         repeat_of_place: StackRepeat | None = None
         repeat_of_parameter: StackRepeat | None = None
         layer_repeat: StackRepeat | None = None
@@ -262,7 +262,7 @@ class RepeatAnalysis:
             yield None, pending_events
 
     def _order_of_releases(self, origin_repeats: list[StackRepeat | None]) -> list[StackRepeat]:
-        """Returns the repeats in the order of their first release of a storage; empty without releases."""
+        """Returns the layer repeats in the order in which the first storage of each is freed; empty without frees."""
         if origin_repeats in self.release_orders:
             return origin_repeats  # type: ignore[return-value]
         first_origins = origin_repeats[: RECORDED_REPEATS - 1]
@@ -276,7 +276,7 @@ class RepeatAnalysis:
         )
 
     def _repeat_of_allocation(self, memory_event: Event) -> StackRepeat | None:
-        """Returns the layer repeat that allocated the released storage."""
+        """Returns the layer repeat in which the storage that this event frees was allocated."""
         storage_number, nbytes, _ = memory_event
         return self.allocating_repeat.get(storage_number) if nbytes == FREE_EVENT else None
 
@@ -377,7 +377,7 @@ class RepeatAnalysis:
                 raise NotRepeatingError
 
     def _event_of_inner_repeats(self, stack_index: int, second_event: Event, third_event: Event) -> InnerRepeatEvent:
-        """Derives the event of every inner repeat from the events of the second and third repeat."""
+        """Derives the event of every inner repeat from the matching events in the second and third repeat."""
         (second_storage, nbytes, event_detail), (third_storage, _, _) = second_event, third_event
         if nbytes == PLACE_EVENT:
             return self._inner_place_event(second_storage, third_storage)
@@ -448,7 +448,7 @@ class RepeatAnalysis:
             raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
-        """Returns the module and phase of an inner repeat's event, derived from the second and third repeat."""
+        """Returns the module and phase of an inner repeat's event, from those in the second and third repeat."""
         layer_repeat = self._repeat_of_place(second_place)
         if layer_repeat is None and second_place == third_place:
             return InnerRepeatEvent(None, second_place, second_place, PLACE_EVENT, None)
@@ -571,7 +571,7 @@ class RepeatedEvents:
         return (self.storage_numbers.get(storage_number, storage_number),)
 
     def events_with_repeats(self, section_events: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
-        """Yields the allocator's events, each with the consecutive repeats in which it occurs.
+        """Yields the events that allocate or free, each with the range of consecutive repeats that have it.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
@@ -621,7 +621,7 @@ class RepeatedEvents:
         return inner_repeats if layer_sweep.is_ascending else inner_repeats[::-1]
 
     def _events_of_sweep(self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
-        """Yields the events of each repeat in execution order. inner_events: the inner repeats' events."""
+        """Yields the events of all repeats in the order in which they run. inner_events: the inner repeats'."""
         yield self._renumbered_events(layer_sweep.events_in_order[0])
         for repeat_index in self._repeat_order(layer_sweep):
             yield self._events_of_repeat(layer_sweep, inner_events, repeat_index)
@@ -656,7 +656,7 @@ class RepeatedEvents:
         return memory_events
 
     def _event_by_repeat(self, memory_event: InnerRepeatEvent) -> EventLine:
-        """Returns an event as a function of the inner repeat."""
+        """Returns a recorded event as a function of the inner repeat's index."""
         if memory_event.owner_offset is None:
             return memory_event.storage_number, 0, memory_event.nbytes, memory_event.event_detail
         if memory_event.nbytes == PLACE_EVENT:

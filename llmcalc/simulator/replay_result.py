@@ -60,7 +60,7 @@ class ReplayResult:
         second_step_peaks: Mapping[AllocationPlace, MemoryPeak],
         phases: Sequence[str] = STEP_PHASES,
     ) -> None:
-        """Keeps the peaks of the second step, and for the optimizer the higher peak of both steps."""
+        """Stores the peaks of the second step; for the optimizer, the higher peak of both steps."""
         self.peaks = {peak_place: peak for peak_place, peak in second_step_peaks.items() if peak_place.phase in phases}
         step_place = AllocationPlace("step")
         if step_place in first_step_peaks and first_step_peaks[step_place].bytes > second_step_peaks[step_place].bytes:

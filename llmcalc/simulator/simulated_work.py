@@ -40,7 +40,7 @@ def sum_of_work(works: Iterable[CountedWork]) -> CountedWork:
 
 
 class SimulatedWork:
-    """The counter of the work of all simulated runs so far.
+    """The counter of the work of all runs that were simulated so far.
 
     units: allocator steps and weighted program operations.
     """
@@ -51,7 +51,7 @@ class SimulatedWork:
         self._uses: list[tuple[int, int]] | None = None
 
     def begin_search(self) -> None:
-        """Begins a search, in which each recording counts when it is first used."""
+        """Begins a search, in which a recording shared by several runs counts once."""
         self._counted_recordings.clear()
 
     def subtract_work_since(self, units_before: int) -> int:
@@ -60,7 +60,7 @@ class SimulatedWork:
         return work_units
 
     def use_recording(self, recording_key: int, recording_units: int) -> None:
-        """Counts the use of a recording that other runs may share. recording_key: equal in forked processes."""
+        """Counts the work of a recording at its first use. recording_key: the same in forked processes."""
         if self._uses is not None:
             self._uses.append((recording_key, recording_units))
         elif recording_key not in self._counted_recordings:
@@ -69,7 +69,7 @@ class SimulatedWork:
 
     @contextmanager
     def count_separately(self) -> Iterator[Callable[[], CountedWork]]:
-        """Counts a block's work separately, to be added by `add`; work before an error is added at once.
+        """Counts the work inside a `with` separately, to be added by `add`; after an error it is added at once.
 
         Yields a function that returns the work so far.
         """
@@ -89,7 +89,7 @@ class SimulatedWork:
         self.subtract_work_since(units_before)
 
     def add(self, work: CountedWork) -> None:
-        """Adds work that was counted separately."""
+        """Adds work that `count_separately` has counted."""
         self.units += work.unshared_units
         for recording_key, recording_units in work.recordings:
             self.use_recording(recording_key, recording_units)
@@ -106,7 +106,7 @@ class WorkBudget:
         self.restart()
 
     def restart(self) -> None:
-        """Begins another search with the same limit of work."""
+        """Begins another search with the same limit."""
         SIMULATED_WORK.begin_search()
         self._units_at_start: int = SIMULATED_WORK.units
 

@@ -104,7 +104,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
 
 
 class SizeProduct:
-    """A product of tensor sizes, compared with another product by value, or for symbols by equality."""
+    """A product of tensor sizes that can be compared with another: by value, or by equality of symbols."""
 
     __slots__ = ("integer_factor",)
 
@@ -124,7 +124,7 @@ class SizeProduct:
 
 
 def broadcast_shape(*shapes: Shape) -> Shape:
-    """Returns the shape of an elementwise result."""
+    """Returns the common shape to which shapes are broadcast in an elementwise operation."""
     result_shape, *other_shapes = shapes
     for shape in other_shapes:
         if shape != result_shape:

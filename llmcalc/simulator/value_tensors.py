@@ -106,7 +106,7 @@ class ValueTensors:
         )
 
     def tensor_of(self, recorded_value: Value) -> Tensor:
-        """Returns a value's tensor in the value's shape, reduced to the first rows if necessary."""
+        """Returns a value's tensor in the value's shape; only its first rows if the value has fewer."""
         tensor = self.tensors_by_value.get(id(recorded_value))
         if tensor is not None:
             return tensor
@@ -146,7 +146,7 @@ class ValueTensors:
         )
 
     def is_computed_earlier(self, value_rows: Rows) -> bool:
-        """Whether an earlier pass has computed all rows of a tensor, such as an encoder's output."""
+        """Whether an earlier pass has computed all rows, as of an encoder's output."""
         return (
             self.has_earlier_tokens
             and value_rows is not NO_ROWS
@@ -154,7 +154,7 @@ class ValueTensors:
         )
 
     def tensor_read_by(self, operation: Step, recorded_value: Value) -> Tensor:
-        """Returns a value's tensor, and frees the stored reference after the last read."""
+        """Returns a value's tensor for an operation that reads it, and frees the stored reference at the last read."""
         value_tensor, base_value = self.tensor_of(recorded_value), recorded_value.storage
         if self.last_reader_ids.get(id(base_value)) == id(operation):
             self.free_value(base_value)
@@ -220,7 +220,7 @@ class ValueTensors:
     # --- calls of modules -------------------------------------------------------------------------------------------
 
     def module_path(self, levels_up: int = 0) -> ModulePath:
-        """Returns the current module's path, with the indices of the layers that own its parameters.
+        """Returns the current module's path, with the index of the layer that owns its parameters.
 
         levels_up: of which module around it instead, 1 for the nearest.
         """
@@ -256,7 +256,7 @@ class ValueTensors:
 
     @property
     def path(self) -> str:
-        """The path of the module that runs."""
+        """The path of the running module."""
         return ".".join(module_call.scope.name for module_call in self.frames[1:] if module_call.scope.name)
 
     @property

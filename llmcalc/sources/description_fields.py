@@ -99,7 +99,7 @@ def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
 def field_path(
     model: type[BaseModel], error_location: tuple[int | str, ...], has_unknown_field: bool = False
 ) -> list[str]:
-    """Converts a pydantic error's location to the path in the file, without the tags of union members.
+    """Returns the path of the field in the file for a pydantic error, without the names of union members.
 
     has_unknown_field: whether the last step is a field that does not exist.
     """

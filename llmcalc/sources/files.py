@@ -168,7 +168,7 @@ def require_finite(parsed_value: Any, error_location: str) -> None:
 
 
 def _values_by_depth(parsed_value: Any) -> Iterator[list[Any]]:
-    """Yields the values at each depth of nested tables and lists, the whole value first."""
+    """Yields all values at each depth of nested tables and lists, starting with the whole value."""
     values_at_depth = [parsed_value]
     while True:
         yield values_at_depth

@@ -68,7 +68,7 @@ repository is that of the file. Settings of the user (GIT_CONFIG_GLOBAL, GIT_CON
 
 
 class NotAModelText(InputError):
-    """Raised if the content at a path of a commit is too large or no text, and so cannot describe a model."""
+    """Raised if a file at a commit is too large or not text, so that it cannot describe a model."""
 
 
 @dataclass(frozen=True)

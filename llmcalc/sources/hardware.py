@@ -162,7 +162,7 @@ def load_hardware(hardware_name: str) -> Hardware:
 
 @cache
 def _preset_text(hardware_name: str) -> str:
-    """Returns the text of the preset with exactly this file name."""
+    """Returns the text of the preset file with exactly this name."""
     return read_text(presets_dir() / "hardware" / f"{hardware_name}.toml")
 
 
@@ -308,7 +308,7 @@ def _accelerators_by_family() -> dict[str, str]:
 
 
 def _machine_family(machine_type: str) -> str:
-    """Returns the family of a cloud's machine type, without its size: `g5`, `a3-ultragpu`, `nd_h100_v5`."""
+    """Returns a cloud machine type without its size: `g5`, `a3-ultragpu`, `nd_h100_v5`."""
     name_parts = machine_type.lower().split("_")
     if name_parts[0] == "standard" and len(name_parts) > 2:  # Azure's, whose second word has the processors
         return "_".join([name_parts[1][:2], *name_parts[2:]])
@@ -316,7 +316,7 @@ def _machine_family(machine_type: str) -> str:
 
 
 def accelerator_of_machine_family(machine_type: str) -> str:
-    """Returns the accelerator of any size of a known machine; empty if the family is unknown."""
+    """Returns the accelerator that a cloud machine type has in all sizes; empty if the type is unknown."""
     return _accelerators_by_family().get(_machine_family(machine_type), "")
 
 
@@ -410,7 +410,7 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
 
 
 def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
-    """Returns the number of accelerators that an argument names, and the accelerator; None for other arguments."""
+    """Returns the device count in an argument such as `2x3090`, and the accelerator; None for other arguments."""
     for count_pattern in ACCELERATOR_COUNT_PATTERNS:
         if (count_match := count_pattern.fullmatch(typed_name.strip())) is None:
             continue
@@ -537,7 +537,7 @@ def require_one_accelerator(accelerator_names: Sequence[str]) -> None:
 
 
 def find_accelerators(accelerator_names: Iterable[str]) -> list[Hardware]:
-    """Returns the accelerators with these names, without duplicates."""
+    """Returns the accelerators with these names, each once."""
     accelerators: list[Hardware] = []
     for hardware in map(find_hardware, accelerator_names):
         accelerators += [] if hardware in accelerators else [hardware]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PublishedFigures(Record):
-    """The figures that the publisher states, or that the published weights show.
+    """The figures (such as parameter counts) that a publisher states, or that published weights show.
 
     parameters: exact parameter count of the released weights.
     parameters_difference: the model's own parameters minus that count; default 0.
@@ -153,7 +153,7 @@ class Preset(Record):
 
     @property
     def checked_date(self) -> date | None:
-        """The latest date on which someone checked an original source, not a copy; None without a date."""
+        """The latest date on which an original source was checked; None without a date."""
         return max((source.checked for source in self.sources if source.checked is not None), default=None)
 
     @property
@@ -173,7 +173,7 @@ class Preset(Record):
 
     @property
     def storage_table(self) -> dict[str, Any] | None:
-        """The config table that describes the storage of the published weights; None for unquantized weights."""
+        """Returns the config table that describes how the published weights are stored; None if unquantized."""
         if self.config is None:
             return self.quantization_config
         sections = (self.config, *map(self.config.get, TEXT_SECTIONS))

@@ -268,7 +268,7 @@ def _preset_with_alias(preset_alias: str, normalize_name: Callable[[str], str]) 
 
 @cache
 def names_by_alias() -> dict[str, str]:
-    """Returns the preset names by normalized alias, by reading all presets."""
+    """Returns normalized alias → preset name, by reading all presets."""
     presets_by_alias: dict[str, str] = {}
     for preset_name, alias in _preset_aliases():
         presets_by_alias.setdefault(normalized(alias), preset_name)
@@ -327,7 +327,7 @@ _HUB_CACHE_FOLDER = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{
 
 
 def _repository_name(model_path: str) -> str:
-    """Returns the repository name of a folder in the hub's cache; other names and paths only lose a final slash."""
+    """Returns the repository's name for a folder in the hub's cache; other names only lose a final slash."""
     cached_match = _HUB_CACHE_FOLDER.search(model_path)
     return cached_match[1].replace("--", "/") if cached_match else model_path.strip().rstrip("/")
 

@@ -64,7 +64,7 @@ def load(
 
 
 def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Applies the overrides to the model of a description.
+    """Applies `--set` overrides to the model table of a description.
 
     Published figures are removed, because they do not hold for the changed model.
     """
@@ -77,7 +77,7 @@ def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, .
 
 
 def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
-    """Splits a TARGET into the name or path and the overrides after it: `?path=value&path=value`."""
+    """Splits a TARGET `name?path=value&path=value` into the name or path and the overrides."""
     library_name = re.sub(LIBRARY_TAG_PREFIX, "", model_target)
     if library_name != model_target and not re.search("[/:?]", library_name):
         library_name += NEWEST_TAG
@@ -147,7 +147,7 @@ def load_config(
 
 
 def _read_description(model_target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    """Returns the model's name, the name for error messages, and the description as a dict."""
+    """Returns a TARGET's model name, its name in error messages, and its description as a dict."""
     if not model_target.strip():  # Path("") would be the current folder
         raise InputError(
             f"TARGET: '{model_target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
@@ -265,7 +265,7 @@ def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tu
 
 
 def _repository_of_gguf(file_stem: str) -> str:
-    """Returns the repository and format in a GGUF file's name: `Qwen3-8B-GGUF:Q4_K_M` for `Qwen3-8B-Q4_K_M`."""
+    """Returns repository and format for a GGUF file's name: `Qwen3-8B-GGUF:Q4_K_M` for `Qwen3-8B-Q4_K_M`."""
     format_pattern = r"[-.](?=(?:UD-I?Q|(?<!UD-)I?Q)\d\w*$|B?F16$|MXFP4$)"
     return re.sub(format_pattern, "-GGUF:", file_stem, flags=re.IGNORECASE)
 
@@ -479,7 +479,7 @@ def _letters_before_digits(model_name: str) -> str:
 
 
 def _set_field(model_table: dict[str, Any], override: str) -> dict[str, Any]:
-    """Returns a copy of the table with one field replaced. A path may omit leading tables if only one field matches."""
+    """Returns a table with one field replaced. The path may leave out leading tables if one field matches."""
     path, equals_sign, value_text = override.partition("=")
     path = path.strip()
     if not equals_sign or not path:

@@ -56,7 +56,7 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
 
 
 def runs_llama_cpp(hardware: Hardware) -> bool:
-    """Whether llama.cpp runs on an accelerator."""
+    """Whether llama.cpp supports an accelerator."""
     return engine("llama.cpp").runs_on(hardware)
 
 

@@ -122,7 +122,7 @@ def _quantities_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Quan
 
 
 def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, QuantityValue]:
-    """Returns the bytes of one device's memory by part; empty if llmcalc cannot simulate an operation of the model."""
+    """Returns memory term → bytes on one device; empty if an operation of the model cannot be simulated."""
     from ..device_memory.estimate import memory
     from ..device_memory.settings import Settings
 
@@ -144,7 +144,7 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, QuantityVal
 
 
 def _changed_fields(earlier_preset: Preset | None, later_preset: Preset | None) -> Iterator[FieldChange]:
-    """Yields the changed fields by their path in a native description; None for a field that is not set."""
+    """Yields the fields that differ between two descriptions, with their paths and values."""
     if earlier_preset is None or later_preset is None:
         return
     fields_of_presets = [
@@ -196,7 +196,7 @@ def _flatten_fields(description_table: Mapping[str, Any], path_prefix: str = "")
 def _changed_nodes(
     earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str, quantity_name: str
 ) -> list[QuantityChange]:
-    """Returns the nodes whose value of a quantity differs, largest change first."""
+    """Returns the tree's nodes in which a quantity differs, the largest change first."""
     cost_of_dtype, unit = COMPARED_COSTS[quantity_name]
     cost_function = cost_of_dtype(dtype)
     old_costs, new_costs = (

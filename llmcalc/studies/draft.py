@@ -40,7 +40,7 @@ class DraftCosts:
 
     @property
     def shared_parts(self) -> tuple[str, ...]:
-        """The parts that the draft shares with the target model: `embed_tokens`, `lm_head`."""
+        """The modules that the draft shares with the target model: `embed_tokens`, `lm_head`."""
         return self.preset.model.from_target
 
 

@@ -179,7 +179,7 @@ def largest_fitting_number(
     size_step: int = 1,
     stored_bytes: Callable[[int], int] | None = None,
 ) -> int:
-    """Finds a number from 1 to `maximum` for which a run needs at most `capacity` bytes, and not for the next one.
+    """Finds the largest number up to `maximum` for which a run needs at most `capacity` bytes.
 
     Bytes that grow have one such number, the largest. Those of torch's allocator do not only grow: a larger number may
     fit again, and a smaller one may not. The answer is 0 if the smallest number does not fit.
@@ -268,7 +268,7 @@ def _next_trial_number(
     trial_number: int,
     stored_bytes: Callable[[int], int] | None,
 ) -> int:
-    """Returns the next number to try, between the largest fitting and the smallest failing number.
+    """Returns the next number to try, between the largest that fits and the smallest that does not.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
     two points up to `fitting_number` too late. The search uses both lines and bisection in turn. Where a part of the
@@ -365,7 +365,7 @@ GGUF_SCHEMES, GGUF_CACHE = ("q8_0", "q4_k_m"), "q8_0"
 
 
 def has_many_layers(model_memory: Memory) -> bool:
-    """Whether the model has so many layers that only a few changes are tried."""
+    """Whether the model has so many layers that trying changes is slow, so that only a few are tried."""
     return model_memory.spec.layer_count > DEEP_MODEL_LAYERS
 
 

@@ -215,7 +215,7 @@ class DevicesQuestion:
 
 
 def _best_candidate(plan: LayoutPlan) -> Candidate | None:
-    """Returns the first layout that fits; if none fits, the layout with the least memory."""
+    """Returns the first layout that fits; if none fits, the one that needs the least memory."""
     ranked_layouts = plan.ranked_layouts
     return ranked_layouts.feasible[0] if ranked_layouts.feasible else ranked_layouts.nearest_candidate
 

@@ -141,7 +141,7 @@ class _RunOnDevices(NamedTuple):
 
 
 def _bytes_without_overhead(memory_fit: MemoryFit, cuda_runtime: CudaRuntime) -> int:
-    """Returns the required bytes without the runtime's context and the allocator's free blocks."""
+    """Returns the bytes that a run needs, without the CUDA context and the allocator's free blocks."""
     return memory_fit.needed_bytes - (cuda_runtime.context_bytes + memory_fit.fragmentation)
 
 
@@ -354,7 +354,7 @@ def _fitting_runs(
 
 
 def _runs_on_devices(model_memory: Memory, layout_request: LayoutRequest) -> Iterator[_RunOnDevices]:
-    """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
+    """Yields the run in possible layouts on more and more accelerators."""
     version, framework = layout_request.framework_version or "", framework_of(layout_request)
     is_training = model_memory.settings.phase == "training"
     device_counts = [2**i for i in range(MOST_DEVICES.bit_length())]

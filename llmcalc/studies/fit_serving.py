@@ -195,7 +195,7 @@ def serving_layouts(
     devices: int,
     uncounted_layouts: list[UncountedLayout] | None = None,
 ) -> Iterator[Layout]:
-    """Yields the layouts of a number of devices: most replicas first, then fewest stages.
+    """Yields the possible layouts on a number of devices: most replicas first, then fewest stages.
 
     uncounted_layouts: a list to which the layouts are added of which a rank cannot be counted. Default None.
     """

@@ -103,7 +103,7 @@ def _parallelism_counts(candidate: Candidate) -> tuple[int, int]:
 
 
 def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each candidate, sorted by time, whether its time ties with the previous candidate's (`TIE_SHARE`)."""
+    """Returns, for each candidate in order of time, whether its time is about the previous one's (`TIE_SHARE`)."""
     tie_flags: list[bool] = []
     least_seconds = 0.0
     for candidate in candidates:

@@ -103,7 +103,7 @@ class LayoutOrder:
     def plan(
         self, rows: int, suggests_nearest: NearestPolicy = "always", replay_limit: int | None = None
     ) -> RankedLayouts:
-        """Returns the ranked layouts, of which at least `rows` fit if possible.
+        """Returns the sorted layouts, of which at least `rows` fit if so many can be found.
 
         rows: number of fitting layouts after which replays end.
         replay_limit: number of layouts after which replays end, whether they fit or not; None (default) for
@@ -428,7 +428,7 @@ class LayoutOrder:
             return 0
 
     def _is_too_large(self, layout_run: LayoutRun) -> bool:
-        """Whether a lower bound of a run's bytes exceeds the capacity."""
+        """Whether a lower bound of a layout run's bytes exceeds the device's capacity."""
         try:
             return self._exceeds_capacity(self.run_estimates.least_bytes(layout_run))
         except InputError:
@@ -546,7 +546,7 @@ class LayoutOrder:
         return sorted(unfit_candidates, key=candidate_key)
 
     def _smallest_replayed_candidate(self, unfit_candidates: list[Candidate]) -> Candidate | None:
-        """Returns the non-fitting layout with the least replayed memory; None if all fit.
+        """Returns, of the layouts that do not fit, the one with the least replayed bytes; None if all fit.
 
         It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout
         that cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest one.
@@ -582,5 +582,5 @@ class LayoutOrder:
 
 
 def _kernel_layout_sizes(layout: Layout) -> tuple[object, ...]:
-    """Returns the layout sizes that determine a rank's kernels."""
+    """Returns the parallel sizes that determine which kernels a rank runs."""
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel

@@ -91,7 +91,7 @@ def _largest_replay(
     ranks: Sequence[int],
     replay_rank: Callable[[int], RankReplay],
 ) -> ReplayedLayout:
-    """Returns the replay of a layout's largest rank; skips ranks that surely need no more than a replayed rank.
+    """Returns the replay of a layout's largest rank; ranks that surely need less are not replayed.
 
     ranks: those that may need the most. replay_rank: rank → its replay. Work before an error is counted.
     """
@@ -192,7 +192,7 @@ class LayoutReplays:
 
     @property
     def can_fork(self) -> bool:
-        """Whether estimates and replays may run in other processes."""
+        """Whether estimates and replays may run in forked processes."""
         return self._calls.can_fork
 
     def estimates(

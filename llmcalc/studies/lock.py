@@ -91,7 +91,7 @@ def locked_model(preset: Preset) -> LockEntry:
 
 
 def _config_digest(preset: Preset) -> str:
-    """Returns the SHA-256 of a model's config (or description) as JSON with sorted keys and no spaces.
+    """Returns the SHA-256 of a model's config or description, written as JSON with sorted keys and no spaces.
 
     A description has no fields with default values, so that its digest stays when a later version has more fields.
     """
@@ -101,7 +101,7 @@ def _config_digest(preset: Preset) -> str:
 
 
 def _hub_revision(preset: Preset) -> str | None:
-    """Returns the hub commit of the config; None for a preset or a file."""
+    """Returns the hub commit of a model's config; None for a preset or a file."""
     model_target = preset.target.removesuffix("?" + "&".join(preset.changes))
     hub_id = hub_id_of(model_target) or model_target
     if not is_hub_id(hub_id) or find_preset(hub_id) is not None or Path(hub_id).exists():

@@ -37,7 +37,7 @@ class ModelFilter:
     max_params: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for an unknown kind or kind of attention, or a lower bound above the upper bound."""
+        """Raises `InputError` for an unknown kind of model or attention, or a lower bound above the upper one."""
         if self.kind is not None and self.kind not in MODEL_KINDS:
             raise InputError(
                 f"--kind: '{self.kind}' is not known; expected one of {', '.join(MODEL_KINDS)}."

@@ -1,4 +1,4 @@
-"""Finds the layouts of a model that fit on a number of devices, and the reasons against others.
+"""Finds the layouts in which a model fits on a number of devices, and why others do not.
 
 A layout fits if its largest rank fits in a replay on the allocator, as in `llmcalc memory`. An estimate of the peak of
 its tensors is faster and decides which layouts are replayed, and in which order. It does not know the fragmentation of
@@ -137,7 +137,7 @@ class LayoutPlan:
 
     @property
     def memory(self) -> Memory:
-        """The model and its training settings, whose memory the plan estimates."""
+        """The model's memory under the plan's training settings."""
         return self.estimates.memory
 
     @property
@@ -183,7 +183,7 @@ class LayoutPlan:
         return training_times.time_range(candidate.seconds, candidate.layout, candidate.micro_batches)
 
     def host_wait_share(self, candidate: Candidate) -> float:
-        """Returns the share of a layout's step in which its kernels wait for the host; 0 without a time estimate."""
+        """Returns the fraction of a layout's step in which kernels wait for the host; 0 without a time estimate."""
         if self.training_times is None:
             return 0.0
         training_times = self.training_times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
@@ -219,7 +219,7 @@ class LayoutPlan:
 
     @cached_property
     def recomputed(self) -> int | None:
-        """Number of layouts whose tensors fit with full recomputation.
+        """The number of layouts that fit only with every layer recomputed.
 
         None if enough layouts fit without it, if the user set recomputation, if the plan tried it, or ended early.
         """

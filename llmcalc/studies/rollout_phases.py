@@ -93,7 +93,7 @@ class _PhaseCalculator:
         return int(next(memory_shares, self.rollout.flags["gpu_memory_utilization"]) * device_capacity)
 
     def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:
-        """Returns the inference engine's memory on the device.
+        """Returns the inference engine's memory on the device, by term.
 
         Its budget is a share of the device, or of the memory that training leaves free.
         """
@@ -185,7 +185,7 @@ class _PhaseCalculator:
                 yield PhaseTerm(f"engine_{memory_term.name}", memory_term.bytes, term_status, memory_term.source)
 
     def _idle_engine_terms(self) -> Iterator[PhaseTerm]:
-        """Yields the terms of the idle engine; in the same process, training reuses the engine's activation blocks."""
+        """Yields the idle engine's memory terms; in the same process, training reuses its activation blocks."""
         if self.engine is None and not self.rollout.shares_weights:
             return
         term_names = ["non_torch", "cuda_graphs"]
@@ -207,7 +207,7 @@ class _PhaseCalculator:
         yield PhaseTerm("weights_sent", byte_count, "estimate", self.rollout.source)
 
     def _largest_matrix_bytes(self) -> int:
-        """Bytes of the largest matrix of the whole model, in two bytes per element."""
+        """The bytes of the largest matrix of the undivided model, at two bytes per element."""
         dense_width, _, experts = EngineRank(self.preset, includes_towers=False).widest_networks
         hidden_size = self.model.hidden_size
         matrix_width = max(
@@ -218,7 +218,7 @@ class _PhaseCalculator:
         return 2 * matrix_width * hidden_size
 
     def _log_probability_terms(self) -> Iterator[PhaseTerm]:
-        """Yields the terms of the passes without gradients: trained model, reference and critic."""
+        """Yields the memory terms of passes without gradients: of the trained model, the reference and the critic."""
         rollout = self.rollout
         yield from self._trained_model_terms(("weights",))
         yield from self._other_model_terms()

@@ -63,7 +63,7 @@ DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "
 
 
 def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> InputError:
-    """Returns the error for training in a precision that the accelerator's matrix units do not support."""
+    """Returns the error for training in a precision for which the accelerator has no matrix units."""
     sixteen_bit_option = "no --precision, which is fp16 there," if hardware.lacks_bfloat16 else "bf16-master"
     return InputError(
         f"--precision {precision}: {hardware.name} has no {dtype} units; expected {sixteen_bit_option} or another "
@@ -86,7 +86,7 @@ SELECTIVE_RECOMPUTE_SHARE = 0.5
 
 @frozen
 class TimeSettings:
-    """The settings of a time estimate in addition to the settings of memory.
+    """The settings of a time estimate that the memory settings do not have.
 
     stack: name of the stack.
     overlap: messages that run beside products: none, all, or some of dp, tp and ep with commas; None for the stack's.
@@ -118,7 +118,7 @@ class TimeSettings:
         return self.factors.device(device_of(hardware, self.nic))
 
     def supporting_stack(self, phase: TimePhase) -> SoftwareStack:
-        """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
+        """Returns the named software stack. Raises `InputError` for one that cannot run the phase."""
         software_stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         software_stack = with_overlapped_groups(software_stack, self.overlapped_groups)
         return self.factors.stack(with_overlap(software_stack, self.overlap))
@@ -256,7 +256,7 @@ class TrainingTimes:
         return self.step_timer.step(self.plan(layout, micro_batches))
 
     def seconds_on(self, software_stack: SoftwareStack, layout: Layout, micro_batches: int) -> float:
-        """Returns the seconds of a step of a layout under another software stack."""
+        """Returns the seconds of a layout's step under another software stack."""
         step_timer = StepTimer(self.memory.spec, self.device, software_stack)
         return float(step_timer.step(self.plan(layout, micro_batches)).seconds)
 
@@ -456,13 +456,13 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
 
 
 def _refuse_wide_products(model_memory: Memory) -> None:
-    """Raises `InputError` for weights in 64 bits, whose products have no measured efficiency."""
+    """Raises `InputError` for 64-bit weights, for whose matrix products no efficiency was measured."""
     if model_memory.states.dtype == "float64":
         raise InputError("--dtype fp64: the time of products in 64 bits is not modelled; expected fp32, bf16 or fp16")
 
 
 def _training_format(model_memory: Memory) -> str:
-    """Returns the number format of matrix products in training, which is 16-bit under autocast."""
+    """Returns the number format of matrix products in training; under autocast a 16-bit format."""
     precision = model_memory.settings.precision or ""
     if precision in PRODUCT_FORMAT_BY_PRECISION:
         return PRODUCT_FORMAT_BY_PRECISION[precision]
@@ -501,7 +501,7 @@ def inference_formats(model_memory: Memory, cached_tokens: int) -> NumberFormats
 
 
 def _cache_bits(model_memory: Memory, cached_tokens: int) -> float:
-    """Returns the bits per cached element, including the element's share of the scales."""
+    """Returns the bits per cached element, including its share of the scales."""
     if not model_memory.states.kv_dtype:
         return 16.0
     run_config, model_tree = RunConfig(Workload(1, cached_tokens)), model_memory.states.parameter_count.tree
@@ -525,7 +525,7 @@ def time_training(
 
 
 def with_format_of_stack(model_memory: Memory, software_stack: SoftwareStack) -> Memory:
-    """Returns an inference run with the software stack's weight format, unless the user states a format.
+    """Returns an inference run with weights in the software stack's format, unless the user states a format.
 
     The format is 16 bits if the stack halves weights published in float32, and the stack's own scheme for weights
     published in 4 bits. GGUF files keep the published format (ollama issue 16416).

@@ -29,7 +29,7 @@ def largest_number(is_within_limits: Callable[[int], bool], maximum: int) -> int
 
 @frozen
 class LatencyLimits:
-    """The latency limits of a server; None means no limit.
+    """The latency limits that a server must meet; a field that is None is no limit.
 
     concurrency: requests at any time. rate: requests per second that arrive.
     ttft, tpot: seconds to the first token and of each further token, at most.
@@ -41,7 +41,7 @@ class LatencyLimits:
     tpot: float | None = None
 
     def violated_limits(self, load_latencies: LoadLatencies) -> str:
-        """Returns the reason why the latencies of a replica exceed the limits; empty if within the limits."""
+        """Returns the reason why a replica's latencies exceed the limits; empty if they do not."""
         if self.tpot is not None and load_latencies.tpot > self.tpot:
             return "TPOT above --tpot"
         if self.ttft is not None and load_latencies.ttft > self.ttft:
@@ -77,7 +77,7 @@ class LayoutSizes:
 
 @frozen
 class LoadPoint:
-    """The latencies, rates and cost of a server at one concurrency. ttft, tpot: seconds with ranges.
+    """The latencies, rates and cost of a server at one concurrency. ttft, tpot: in seconds, with ranges.
 
     replica_latencies: load of one replica, as its requests arrive. spread_latencies: the same requests where arrivals
         are spread.
@@ -106,7 +106,7 @@ class LoadPoint:
 
     @property
     def end_to_end_seconds(self) -> RangedAmount:
-        """The seconds from a request's arrival to its last token, with a range from the ranges of TTFT and TPOT."""
+        """The seconds from a request's arrival to its last token, with a range."""
         further_tokens = self.replica_latencies.output_tokens - 1
         latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
         return RangedAmount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
@@ -240,7 +240,7 @@ class Server:
         return self.time_range(self.latencies(1).ttft, "prefill").low
 
     def violated_limits(self, latency_limits: LatencyLimits, concurrency: int) -> str:
-        """Returns the reason why one replica's latencies exceed the limits; empty if within the limits."""
+        """Returns the reason why one replica's latencies exceed the limits; empty if they do not."""
         return latency_limits.violated_limits(self.latencies(concurrency))
 
     def with_replicas(self, replica_count: int) -> Server:

@@ -64,7 +64,7 @@ class SizesRequest:
 
     @property
     def states_layout(self) -> bool:
-        """Whether the request states a replica's layout; if so, omitted sizes are 1."""
+        """Whether the user gave any size of a replica's layout; then the other sizes are 1."""
         return any(degree is not None for degree in (self.tp, self.pp, self.dp, self.ep))
 
     def candidates(self, experts: int) -> Iterator[list[LayoutSizes]]:
@@ -106,7 +106,7 @@ class SizesRequest:
         )
 
     def replicas(self, layout_sizes: LayoutSizes) -> int | None:
-        """Returns the number of replicas; None if the load determines the number."""
+        """Returns the number of replicas on the given devices; None if the load determines it."""
         if self.devices is not None:
             return self.devices // layout_sizes.devices
         return self.dp if self.dp is not None and layout_sizes.dp == 1 else None
@@ -163,7 +163,7 @@ class StudiedServers:
 
 @frozen
 class ServeStudy:
-    """The model, accelerator, load and latency limits of a search for servers.
+    """The model, accelerator, load and latency limits for which a server is searched.
 
     preset, hardware, device, stack: the model and what runs it. engine, version: whose rules say what fits.
     memory_by_formats: (quantize, kv_dtype) → the model's memory on one device with these formats.
@@ -202,7 +202,7 @@ class ServeStudy:
 
     @property
     def long_request_variable(self) -> str:
-        """The environment variable that the engine needs for the longest request; empty if it needs none."""
+        """The environment variable that the engine needs for requests this long; empty if it needs none."""
         flags = {self.engine.field_of_option("--seq"): self.longest_request, **self.engine_flags}
         variable_name: str = self.engine.server(self.preset, self.hardware, self.version, flags).missing_variable
         return variable_name
@@ -405,7 +405,7 @@ class ServeStudy:
         )
 
     def _replica_count(self, server: Server) -> int | None:
-        """Returns the number of replicas or replica groups; None if the load determines the number."""
+        """Returns the number of replicas or of replica groups; None if the load determines it."""
         replicas = self.sizes.replicas(server.sizes)
         if replicas is None or server.disaggregated_server is None:
             return replicas
@@ -472,7 +472,7 @@ def _cheapest_server_index(
 
 
 class ReplicaDoesNotFit(Exception):
-    """Raised for a replica whose weights and cache do not fit, with a short reason."""
+    """Raised if a replica's weights and KV cache do not fit, with a short reason."""
 
 
 def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:

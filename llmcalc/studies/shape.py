@@ -97,7 +97,7 @@ class ShapeFamily:
 
     @property
     def width_step(self) -> int:
-        """The number that divides all hidden sizes, for integer head counts; at least `size_unit`."""
+        """The number of which all hidden sizes are multiples, for integer head counts; at least `size_unit`."""
         width_fractions = [
             width_fraction
             for head_sizes in self._head_sizes_of_layers()
@@ -124,7 +124,7 @@ class ShapeFamily:
         )
 
     def finer_family(self, keep_heads: bool) -> ShapeFamily | None:
-        """Returns the family with a smaller step between hidden sizes; None if there is none.
+        """Returns the family with smaller steps between hidden sizes; None if none can be smaller.
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
@@ -167,7 +167,7 @@ class ShapeFamily:
         return block.scaled(self.spec.hidden_size, scaled_heads, lambda width: self._scaled_width(width, hidden_size))
 
     def _scaled_width(self, width: int, hidden_size: Number) -> Number:
-        """Scales a width with h, rounded to a multiple of `width_unit`.
+        """Returns a width scaled in proportion to the hidden size h, rounded to a multiple of `width_unit`.
 
         If the model's width is a multiple of a smaller power of two only, it is rounded to that power.
         """
@@ -234,7 +234,7 @@ def build_family(
 
 
 def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, ties_head: bool | None) -> ModelSpec:
-    """Returns the model with another vocabulary size or head tying, validated again."""
+    """Returns the model with another vocabulary size or another tying of the head, validated again."""
     if ties_head is not None and not isinstance(spec.head, LMHead):
         option_name = "--tie" if ties_head else "--no-tie"
         raise InputError(f"{option_name}: this model has no language-model head; expected a model that has one")
@@ -248,7 +248,7 @@ def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, ties_head: bool | 
 
 @dataclass(frozen=True)
 class CostBudget:
-    """The cost that every shape must have: a number of parameters or of training FLOPs.
+    """The cost that all shapes must have: a number of parameters, or of training FLOPs.
 
     kind: parameters or training FLOPs.
     value: the number of parameters or FLOPs.
@@ -402,7 +402,7 @@ def find_shapes(
 
 
 def _cost_matches(model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, tolerance: float) -> bool:
-    """Whether a shape's cost is within `tolerance` of the budget; False for non-integer head counts."""
+    """Whether a shape costs the budget up to `tolerance`; False if head counts are not integers."""
     try:
         shape_cost = budget.cost_of(model_family.scaled_to(*shape_size))
     except ArithmeticError:
@@ -427,7 +427,7 @@ def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, tolerance_pe
 
 
 def refine_step(model_family: ShapeFamily, budget: CostBudget, tolerance: float, keep_heads: bool) -> ShapeFamily:
-    """Reduces the step between hidden sizes until the budget allows `FEWEST_ALLOWED_WIDTHS` sizes, if possible.
+    """Makes steps between hidden sizes smaller until the budget allows `FEWEST_ALLOWED_WIDTHS` sizes.
 
     keep_heads: whether head sizes must stay unchanged.
     """
@@ -503,7 +503,7 @@ def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, lower_d
 def search_shapes(
     model_family: ShapeFamily, budget: CostBudget, tolerance: float, most_widths: int = MOST_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
-    """Finds for each hidden size the depth with the cost nearest to the budget, within `tolerance`.
+    """Returns, for each hidden size, the depth whose cost is nearest to the budget, within `tolerance`.
 
     It also returns the number of shapes that were counted.
     most_widths: largest number of hidden sizes; if the budget allows more, they are evenly spaced in log h.

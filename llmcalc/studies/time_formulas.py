@@ -44,7 +44,7 @@ SYMBOL_MEANINGS = {
 
 @dataclass(frozen=True)
 class TimeFormula:
-    """The closed form of the seconds of one kernel.
+    """The closed form of the seconds of one kernel, with symbols and with numbers.
 
     path: path of its node. kernel: what it does. backward: whether it runs in the backward pass.
     symbolic_text, substituted_text: its closed form in symbols, and with numbers.
@@ -80,7 +80,7 @@ NO_TERM = _FormulaTerm("", "")
 def time_formulas(
     spec: ModelSpec, node: str | None, hardware: Hardware, stack_name: str, phase: Phase, batch: int, seq: int
 ) -> list[TimeFormula]:
-    """Returns the formulas of the seconds of a node's kernels.
+    """Returns the closed forms of the seconds of a module's kernels.
 
     node: its path, such as `layers.0-31.mlp`, or a part of it, such as `mlp.gate_proj`; None for all of the model.
     stack_name: name of the stack. phase: training, prefill or decode.
@@ -171,7 +171,7 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count
 
 
 def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _FormulaTerm:
-    """Returns the formula F / (P · e) of the seconds of matrix products."""
+    """Returns the formula of matrix products' seconds: FLOPs / (peak · efficiency), F / (P · e)."""
     if not operation.compute:
         return NO_TERM
     device, seconds = time_estimator.device, float(operation.compute)
@@ -202,7 +202,7 @@ def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: T
 
 
 def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _FormulaTerm:
-    """Returns the formula B / (W · w) of the seconds of memory traffic."""
+    """Returns the formula of memory traffic's seconds: bytes / (bandwidth · share), B / (W · w)."""
     if not operation.memory:
         return NO_TERM
     device, seconds = time_estimator.device, float(operation.memory)
@@ -242,7 +242,7 @@ def _formula_source(
     memory_term: _FormulaTerm,
     wait_term: _FormulaTerm,
 ) -> str:
-    """Returns the sources of a formula's efficiency factors, with evidence and measurements."""
+    """Returns the sources of a formula's efficiency factors, with the evidence and the measurements."""
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
     figure_names = [
         *(["attention"] if is_fused_attention and compute_term else ["products"] if compute_term else []),

@@ -128,7 +128,7 @@ class TimedRun:
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """The costs that the time estimate leaves out, as text, such as sampling on the host."""
+        """The costs that the time estimate leaves out, in words, such as sampling on the host."""
         includes_sampling = self.phase == "decode" and self.stack.host_sequence > 0
         return tuple(
             text for text in UNCOUNTED_EFFECTS[self.phase] if not (includes_sampling and text == HOST_SAMPLING)
@@ -136,7 +136,7 @@ class TimedRun:
 
     @property
     def fits(self) -> bool:
-        """Whether the bytes that stay on a device fit in its memory, or the layout was chosen so that it fits."""
+        """Whether static bytes fit in the device's memory, or the layout was chosen because it fits."""
         return bool(self.chosen_options) or self.resident_bytes <= self.hardware.capacity_bytes
 
     @property
@@ -183,7 +183,7 @@ class TimedRun:
 
     @property
     def peak(self) -> float:
-        """Peak FLOP/s of a device in the number format of the products."""
+        """The device's peak FLOP/s in the number format of the matrix products."""
         return self.device.peak_rates[self.device.format_of(self.number_formats.product_format)]
 
     def model_flops(self, pairs: Pairs) -> int:
@@ -212,7 +212,7 @@ class TimedRun:
 
     @cached_property
     def hardware_utilization(self) -> float:
-        """Hardware FLOPs utilization with causal attention pairs, including recomputed layers."""
+        """The hardware FLOPs utilization (HFU) with causal attention pairs, including recomputed layers."""
         recompute_share = 0.0 if self.step_plan is None else self.step_plan.recomputed_share / 3
         return self.utilization("causal") * (1 + recompute_share)
 
@@ -257,7 +257,7 @@ class TimedRun:
         return sorted(timed_nodes, key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, MemoryTraffic]:
-        """Returns the matrix products of an inference pass by module path, summed over equal layers.
+        """Returns the FLOPs and bytes of an inference pass's matrix products by module path.
 
         Raises `InputError` for a training step.
         """

@@ -13,7 +13,7 @@ UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dro
 
 
 def is_stepwise_adamw(memory: Memory) -> bool:
-    """Whether the optimizer is torch's AdamW and runs step by step, which the time estimate prices."""
+    """Whether the optimizer is torch's AdamW with one kernel per operation, which the time estimate includes."""
     optimizer_state = memory.states.optimizer
     is_adamw = optimizer_state is not None and optimizer_state.name == "adamw"
     return is_adamw and memory.settings.optimizer_impl in ("foreach", "loop")

@@ -39,7 +39,7 @@ def explain_activations(
     training: TrainingSetting = DEFAULT_TRAINING_SETTING,
     included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Explains the saved activations of `query` (any suffix of a path in the tree), or of every component of the model.
+    """Explains the saved activations of the nodes that `query` names, or of every component of the model.
 
     Raises `InputError` for a node that the model does not have and for kernels that cannot run it, and
     `ArithmeticError` where a formula's value differs from the bytes of a run with integers.
@@ -80,7 +80,7 @@ class ActivationFormulas:
             self.symbolic_sums = self.saved_sums("letters", training.batch)
 
     def saved_sums(self, notation: SizeNotation, batch: int) -> SavedByteSums:
-        """Returns the saved bytes of every node, for a number of sequences."""
+        """Returns the saved bytes of every node for a batch size, as numbers or as formulas."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
         repeats_by_stack = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.is_extrapolated}
         if notation == "letters":
@@ -152,7 +152,7 @@ class ActivationFormulas:
         return trained_nodes
 
     def notes(self) -> tuple[str, ...]:
-        """Returns notes about cases in which the saved bytes differ from the formulas."""
+        """Returns notes on where the saved bytes differ from the formulas."""
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
         root_node, batch_of_two = self.formulas.root, {sequences_symbol(): 2}
@@ -266,7 +266,7 @@ class SavedByteSums:
 
 
 def group_by_token(expression: Any) -> Any:
-    """Gathers the terms that grow with tokens in one bracket: B·S·(…)."""
+    """Rewrites a sum with the terms that grow with tokens in one bracket: B·S·(…)."""
     import sympy
 
     token_factor = sequences_symbol() * keys_symbol()

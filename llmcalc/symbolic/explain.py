@@ -72,7 +72,7 @@ def explain(
     formula_setting: FormulaSetting = DEFAULT_SETTING,
     included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Explains `query` (any suffix of a path in the tree) or the whole model by formulas with values.
+    """Explains the nodes that `query` names, or the whole model, by formulas with values.
 
     Raises `InputError` for a node that the model does not have or that has no cost of the requested kind, and
     `ArithmeticError` where a formula's value differs from the count.
@@ -117,7 +117,7 @@ def merge_sections(formula_sections: Iterable[FormulaSection]) -> list[FormulaSe
 
 
 def check_layer_kinds(spec: ModelSpec) -> None:
-    """Raises `InputError` for a model with too many kinds of layers."""
+    """Raises `InputError` for a model with too many kinds of layers to explain."""
     kind_count = max(len({*stack.first_layers, *stack.pattern}) for _, stack in spec.stacks())
     if kind_count > MOST_LAYER_KINDS:
         raise InputError(

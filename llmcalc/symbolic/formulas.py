@@ -1,4 +1,4 @@
-"""The formulas of every node of a model, from the tree in symbols, checked against the tree in numbers.
+"""The formulas of a model's nodes: computed on the tree with symbols, checked against the tree with numbers.
 
 A formula whose value at the model's numbers differs from the count is never returned: `ArithmeticError` is raised.
 """
@@ -85,7 +85,7 @@ DEFAULT_SETTING = FormulaSetting()
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetting:
-    """The training settings under which saved activations are explained.
+    """The training settings for which saved activations are explained.
 
     batch: the number of sequences, 1 by default.
     attention: how attention runs, `eager` by default.
@@ -125,7 +125,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class CostTerm:
-    """A cost summed over the model's tree in one run; a quantity is a sum of such terms."""
+    """The sum of one cost over the model's tree in one run; a quantity is a sum of such terms."""
 
     cost: Cost
     run_config: RunConfig | None = None
@@ -133,7 +133,7 @@ class CostTerm:
 
 @dataclass(frozen=True, slots=True)
 class FormulaNode:
-    """A node of the tree, once with numbers and once with symbols as sizes.
+    """A node of the tree in two forms: with numbers and with symbols as sizes.
 
     walk_indices: indices of its places in a walk over the tree; several where a layer's norms are shown together.
     copies: the number of copies in the model.
@@ -193,11 +193,11 @@ class Formulas:
         )
 
     def nodes(self) -> list[FormulaNode]:
-        """Returns the whole model and every node, parents first."""
+        """Returns the root (the whole model) and every node below it, parents first."""
         return list(_nodes_in_preorder(self.root))
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
-        """Finds the nodes with paths that end in `query`, else nodes with paths that have the query's names in order.
+        """Finds the nodes whose paths end in `query`; without any, those whose paths have its names in order.
 
         Raises `InputError` if there are none either.
         """
@@ -253,7 +253,7 @@ class Formulas:
     def formula_of_activations(
         self, expression: Any, known_value: int, node: FormulaNode, rewrite_sums: SumStyle
     ) -> Formula:
-        """Returns the formula of saved activations for an expression whose numeric value is known.
+        """Returns the formula of saved activations, from an expression and its known value.
 
         rewrite_sums: a function that rewrites the expression's sums.
 
@@ -277,7 +277,7 @@ class Formulas:
         return Formula(quantity, expression, expected_value, formula_in_numbers, formula_in_hidden_units)
 
     def _sum_terms(self, root_node: Node, cost_terms: Iterable[CostTerm], node: FormulaNode) -> Any:
-        """Returns the sum of the cost terms for one repeat of the node."""
+        """Returns the sum of cost terms for one repeat of a node."""
         cost_sum: Any = 0
         for cost_term in cost_terms:
             preorder_nodes = self._nodes_in_preorder(root_node, cost_term.run_config)
@@ -328,7 +328,7 @@ class Formulas:
         return _cache_terms(quantity, run_without_tokens, run_of_one_token, element_bits, state_bits, bytes_per_bit)
 
     def _check_whole_blocks(self) -> None:
-        """Raises `InputError` for a cache format whose blocks of elements do not fit the head size or the latent."""
+        """Raises `InputError` for a cache format whose element blocks do not divide the head size or the latent."""
         stored_format, block_elements = self._stored_format, self._stored_format.keys.block_elements
         head_sizes = {
             head_size
@@ -397,7 +397,7 @@ class Formulas:
         return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*terms_without_layers)))
 
     def _rewrite_in_hidden_units(self, expression: Any) -> Any:
-        """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
+        """Rewrites f and heads × head size as multiples of h, term by term."""
         import sympy
 
         hidden_symbol = next(
@@ -546,7 +546,7 @@ def _build_node(
     walk_indices: Iterator[int],
     formula_source: str = "",
 ) -> FormulaNode:
-    """Builds a formula node and its children. walk_indices: yields each node's index in a walk of the tree."""
+    """Builds a formula node with its children. walk_indices: yields the nodes' indices in a walk of the tree."""
     node, walk_index = numeric_position.node, next(walk_indices)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
         raise ArithmeticError(f"{numeric_position.path}: the tree in symbols is not the tree in numbers")

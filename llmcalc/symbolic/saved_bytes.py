@@ -91,7 +91,7 @@ class SavedBlock:
 
 
 class SavedStorages:
-    """A meter of a training pass that lists the live tensor storages and the nodes that save them."""
+    """A meter that also lists the live storages of a training pass, with the nodes that save them."""
 
     def __init__(self) -> None:
         self.kind: str = "temporary"
@@ -113,7 +113,7 @@ class SavedStorages:
 
 
 class NodeTrackingEager(EagerKernels):
-    """Eager kernels that report the currently running module to the meter of storages."""
+    """Eager kernels that tell the meter which module is running."""
 
     @property
     def place(self) -> Any:

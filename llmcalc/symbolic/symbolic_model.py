@@ -189,7 +189,7 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
 
 
 def _layer_counts(stack: Stack, rank_model: RankModel | None) -> dict[str, Number]:
-    """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
+    """Returns the number of layers of each kind, in a stack or in the part of it on a pipeline rank."""
     if rank_model is None or rank_model.layout.pp == 1:
         return {name: layer_count for name, _, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)}
     layer_counts = {
@@ -304,7 +304,7 @@ def _letter_inside(field_annotation: Any) -> str | None:
 
 
 def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
-    """Returns a copy of `spec` in which `size_replacer` replaces every size that has a letter, except depths."""
+    """Returns a copy of `spec` with a symbol for every size that has a letter; depths stay numbers."""
     changed_fields: dict[str, Any] = {
         stack_name: _stack_in_symbols(stack, stack_name, size_replacer) for stack_name, stack in spec.stacks()
     }
@@ -441,7 +441,7 @@ def _add_depth_symbols(
 
 
 def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
-    """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
+    """Returns the name of each size's symbol: a letter, with subscripts where several sizes have it."""
     symbol_names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(size_occurrence.symbol_letter for size_occurrence in size_occurrences):
         letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.symbol_letter == letter]
@@ -468,7 +468,7 @@ def _short_name(field_name: str) -> str:
 
 
 def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
-    """Returns the shortest subscripts that determine a size's value; empty if all values are equal."""
+    """Returns the shortest subscripts that tell sizes of different values apart; empty if all are equal."""
     if len({size_occurrence.value for size_occurrence in size_occurrences}) == 1:
         return dict.fromkeys(size_occurrences, "")
     for trait_names in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):

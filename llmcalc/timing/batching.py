@@ -78,7 +78,7 @@ class RequestSizes:
 
     @property
     def mean_context(self) -> int:
-        """The mean number of cached tokens of a sequence during its answer."""
+        """The mean number of a sequence's tokens in the cache while its answer is decoded."""
         return self.input_tokens + self.output_tokens // 2
 
     @property
@@ -112,7 +112,7 @@ class LoadLatencies:
 
     @property
     def latencies_in_waves(self) -> LoadLatencies:
-        """The latencies if requests arrive in waves: all at once, and the next wave when all have ended."""
+        """The latencies if requests arrive in waves: all at once, and again when all have ended."""
         return replace(self, ttft=self.ttft_of_burst, tpot=self.tpot_of_burst)
 
     @property
@@ -158,7 +158,7 @@ class Replica:
 
     @property
     def tokens_of_sequence(self) -> int:
-        """The number of tokens per sequence that a decoding step computes: one, plus the drafted tokens."""
+        """The number of tokens that a decoding step computes per sequence: one, plus the drafted tokens."""
         return 1 if self.speculation is None else 1 + self.speculation.drafted_tokens
 
     @property
@@ -257,7 +257,7 @@ class Replica:
 
     @property
     def most_prompts(self) -> float:
-        """The maximum number of prompts per step; a long prompt takes several steps."""
+        """The most prompts that a step processes; a long prompt takes several steps."""
         return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed_tokens)
 
     @property
@@ -300,7 +300,7 @@ class Replica:
         return replace(partial_load, concurrency=concurrency, ttft=ttft, ttft_of_burst=ttft_of_burst)
 
     def _load_below_saturation(self, concurrency: float) -> LoadLatencies:
-        """Returns the latencies at a concurrency below saturation, where some steps only decode."""
+        """Returns the latencies at a concurrency at which some steps only decode, because no prompt is waiting."""
         other_requests, steps_after_first_token = concurrency - 1, self.steps_after_first_token
         decoding_pass = self.decoding_pass(concurrency)
         step_seconds = float(decoding_pass.seconds)
@@ -398,5 +398,5 @@ def _poisson_probability(maximum: int, mean: float) -> float:
 
 
 def _int_if_whole(number: float) -> float:
-    """Returns a number, as an integer if whole."""
+    """Returns a number, converted to an integer if it is whole."""
     return int(number) if number == int(number) else number

@@ -38,7 +38,7 @@ WAIT_CONSTANTS_BY_FORMAT = "product_wait", "expert_wait", "host_expert"
 
 @frozen
 class CalibrationFactors:
-    """The calibration factors that multiply the estimated seconds of compute, memory, network and waits."""
+    """The factors by which a calibration multiplies the estimated compute, memory, network and waiting seconds."""
 
     compute: float = 1.0
     memory: float = 1.0
@@ -89,7 +89,7 @@ UNIT_FACTORS = CalibrationFactors()
 
 @frozen
 class MeasuredRun:
-    """A measured run: its seconds, and a function that estimates them for calibration factors.
+    """A measured run: its measured seconds, and a function that estimates them under calibration factors.
 
     name: its place in the file. seconds: what was measured. estimate_seconds: its estimate by factors.
     comparison_group: what has to be equal for the run's layout to be a choice among others; empty for none.
@@ -111,7 +111,7 @@ class LinearizedRuns:
         ]
 
     def without_runs(self, run_indices: Container[int]) -> LinearizedRuns:
-        """Returns the linearized estimates without the runs of these indices."""
+        """Returns the linearized estimates without those of the runs with these indices."""
         remaining_runs = LinearizedRuns([])
         remaining_runs.measured_seconds = [
             seconds for run_index, seconds in enumerate(self.measured_seconds) if run_index not in run_indices
@@ -176,7 +176,7 @@ MOST_ROUNDS = 60
 
 
 def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
-    """Returns the factors that fit the runs best, with little weight on outliers and a prior around 1.
+    """Returns the factors that fit the runs best; outliers have little weight, and factors near 1 are preferred.
 
     It is the maximum of a posterior: errors have the density of Cauchy's distribution around a typical error, factors
     that of normal ones around a common factor, which is itself near 1. Each round is a step of Gauss and Newton with
@@ -238,7 +238,7 @@ def _solve_linear_equations(matrix: Sequence[Sequence[float]], right_sides: Sequ
 
 @frozen
 class ErrorStatistics:
-    """Statistics of estimated / measured seconds of several runs.
+    """Statistics of the ratio of estimated to measured seconds over several runs.
 
     median_error, p90_error: |estimate / measured - 1|.
     regret: how much longer the layout that is estimated fastest takes than the fastest, mean of the groups; None
@@ -301,7 +301,7 @@ Such a change lowers the median error of other runs of the source more often tha
 
 @frozen
 class Calibration:
-    """The fitted factors of a calibration, with errors before and after the fit.
+    """The result of a calibration: fitted factors, with errors before and after the fit.
 
     run_count: number of measured runs.
     errors_without_fit, errors_with_fit: errors without and with the fit. left_out_errors: of each run, estimated by a
@@ -371,7 +371,7 @@ def _mean_absolute_error(log_errors: Sequence[float]) -> float:
 
 
 def _mean_ratio(errors_with_fit: Sequence[float], errors_without_fit: Sequence[float]) -> float:
-    """Returns the mean absolute error with a fit, divided by the error without."""
+    """Returns the mean absolute error with the fitted factors, divided by the error without them."""
     return _mean_absolute_error(errors_with_fit) / max(_mean_absolute_error(errors_without_fit), 1e-12)
 
 

@@ -93,7 +93,7 @@ UNPEERED_LL_STEP = 2.4e-6
 
 @frozen
 class Device:
-    """An accelerator with achievable rates.
+    """An accelerator with the rates that kernels achieve on it.
 
     generation: the shares by which its datasheet figures are multiplied.
 
@@ -143,7 +143,7 @@ class Device:
         return "tested" if software_stack.name in self.generation.tested_stacks else None
 
     def format_of(self, dtype: str) -> str:
-        """Returns the number format of matrix products in `dtype`; bf16 if tensor cores lack `dtype`."""
+        """Returns the number format that matrix units use for `dtype`; bf16 if they have no units for it."""
         return dtype if dtype in self.peak_rates and dtype in self.generation.products else "bf16"
 
     def product_rate(self, dtype: str, is_sustained: bool = False, sums_in_16_bits: bool = False) -> float:
@@ -170,7 +170,7 @@ class Device:
         return min(rate_share * speedup, max(rate_share, self.generation.float32_sums))
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
-        """Returns the slowdown of a matrix product by a short inner axis.
+        """Returns the factor by which a short inner axis slows down a matrix product.
 
         inner_size: size of the axis that it sums over; the rates are for products over `DEEP_PRODUCT_SIZE` elements.
         """
@@ -207,7 +207,7 @@ class Device:
         return even_length_share if any(axis_length % 8 for axis_length in integer_lengths) else 1.0
 
     def sustained_share(self, dtype: str = "bf16") -> float:
-        """Returns the fraction of benchmark FLOP/s that a device sustains under long load."""
+        """Returns the fraction of the FLOP/s of short benchmarks that a device sustains under long load."""
         share_by_format = self.generation.sustained
         return share_by_format.get(dtype, share_by_format["bf16"])
 
@@ -219,7 +219,7 @@ class Device:
 
     @property
     def memory_rate(self) -> float:
-        """The bytes/s that a kernel reads and writes."""
+        """The bytes/s at which a kernel reads and writes memory."""
         return self.memory_bandwidth * self.generation.memory
 
     def memory_seconds(self, byte_count: Number) -> Number:
@@ -311,7 +311,7 @@ class Device:
         )
 
     def _link_seconds(self, link_seconds: Number, message_count: Number, step_count: Number) -> Number:
-        """Returns the seconds of messages by the fastest protocol of the link.
+        """Returns the seconds of messages over a link, by its fastest protocol.
 
         link_seconds: seconds of the bytes at the full rate. step_count: steps of a message's ring.
         """
@@ -349,7 +349,7 @@ class Device:
         return minimum(pp, maximum(1, floor_div(self.domain_devices, stage_devices)))
 
     def hop_seconds(self, byte_count: Number, device_count: Number) -> Number:
-        """Returns the seconds of a send to the next pipeline stage. device_count: number of devices of the run."""
+        """Returns the seconds of a send to the next pipeline stage. device_count: devices of the run."""
         link_rate = choose(
             device_count > self.domain_devices, self.network_bandwidth * self.generation.nic, self._link_rate(2, "send")
         )

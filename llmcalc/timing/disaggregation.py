@@ -31,7 +31,7 @@ MOST_DECODING_REPLICAS = 8
 
 @frozen
 class DisaggregatedServer:
-    """Replicas of one layout, some for prompts and others for decoding.
+    """Replicas of one layout, of which some process prompts and the others decode.
 
     replica: any of them. prefill_replicas, decode_replicas: numbers of replicas for prompts, and of those that decode.
     """
@@ -42,7 +42,7 @@ class DisaggregatedServer:
 
     @classmethod
     def balanced_group(cls, replica: Replica, sequences: float, replicas: int | None = None) -> Self:
-        """Returns the group with the best balance of prompt replicas and decoding replicas.
+        """Returns the group in which prompt and decoding replicas are best balanced.
 
         sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
         within a tenth of the most requests per second and replica.
@@ -76,7 +76,7 @@ class DisaggregatedServer:
 
     @property
     def replicas(self) -> int:
-        """The number of replicas of both kinds."""
+        """The number of replicas: for prompts and for decoding."""
         return self.prefill_replicas + self.decode_replicas
 
     @cached_property

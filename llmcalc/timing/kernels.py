@@ -35,7 +35,7 @@ STATE_BITS = 16
 
 @dataclass(slots=True)
 class Kernel:
-    """A GPU kernel of a pass, or a matrix product that runs together with another kernel.
+    """A GPU kernel in a pass, or a matrix product that runs in another kernel.
 
     path: the path of its node in the model.
     kind: what it does.
@@ -193,7 +193,7 @@ class RankPass:
 
 @dataclass
 class RankWork:
-    """The work of one pass on a rank, for all layers.
+    """The work of a rank's pass through all layers: kernels, messages and kinds of layers.
 
     rank_pass: the pass.
     kernels, messages: in the order in which the pass runs them.
@@ -239,7 +239,7 @@ class RankWork:
 
     @property
     def parameters(self) -> Number:
-        """The number of parameters on a rank that has all layers."""
+        """The number of parameters on a rank that has all layers of the model."""
         return sum(
             (rank_share(count, self.rank_pass.ep) if is_routed else count) * self.layer_count(index)
             for (index, is_routed), count in self.params_by_layer.items()
@@ -247,12 +247,12 @@ class RankWork:
 
     @property
     def cache_elements(self) -> Number:
-        """The number of elements that all layers cache."""
+        """The number of elements in the caches of all layers."""
         return sum(count * self.layer_count(index) for index, count in self.cached_elements_by_layer.items())
 
 
 def rank_share(amount: Number, ranks: Number) -> Number:
-    """Returns one rank's share of a number; an integer if divisible."""
+    """Returns one rank's share of an amount; an integer if the amount is divisible."""
     if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
         return amount // ranks
     return amount / ranks

@@ -77,14 +77,14 @@ def with_attention(software_stack: SoftwareStack, implementation: str | None) ->
 
 
 def with_cudnn_attention(software_stack: SoftwareStack) -> SoftwareStack:
-    """Returns a software stack whose scaled_dot_product_attention runs cuDNN's kernel; others unchanged."""
+    """Returns a software stack whose scaled_dot_product_attention runs cuDNN's kernel, if it calls that function."""
     return (
         software_stack.model_copy(update={"attention": "cudnn"}) if software_stack.torch_attention else software_stack
     )
 
 
 def with_schedule(software_stack: SoftwareStack, schedule: Schedule) -> SoftwareStack:
-    """Returns a software stack with a pipeline schedule: DualPipe hides the exchanges of experts' tokens.
+    """Returns a software stack with the messages that a pipeline schedule hides: DualPipe hides expert all-to-all.
 
     DualPipe runs each exchange beside the products of a micro-batch in the other direction (DeepSeek-V3,
     arXiv:2412.19437, §3.2.1). It says that all of it is hidden; measured is what Megatron-Core hides in the same way.
@@ -192,7 +192,7 @@ def with_optimizer(
 
 
 def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: frozenset[str] | None) -> SoftwareStack:
-    """Returns a software stack whose messages within these groups overlap with computation; unchanged for None.
+    """Returns a software stack in which these groups' messages overlap with computation; unchanged for None.
 
     overlapped_groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
     """
@@ -211,7 +211,7 @@ def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: fro
 
 
 def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> SoftwareStack:
-    """Returns a software stack with the stated overlap of each group's messages, such as `dp,ep`; unchanged for None.
+    """Returns a software stack with the groups in `overlap`, such as `dp,ep`, overlapped; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """

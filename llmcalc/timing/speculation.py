@@ -55,7 +55,7 @@ def acceptance_of_length(length: float, drafted_tokens: int) -> float:
 
 @frozen
 class Speculation:
-    """The method of speculative decoding and its acceptance, with or without a draft model.
+    """A method of speculative decoding and its acceptance, with the draft model if it has one.
 
     drafted_tokens: tokens that are drafted in a step. acceptance: chance that a drafted token is accepted, below 1.
     draft_model: the draft model; None for the model's own modules of multi-token prediction, or without any.

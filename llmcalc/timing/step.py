@@ -60,7 +60,7 @@ BACKWARD_WORK_SHARE = 0.7
 
 @frozen
 class StepPlan:
-    """The layout and the micro-batches of a training step. Sizes are as in `Layout`.
+    """The layout of a training step and its micro-batches. Sizes are as in `Layout`.
 
     micro_batch, micro_batches: sequences of a micro-batch, and micro-batches of a step.
     dtype: number format of products.
@@ -105,7 +105,7 @@ class StepPlan:
     def from_layout(
         cls, layout: Layout, micro_batch: Number, micro_batches: int, seq: int, **run_fields: Any
     ) -> StepPlan:
-        """Returns the step plan of a layout. run_fields: fields outside of the layout, such as recomputation."""
+        """Returns the `StepPlan` of a layout. run_fields: fields that are not the layout's, such as recomputation."""
         layout_fields = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
         return cls(
             **{field_name: getattr(layout, field_name) for field_name in layout_fields},
@@ -119,7 +119,7 @@ class StepPlan:
         )
 
     def rank_pass(self, software_stack: SoftwareStack) -> RankPass:
-        """Returns the pass of one micro-batch on one rank."""
+        """Returns the `RankPass` of one micro-batch."""
         return RankPass(
             self.micro_batch,
             self.seq,
@@ -171,7 +171,7 @@ class StepPlan:
 
     @property
     def expert_replicas(self) -> Number:
-        """The number of ranks with the same shard of the same experts."""
+        """The number of ranks that have the same shard of the same experts."""
         return maximum(1, self.dp * self.cp * self.tp / self.expert_shards)
 
 
@@ -340,7 +340,7 @@ class PipelineRanks(NamedTuple):
     adapter_params: Number | None = None
 
     def trained_params(self, ep: Number) -> tuple[Number, Number]:
-        """Returns a rank's numbers of trained parameters outside of the experts and in the experts."""
+        """Returns a rank's trained parameters: the number outside of experts, and the number in experts."""
         experts = rank_share(self.expert_params, ep)
         return (self.dense_params, experts) if self.adapter_params is None else (self.adapter_params, 0)
 
@@ -420,7 +420,7 @@ def _step_seconds(
     ranks: PipelineRanks,
     timed_pass: TimedPass,
 ) -> StepTime:
-    """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
+    """Returns the seconds of a step: micro-batches, bubble, data-parallel messages and optimizer update."""
     hop_seconds, exposed_hop_seconds = _hop_seconds(spec, device, software_stack, step_plan)
     if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
         idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
@@ -630,7 +630,7 @@ def _data_group_seconds(
 
 
 class StepTimer:
-    """Estimates the seconds of training steps of one model on one device under one software stack.
+    """Estimates training steps of one model on one device with one software stack.
 
     It times each micro-batch once: the kernels of a rank with these tp, ep and cp, number format and recomputation.
     """
@@ -666,7 +666,7 @@ PLAN_COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "
 def training_steps(
     spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan, plan_columns: Mapping[str, Any]
 ) -> Any:
-    """Returns the seconds of many layouts as an array (needs NumPy).
+    """Returns the seconds of steps in many layouts as an array (needs NumPy).
 
     step_plan: what all layouts have in common. plan_columns: name → array, of `tp` and any of `PLAN_COLUMNS`.
     """

@@ -126,7 +126,7 @@ TIME_PARTS = ("compute", "memory", "network", "wait")
 
 @frozen(slots=True)
 class TimedOperation:
-    """A kernel or message with estimated seconds.
+    """A kernel or a message, with its estimated seconds.
 
     path, kind, layer_kind_index, runs_per_layer: as of `Kernel`.
     is_backward: whether it runs in the backward pass.
@@ -149,12 +149,12 @@ class TimedOperation:
 
     @property
     def seconds(self) -> Number:
-        """The seconds of one execution, where compute and memory traffic overlap."""
+        """The estimated seconds of one execution; compute and memory traffic overlap."""
         return maximum(self.compute, self.memory) + self.network + self.wait
 
     @property
     def bound(self) -> str:
-        """The resource that takes longest: `compute`, `memory`, `network` or `wait` (scalars only)."""
+        """The resource that the operation waits for longest: `compute`, `memory`, `network` or `wait`."""
         return max(TIME_PARTS, key=lambda resource_name: getattr(self, resource_name))
 
 
@@ -178,7 +178,7 @@ GRAPH_SPLITS = frozenset({"attention", "scores", "scan", "state"})
 
 
 def _is_captured(kernel: Kernel, captured_modules: tuple[str, ...]) -> bool:
-    """Whether a captured CUDA graph of these modules contains the kernel, so that the host does not launch it."""
+    """Whether a CUDA graph captured from these modules contains the kernel, so that the host does not launch it."""
     if not captured_modules:
         return False
     path_in_layer = f"{kernel.path}.{kernel.step_verb}.".partition(".")[2]
@@ -215,7 +215,7 @@ class TimedPass:
         return replace(self, operations=scaled_operations)
 
     def layer_seconds(self, layer: int, is_backward: bool | None = None) -> Number:
-        """Returns the seconds of one layer of a kind. is_backward: direction; None (default) for both directions."""
+        """Returns the seconds of a layer of one kind. is_backward: the direction; None (default) for both."""
         return sum(
             operation.runs_per_layer * operation.seconds
             for operation in self.operations
@@ -331,7 +331,7 @@ class TimeEstimator:
 
     @property
     def is_training(self) -> bool:
-        """Whether the pass is of training, with a backward pass."""
+        """Whether the pass is one of training, with a backward pass."""
         return self.rank_pass.phase == "training"
 
     @property
@@ -357,7 +357,7 @@ class TimeEstimator:
         return self.device.product_rate(unit_format, self.is_training, self.stack.sums_in_16_bits) * efficiency
 
     def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
-        """Returns the slowdown of a matrix product with a short inner axis.
+        """Returns the factor by which a short inner axis slows down a matrix product.
 
         inner_size: the size of the axis that it sums over.
         """
@@ -437,7 +437,7 @@ class TimeEstimator:
         return waits_by_format.get(self.device.format_of(self._units_format(dtype)), 0.0) + decoding_wait
 
     def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Estimates the seconds of y = x·Wᵀ, and backward of dx = dy·W and of dW = dyᵀ·x with accumulation."""
+        """Estimates the seconds of y = x·Wᵀ, and in backward of dx = dy·W and of dW = dyᵀ·x, which is accumulated."""
         device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
         weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
         if not self.is_training:
@@ -548,7 +548,7 @@ class TimeEstimator:
             yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes + activation_bytes)
 
     def _gradient_bytes_per_weight(self, bytes_per_element: float) -> float:
-        """Returns the bytes that a product moves per weight to add to its gradient: buffers are read and written."""
+        """Returns the bytes moved per weight when a product adds to its gradient: buffers are read and written."""
         return 2 * self.stack.gradient_bytes if self.stack.sends_gradient_buffers else bytes_per_element + 4.0
 
     _experts_seconds = _product_seconds
@@ -569,7 +569,7 @@ class TimeEstimator:
         return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
 
     def _row_padding_ratio(self, kernel: Kernel, dtype: str) -> Number:
-        """The ratio of computed rows to a product's rows, because matrix units compute whole tiles of rows."""
+        """The ratio of computed rows to a product's rows; matrix units compute whole tiles of rows."""
         if kernel.kind == "experts" or dtype == "fp32" or not self.stack.pads_rows or is_zero(kernel.m):
             return 1.0
         tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED_FORMAT else self.device.generation.tile_rows
@@ -586,14 +586,14 @@ class TimeEstimator:
         return choose(kernel.m >= fewest_tokens, 2.0 * element_count, 0.0)
 
     def _prompt_pass_count(self, kernel: Kernel) -> Number:
-        """The number of passes over the weights in which software computes a prompt's tokens."""
+        """The number of times that the weights are read for a prompt, whose tokens software splits into batches."""
         most_tokens = self.stack.prompt_batch
         if not most_tokens or self.rank_pass.phase == "decode":
             return 1.0
         return maximum(1.0, (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) / most_tokens)
 
     def _expert_load_imbalance(self, kernel: Kernel) -> Number:
-        """The ratio of the busiest rank's time for expert products to the time with even loads."""
+        """The ratio of the busiest rank's time for expert products to the time under even loads."""
         if kernel.kind != "experts" or not self.stack.uneven_ranks:
             return 1.0
         return 1 + self.stack.uneven_ranks * log2(self.rank_pass.ep)

@@ -61,7 +61,7 @@ class TestedClass(RatioBounds):
     def contains_estimate(
         self, phase: str, has_experts: bool, device_class: str, software_stack: SoftwareStack, is_loaded: bool
     ) -> bool:
-        """Whether an estimate belongs to this class. is_loaded: whether other requests run at the same time."""
+        """Whether an estimate belongs to this class of tested errors. is_loaded: whether other requests run too."""
         return (
             self.phase == phase
             and self.experts in (None, has_experts)
@@ -102,12 +102,12 @@ def _tested_classes() -> _TestedClasses:
 
 
 def round_to_digits(number: Number) -> float:
-    """Rounds a number to digits that do not depend on the platform's floating-point library."""
+    """Rounds a number so that the digits do not depend on the platform's floating-point library."""
     return float(f"{number:.{DOCUMENT_DIGITS}g}")
 
 
 class RangedAmount(NamedTuple):
-    """A quantity with a range that contains 80 % of comparable measured runs."""
+    """An amount with a range, in which 80 % of comparable measured runs lie."""
 
     estimate: float
     low: float

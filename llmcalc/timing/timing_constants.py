@@ -40,7 +40,7 @@ class FigureSource(Record):
 
 
 class AcceleratorGeneration(Record):
-    """The efficiencies of an accelerator generation; comments at the top of the TOML file explain each field."""
+    """The efficiencies of an accelerator generation; comments in the TOML file explain each field."""
 
     name: str
     like: str = ""

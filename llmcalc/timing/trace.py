@@ -192,7 +192,7 @@ def _index_and_fraction(sorted_values: Sequence[int], coordinate: float) -> tupl
 
 @dataclass
 class ServedBatch:
-    """The requests of one batch on a replica, step by step.
+    """The requests that one replica serves in one batch, step by step.
 
     step_seconds: seconds of its steps. most_sequences, cache_tokens: most sequences, and tokens that its caches hold.
     most_step_tokens: most tokens of a step. mixes_prompts: whether a step with prompts decodes too.
@@ -211,7 +211,7 @@ class ServedBatch:
     def serve_requests(
         self, requests: Sequence[TracedRequest], cached_share: float = 0.0, step_budget: StepBudget | None = None
     ) -> list[ServedRequest]:
-        """Serves requests, sorted by arrival, and returns the requests' times in the same order.
+        """Serves requests in order of arrival, and returns their times in the same order.
 
         cached_share: of each prompt, that an earlier request left in the cache; default none.
         step_budget: the steps that may be simulated; default those of a question.

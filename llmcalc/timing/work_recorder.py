@@ -86,7 +86,7 @@ MEASURED_RANKS = 2
 
 @dataclass
 class WorkRecorder(PlacementTracker):
-    """Records the kernels and messages of a rank's program. rank_pass: the pass. work: the recorded work."""
+    """Records the kernels and messages of a rank's program. work: what it has recorded."""
 
     rank_pass: RankPass = field(default_factory=RankPass)
     work: RankWork = field(init=False)
@@ -290,7 +290,7 @@ class WorkRecorder(PlacementTracker):
         return is_product and (id(self._storage_owner(operation.input_values[0])), self.layer) in self.shared_inputs
 
     def _is_executed(self, operation: Step) -> bool:
-        """Whether the pass runs a step; for example, decoding does not run the encoder again."""
+        """Whether the pass runs an operation; for example, decoding does not run the encoder again."""
         return not operation.output_values or not self._has_no_rows(operation.output_values[0])
 
     def _has_no_rows(self, recorded_value: Value) -> bool:
@@ -416,7 +416,7 @@ class WorkRecorder(PlacementTracker):
         return exact_div(self.repeat_count, self.layers)
 
     def _rows_on_rank(self, recorded_value: Value) -> Number:
-        """Returns the number of a value's rows on this rank."""
+        """Returns how many rows of a value one rank has."""
         if recorded_value.rows is NO_ROWS:
             return 1
         row_count = self.run_config.rows(recorded_value.rows)
@@ -632,7 +632,7 @@ class WorkRecorder(PlacementTracker):
 
     @property
     def _reads_cache(self) -> bool:
-        """Whether attention reads tokens from the cache."""
+        """Whether attention reads tokens of earlier passes from the cache."""
         run_config = self.full_run
         return run_config.phase == "decode" or not is_zero(run_config.workload.context)
 

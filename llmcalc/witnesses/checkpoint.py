@@ -30,7 +30,7 @@ LAYER_NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensor:
-    """A tensor that a checkpoint of the model must have.
+    """A tensor that a checkpoint of the spec must have.
 
     node: the path of its module.
     shape: its shape.
@@ -103,7 +103,7 @@ def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
 
 
 def _layer_of_name(tensor_name: str, spec: ModelSpec) -> tuple[str, int]:
-    """Returns the (stack, layer number) of a tensor's name; ("", −1) outside of layers."""
+    """Returns the (stack, layer number) that a tensor's name states; ("", −1) outside of layers."""
     layer_number = LAYER_NUMBER.search(tensor_name)
     if layer_number is None:
         return "", -1
@@ -190,7 +190,7 @@ def _transposed_shape(shape: Shape) -> Shape:
 def _match_expert_stacks(
     unmatched_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
-    """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
+    """Pairs a stack of n matrices or vectors with n stored tensors that share the last word of their names."""
     expert_stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
     tensor_shapes = {
         shape for expert_tensor in expert_stacks for shape in (expert_tensor.shape[1:], expert_tensor.shape[:0:-1])
@@ -230,7 +230,7 @@ def _match_expert_stacks(
 def _match_fused_tensors(
     expected_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
-    """Matches two or three tensors of one parent module with one stored tensor that concatenates them."""
+    """Pairs two or three tensors of one module with a stored tensor that is their concatenation."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[
         int, dict[Shape, tuple[ExpectedTensor, ...]]
@@ -342,7 +342,7 @@ def _name_words_of_node(expected_tensor: ExpectedTensor) -> set[str]:
 
 
 def _stack_in_name(tensor_name: str) -> str:
-    """Returns the stack in a tensor's name, `encoder` or `decoder`; empty for other names."""
+    """Returns the stack (`encoder` or `decoder`) that a tensor's name states; empty for other names."""
     stack_names = re.findall(r"(?:^|\.)(enc|dec)", tensor_name)
     return stack_names[0] if stack_names else ""
 

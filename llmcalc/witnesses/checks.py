@@ -52,7 +52,7 @@ class Check:
 
     @property
     def location(self) -> str:
-        """The path of the checked node, with the length of the pass if several lengths were measured."""
+        """The path of the checked node; if passes of several lengths were measured, also the length."""
         node_path = self.node or "model"
         return node_path if self.seq is None else f"{node_path}, {self.seq:,} tokens"
 
@@ -215,7 +215,7 @@ def check_repeats(
 
 
 def module_paths(node_position: NodePosition) -> list[str]:
-    """Returns the paths of a node's modules: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
+    """Returns the paths of all modules of a node: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
     node = node_position.node
     if node_position.parent is None:
         return [""]
@@ -224,5 +224,5 @@ def module_paths(node_position: NodePosition) -> list[str]:
 
 
 def remove_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:
-    """Removes checks of two zeros, such as the FLOPs of a norm."""
+    """Returns the checks without those of two zeros, such as the FLOPs of a norm."""
     return (check for check in checks if not (is_zero(check.closed_form) and check.measured_value == 0))

@@ -48,7 +48,7 @@ class MemoryBlock:
 
     @property
     def is_python_number(self) -> bool:
-        """Whether the block is torch's tensor of a Python number, which no operation allocates."""
+        """Whether the block is a tensor that torch makes of a Python number, not an operation's."""
         return not self.kernel and self.size == NUMBER_BYTES
 
     @property
@@ -58,7 +58,7 @@ class MemoryBlock:
 
 
 class MemoryEvent(NamedTuple):
-    """An allocation (sign 1) or a release (sign -1) of a block. phase: the pass."""
+    """An allocation (sign 1) or a release (sign -1) of a memory block. phase: the pass in which it happens."""
 
     byte_sign: int
     block: MemoryBlock
@@ -78,7 +78,7 @@ class PassBytes(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """The bytes of additions of gradients in a backward pass, without the accumulation over micro-batches.
+    """The bytes added when gradients are summed within a backward pass, not over micro-batches.
 
     in_place_bytes: sums that overwrite the first gradient.
     out_of_place_bytes: sums that are new tensors.
@@ -88,7 +88,7 @@ class GradientSums(NamedTuple):
     out_of_place_bytes: int = 0
 
     def with_addition(self, byte_count: int, is_in_place: bool) -> GradientSums:
-        """Returns the totals after another addition of gradients of `byte_count` bytes."""
+        """Returns the sums with another addition of gradients of `byte_count` bytes."""
         return GradientSums(
             self.in_place_bytes + byte_count * is_in_place, self.out_of_place_bytes + byte_count * (not is_in_place)
         )
@@ -96,7 +96,7 @@ class GradientSums(NamedTuple):
 
 @contextmanager
 def discard_profiler_log() -> Iterator[None]:
-    """Discards the standard error output of torch's profiler, which no setting of torch silences."""
+    """Discards what torch's profiler writes to standard error, which no setting of torch suppresses."""
     saved_descriptor, null_descriptor = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null_descriptor, 2)
@@ -216,7 +216,7 @@ def _is_kernel(operation_name: str) -> bool:
 
 
 def _is_callable_overload(schema: Any) -> bool:
-    """Whether an operator's overload has a kernel and takes neither axis names nor `out`."""
+    """Whether an operator's overload can be called: it has a kernel, and takes neither axis names nor `out`."""
     operation_name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     has_kernel = torch._C._dispatch_has_kernel(operation_name)
     return (

@@ -42,7 +42,7 @@ def unfused_attention() -> Iterator[None]:
 
 @contextmanager
 def flop_counter() -> Iterator[FlopCounterMode]:
-    """Counts the FLOPs of operations inside the context, with attention as separate products."""
+    """Counts the FLOPs of operations inside a `with`, where attention runs as separate matrix products."""
     flop_formulas = {torch.ops.aten.convolution_backward: convolution_backward}
     counter = FlopCounterMode(display=False, custom_mapping=flop_formulas)
     counter.flop_registry = {op: _cached_formula(op, formula) for op, formula in counter.flop_registry.items()}
@@ -84,7 +84,7 @@ def convolution_backward(
     output_mask: Any,
     **_: Any,
 ) -> int:
-    """Returns the FLOPs of a convolution's backward pass: dx and dW each cost as much as the forward pass.
+    """Returns the FLOPs of a convolution's backward pass: dx and dW cost as much as the forward pass each.
 
     torch's own formula counts the weight gradient of a grouped convolution like that of an ungrouped one, `groups`
     times too much.

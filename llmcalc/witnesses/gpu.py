@@ -75,10 +75,10 @@ class DeviceStatistics(Protocol):
         """Resets the allocator's peak statistics."""
 
     def read_bytes(self) -> AllocatorStatistics:
-        """Returns the statistics after all kernels have finished."""
+        """Returns the allocator's statistics after all kernels have finished."""
 
     def outside_bytes(self) -> int:
-        """Returns the device's used bytes outside of the allocator."""
+        """Returns the bytes that are used on the device outside of torch's allocator."""
 
 
 class CudaStatistics:
@@ -113,7 +113,7 @@ class CudaStatistics:
 
 @dataclass
 class MeasuredMemory:
-    """The measured memory of a run, in bytes.
+    """The memory of a run in bytes, as measured on a GPU.
 
     requested_bytes, allocated_bytes, reserved_bytes: peaks of the allocator's statistics.
     after_step_bytes: allocated bytes after the last training step, or after the pass.
@@ -139,7 +139,7 @@ class MeasuredMemory:
         self.after_step_bytes = allocator_statistics.allocated
 
     def data(self) -> dict[str, Any]:
-        """Returns the measurements as a JSON document."""
+        """Returns the measurements as plain data for JSON."""
         return dict(vars(self))
 
 
@@ -181,7 +181,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceSt
 
 
 def closed_form_bytes(device_memory: DeviceMemory) -> dict[str, int]:
-    """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces in requested bytes."""
+    """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces as torch requests them."""
     workspace_bytes = sum(term.bytes for term in device_memory.terms if term.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device_memory.exact_bytes + workspace_bytes,
@@ -253,7 +253,7 @@ def compare_on_gpu(
 
 
 def free_bytes(device_statistics: DeviceStatistics) -> int | None:
-    """Returns the GPU's free bytes with an empty allocator; None for other devices."""
+    """Returns the GPU's free bytes if the allocator is empty; None for other devices."""
     if device_statistics.device != "cuda":
         return None
     device_statistics.empty_and_reset()

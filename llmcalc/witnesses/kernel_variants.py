@@ -64,7 +64,7 @@ def flash_attention(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) ->
 
 
 def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    """Runs the math kernel of F.scaled_dot_product_attention: separate matrix products and a softmax."""
+    """Runs F.scaled_dot_product_attention's math kernel: separate matrix products and a softmax."""
     return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal)[0]
 
 
@@ -103,7 +103,7 @@ def masked_scaled_dot_product(compute_capability: int, q: Any, k: Any, v: Any, m
 
 
 def compute_attention_masks(mixer: Any) -> None:
-    """Makes a mixer compute its mask inside `kernel_context`, because its indexer reads the mask."""
+    """Makes a mixer compute its attention mask even inside `kernel_context`, because its indexer reads it."""
     mixer_module: Any = sys.modules[type(mixer).__module__]
     forward = mixer.forward
 
@@ -119,7 +119,7 @@ def compute_attention_masks(mixer: Any) -> None:
 
 
 def replace_attention(module: nn.Module, kernel_choices: KernelChoices) -> None:
-    """Replaces the attention computation of a reference by the chosen kernel, which needs no mask."""
+    """Replaces the attention of a reference by the chosen kernel, which needs no mask."""
     for module_name, submodule in module.named_modules():
         parent_name = module_name.rpartition(".")[0]
         if is_attention_core(module_name):
@@ -415,7 +415,7 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
 
     @staticmethod
     def loss_of_sequence(x: Any, weight: Any, bias: Any, labels: Any, trained_flags: list[bool]) -> tuple[Any, ...]:
-        """Returns the loss and the gradients of one sequence."""
+        """Returns the loss of one sequence, and its gradients."""
         with torch.enable_grad():
             x, weight = x.detach().requires_grad_(True), weight.detach().requires_grad_(trained_flags[0])
             bias = None if bias is None else bias.detach().requires_grad_(trained_flags[1])
@@ -620,7 +620,7 @@ def selective_checkpoint(saved_operations: frozenset[str], alternate_operations:
 
 
 def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
-    """Adds activation checkpoints to modules, so that the backward pass recomputes them."""
+    """Wraps modules in activation checkpointing, so that the backward pass recomputes them."""
     run_checkpointed = partial(checkpoint, use_reentrant=recompute.reentrant, preserve_rng_state=False)
     if recompute.saved_operations:
         run_checkpointed = partial(

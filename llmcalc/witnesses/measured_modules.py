@@ -35,7 +35,7 @@ class ModuleTree:
 
 
 def measure_config(config_path: Path) -> tuple[str, ModuleTree]:
-    """Returns the name and the module tree of a config's `transformers` class, built on the meta device.
+    """Returns a config's model name, and the module tree of its `transformers` class on the meta device.
 
     The class is the one that `architectures` names, or else the language model of its model type.
 
@@ -100,7 +100,7 @@ def _module_tree(
 
 
 def _merge_equal_modules(children: list[ModuleTree]) -> list[ModuleTree]:
-    """Merges equal children with numbers as names into one node with a repeat: `0-2`, `{0,3-5}`."""
+    """Merges equal children whose names are numbers into one node with a repeat: `0-2`, `{0,3-5}`."""
     indices_of_equal: dict[tuple[int, tuple[ModuleTree, ...]], list[int]] = {}
     for child_module in children:
         if child_module.name.isdigit():

@@ -90,7 +90,7 @@ class MemoryComparison:
 
 
 def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
-    """Returns the runs compared by default: training, prefill and, except for encoders, decoding."""
+    """Returns the runs that are compared by default: training, prefill and, except for encoders, decoding."""
     training_settings, prefill_settings = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
     return [
         training_settings,
@@ -100,7 +100,7 @@ def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
 
 
 def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device) -> MemoryComparison:
-    """Compares every phase with torch on meta or on the CPU, to the byte.
+    """Compares the memory of every phase with torch's on meta or on the CPU, to the byte.
 
     A run that the reference does not support is left out with the reason. Raises `UnsupportedKernel` for a step that
     has no kernels, and `InputError` for a run that is too large for the CPU.
@@ -203,7 +203,7 @@ def run_config_of_settings(spec: ModelSpec, settings: Settings) -> TrainingConfi
 
 
 def run_text(spec: ModelSpec, settings: Settings) -> str:
-    """Describes the run of these settings in words."""
+    """Returns the run of these settings in words."""
     memory_use = memory(spec, settings).states
     tokens_text = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
     if settings.phase == "training":
@@ -251,7 +251,7 @@ def _recurrent_module_path(spec: ModelSpec) -> str:
 
 
 def _values_differ_in_size(spec: ModelSpec) -> bool:
-    """Whether value heads differ in size from query and key heads, as in latent attention."""
+    """Whether value heads have another size than query and key heads, as in latent attention."""
     attention_ops = [position.node.op for position in spec.tree().walk() if isinstance(position.node.op, AttentionCore)]
     return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
@@ -349,7 +349,7 @@ class TrainingBytes(NamedTuple):
 
 
 class InferenceBytes(NamedTuple):
-    """Bytes of an inference pass, including weights and cache. peak: at the peak. after_pass: after the pass."""
+    """The bytes of an inference pass, weights and cache included. peak: at the peak. after_pass: after the pass."""
 
     peak: int
     after_pass: int
@@ -422,7 +422,7 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
 
 
 def _input_tensors(training_run: TrainingRun) -> list[Any]:
-    """Returns the input tensors of a batch, one per storage."""
+    """Returns the input tensors of a training batch, one per storage."""
     tensors_by_storage = {
         id(tensor.storage): tensor
         for tensor in (*training_run.lowering.inputs.values(), training_run.labels)
@@ -468,7 +468,7 @@ def simulate_pass(spec: ModelSpec, inference_config: InferenceConfig) -> Inferen
 
 
 class CpuStorageTracker(StorageTracker):
-    """Tracks storages, except step counters of optimizers, which are on the host if the model is on a GPU.
+    """Tracks storages except optimizers' step counters, which are on the host if the model is on a GPU.
 
     set_up: whether the model is built; scalars that are created before are tracked.
     """
@@ -485,7 +485,7 @@ class CpuStorageTracker(StorageTracker):
 
 
 def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_count: int = STEPS) -> TrainingBytes:
-    """Measures training steps of the reference. step_count: as in `simulate_steps`."""
+    """Measures the memory of training steps of the reference. step_count: as in `simulate_steps`."""
     uses_cpu_tracker = device == "cpu" and training.implementation != "fused"
     tracker = (CpuStorageTracker if uses_cpu_tracker else StorageTracker)(device=device)
     peaks_by_quantity: dict[str, int] = {}
@@ -541,7 +541,7 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
 
 
 def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str) -> InferenceBytes:
-    """Measures a prefill of the reference, or a decoding step with a cache of the prefill's shapes."""
+    """Measures the memory of a prefill of the reference, or of a decoding step with a cache of that length."""
     tracker = StorageTracker(device=device)
     with ShapeCache():
         cache_tensors = cache_shapes(spec, inference_config) if inference_config.phase == "decode" else {}

@@ -40,5 +40,5 @@ class MetaDevice(DeviceContext):
 
 
 def device_context(device: str) -> AbstractContextManager[Any]:
-    """Returns the context in which modules are created on a device."""
+    """Returns the context manager in which modules are created on a device."""
     return MetaDevice() if device == "meta" else torch.device(device)

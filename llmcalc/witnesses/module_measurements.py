@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Sets the default number format, as `from_pretrained` does, so that buffers also have the model's format."""
+    """Sets torch's default number format, as `from_pretrained` does, so that buffers have the model's format too."""
     import torch
 
     previous_dtype = torch.get_default_dtype()
@@ -45,7 +45,7 @@ def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str, is_random: 
 def encoder_input(
     spec: ModelSpec, batch: int, tokens: int, dtype: str, device: str, is_random: bool = False
 ) -> Tensor | None:
-    """Returns the encoder's input of an encoder-decoder: token ids or frames of zeros; None for other models."""
+    """Returns an encoder-decoder's input of the encoder: token ids, or frames of zeros; None for other models."""
     import torch
 
     if spec.encoder is None or spec.decoder is None:
@@ -77,7 +77,7 @@ def parameter_counts_by_first_module(module: nn.Module, listed_modules: Sequence
     index_by_path = {module_path: i for i, module_path in reversed([*enumerate(listed_modules)])}
 
     def list_position(tensor_name: str) -> int:
-        """Returns the index in `listed_modules` of the innermost module that contains a parameter."""
+        """Returns the index in `listed_modules` of the innermost module that has a parameter."""
         while tensor_name and tensor_name not in index_by_path:
             tensor_name = tensor_name.rpartition(".")[0]
         return index_by_path.get(tensor_name, len(index_by_path))
@@ -93,7 +93,7 @@ def parameter_counts_by_first_module(module: nn.Module, listed_modules: Sequence
 
 
 def buffer_counts_by_path(module: nn.Module) -> dict[str, int]:
-    """Returns the number of elements of saved buffers by module path."""
+    """Returns the number of elements of buffers that checkpoints save, by module path."""
     saved_tensors = module.state_dict(keep_vars=True)
     return _sum_over_submodules(
         (name.rpartition(".")[0], buffer.numel()) for name, buffer in module.named_buffers() if name in saved_tensors
@@ -126,7 +126,7 @@ def copy_counts_to_repeats(measured_values: dict[str, int], repeats: dict[str, s
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
-    """Returns the paths of all modules, with an empty path for the root."""
+    """Returns the paths of all modules; the root's path is empty."""
     return frozenset(module_name for module_name, _ in module.named_modules(remove_duplicate=False))
 
 
@@ -204,7 +204,7 @@ class BackwardOwners:
         self._assign_owner(module_output, self.stack.pop())
 
     def _assign_owner(self, output_tensors: Any, module_path: str) -> None:
-        """Assigns the autograd nodes of these tensors to the module at `module_path`, unless they have an owner."""
+        """Assigns the autograd nodes behind these tensors to a module, unless another module has them."""
         import torch
         from torch.utils._pytree import tree_leaves
 

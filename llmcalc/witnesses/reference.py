@@ -1,4 +1,4 @@
-"""Checks counts against llmcalc's PyTorch model, built from the description alone.
+"""Checks counts against llmcalc's PyTorch model (the reference), built from the spec's fields alone.
 
 On `meta`, whole models of any size are built and run without data; on `cpu` and `cuda` they really compute. On meta,
 identical layers behave identically: one layer of each kind is run, and its FLOPs and cache are used for its repeats,
@@ -77,7 +77,7 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def max_prompt_length(spec: ModelSpec) -> int | None:
-    """Returns the longest prompt that leaves a learned position for decoding; None without learned positions.
+    """Returns the longest prompt that leaves a learned position for a decoded token; None without such positions.
 
     Raises `InputError` if none fit.
     """
@@ -91,7 +91,7 @@ def max_prompt_length(spec: ModelSpec) -> int | None:
 
 
 def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:
-    """Returns a number of tokens that keeps a GPU busy: at least `seq`, within the learned positions."""
+    """Returns a number of tokens that keeps a GPU busy: at least `seq`, at most the learned positions."""
     longest_tokens = max_prompt_length(spec)
     tokens = max(seq, GPU_FILLING_TOKENS)
     return tokens if longest_tokens is None else min(tokens, longest_tokens)
@@ -153,7 +153,7 @@ def device_dtype(device: Device) -> str:
 
 
 def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
-    """Returns the reference model on a device: in bf16, on a CPU in fp32, because bf16 is slow there.
+    """Returns the reference model on a device: in bf16, but in fp32 on a CPU, where bf16 is slow.
 
     Raises `InputError` for a device that does not exist, or a model that is too large for a CPU.
     """

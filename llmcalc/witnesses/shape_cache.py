@@ -33,7 +33,7 @@ class ShapeCache(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns false, so that torch skips two wrappers per call that only torch.compile needs."""
+        """Returns false, so that torch leaves out two wrappers per call that only torch.compile needs."""
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +64,7 @@ class ShapeCache(TorchDispatchMode):
 
 
 class Operation(NamedTuple):
-    """A torch operator overload, with the properties that decide whether its shapes are cached.
+    """A torch operator overload, with what decides whether its result shapes can be cached.
 
     function: its overload. overload_packet: the operation with all of its overloads.
     is_composed: whether it is implemented by several other operations, some of which may have FLOPs.
@@ -106,7 +106,7 @@ def _only_creates_tensors(function: Any) -> bool:
 
 
 def _is_cacheable(results: Any, args: tuple[Any, ...]) -> bool:
-    """Whether all results are on the meta device, and none is an input or a view of an input.
+    """Whether results are all on the meta device, and none is an input or a view of one.
 
     `dropout` outside training returns its input; `_unsafe_view` returns a view, which its schema does not say.
     """

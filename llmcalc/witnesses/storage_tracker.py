@@ -40,7 +40,7 @@ class StorageTracker(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns false, so that torch skips two wrappers per call that only torch.compile needs."""
+        """Returns false, so that torch leaves out two wrappers per call that only torch.compile needs."""
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -127,7 +127,7 @@ class TrainingLoop:
         )
 
     def _parameters_in_order(self) -> list[Tensor]:
-        """Returns the trained parameters in the simulation's order.
+        """Returns the trained parameters in the order of the simulation.
 
         The order matters because the variable of a loop over tensors still refers to the previous tensor.
         """
@@ -172,7 +172,7 @@ class TrainingLoop:
         phase_callback("backward", None)
 
     def create_tokens(self) -> None:
-        """Creates the token ids of a micro-batch, and the encoder's input for an encoder-decoder."""
+        """Creates the token ids of a micro-batch, and for an encoder-decoder the encoder's input."""
         training = self.training
         self.ids: Tensor = token_ids(self.spec, training.batch, training.seq, self.device)
         source_length = training.seq if training.source_tokens is None else training.source_tokens
@@ -181,7 +181,7 @@ class TrainingLoop:
         )
 
     def compute_loss(self) -> Tensor:
-        """Computes the loss of the current tokens."""
+        """Computes the loss for the current token ids."""
         training = self.training
         with torch.autocast(self.device, torch.bfloat16) if training.autocast else nullcontext():
             loss: Tensor = loss_or_output(
@@ -238,7 +238,7 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any, int]]]
 
 
 def cache_shapes(spec: ModelSpec, inference_config: InferenceConfig) -> CacheShapes:
-    """Returns the shapes of the cache after a prompt, from a run on the meta device."""
+    """Returns the shapes of the cache's tensors after a prompt, from a run on the meta device."""
     inference_passes = InferencePasses(spec, inference_config, "meta")
     inference_passes.run_prefill()
     path_by_module = {module: module_path for module_path, module in inference_passes.module.named_modules()}
@@ -252,7 +252,7 @@ def cache_shapes(spec: ModelSpec, inference_config: InferenceConfig) -> CacheSha
 
 
 class InferencePasses:
-    """Inference passes over a prompt or one decoded token.
+    """Inference passes of the reference: prefill, and decoding of one token.
 
     store: the cache by module; None for a model without a cache.
     """

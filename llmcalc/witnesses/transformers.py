@@ -1,4 +1,4 @@
-"""Checks counts against the `transformers` class, built from a config on the meta device, with eager attention.
+"""Checks counts against the `transformers` class of a config, on the meta device with eager attention.
 
 The comparison covers the whole model's parameters, FLOPs and cache at two lengths, and parameters and FLOPs of every
 layer and of the modules that `modules` finds. Where a class deviates from its architecture, the record of its family
@@ -357,7 +357,7 @@ def denoises_after_prompt(model: nn.Module) -> bool:
 
 
 def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns zeros for the class's required arguments other than token ids, such as image features."""
+    """Returns zeros for the arguments that the class requires besides token ids, such as image features."""
     import torch
 
     config: Any = model.config
@@ -374,7 +374,7 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MeasuredPass:
-    """The measurements of one forward pass of a `transformers` class: FLOPs, cache and calls.
+    """The measurements of one forward pass of a `transformers` class: FLOPs, cache bytes and calls.
 
     flops_by_path: module path → FLOPs.
     calls_by_path: module path → number of calls.
@@ -461,13 +461,13 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 def cache_argument(model: nn.Module) -> str:
-    """Returns the name of a class's argument for the cache, such as `past_key_values`; empty without one."""
+    """Returns the name of a class's cache argument, such as `past_key_values`; empty without one."""
     arguments = signature(model.forward).parameters
     return next((cache_name for cache_name in CACHE_NAMES[:2] if cache_name in arguments), "")
 
 
 def _find_caches(module_output: Any) -> Iterator[Any]:
-    """Yields the caches in the output of a module, under the attribute names that the classes use."""
+    """Yields the caches in a module's output, by the attribute names that classes use."""
     cache_attributes = (getattr(module_output, cache_name, None) for cache_name in CACHE_NAMES)
     return (cache for cache in cache_attributes if cache is not None)
 

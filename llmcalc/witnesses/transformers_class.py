@@ -1,4 +1,4 @@
-"""The class of `transformers` for a config, and the config fields for building it.
+"""Finds the class of `transformers` for a config, and the config fields to build it with.
 
 transformers: models/auto/modeling_auto, modeling_rope_utils.
 """
@@ -35,7 +35,7 @@ def class_model_type(model_type: str) -> str:
 
 
 def family_of_class(model_type: str) -> Family | None:
-    """Returns the family whose class computes this model type; None for an unsupported family."""
+    """Returns the `Family` whose class computes this model type; None if it is not supported."""
     class_type = class_model_type(model_type)
     return family_of(class_type) if class_type in model_types() else None
 
@@ -67,7 +67,7 @@ def _names_by_lower_case() -> dict[str, list[str]]:
 
 
 def class_name_of(config: Mapping[str, Any]) -> str:
-    """Returns the library's spelling of the class name in a config's `architectures`.
+    """Returns the class name in `architectures`, as the library spells it.
 
     Hubs have `MPTForCausalLM`, the library `MptForCausalLM`.
 
@@ -99,7 +99,7 @@ def class_name_of(config: Mapping[str, Any]) -> str:
 
 
 def load_class(config: Mapping[str, Any]) -> Any:
-    """Returns the class of a config's `architectures`, also if the library does not export it (Kosmos-2)."""
+    """Returns the class that `architectures` names, even if the library does not export it (Kosmos-2)."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -10,7 +10,7 @@ from .workload import Workload
 
 
 class PatchRows(Rows):
-    """The patches of an image or audio frames in an encoder's pass."""
+    """The patches of an image, or the frames of audio, in an encoder's pass."""
 
     __slots__ = ()
 
@@ -82,7 +82,7 @@ class EmbeddingRows(Rows):
 
 @frozen(slots=True)
 class MultipliedRows(Rows):
-    """A multiple of the source rows plus `extra_rows` rows, such as the samples before a strided convolution.
+    """A multiple of the source rows, plus `extra_rows` rows, as before a strided convolution.
 
     There are none if `source_rows` has none.
     """
@@ -180,7 +180,7 @@ class BlockRows(Rows):
 
 @frozen(slots=True)
 class RowsWithBlockSummaries(Rows):
-    """The source rows, plus one summary row for each complete block of `block_rows` rows."""
+    """The source rows, plus a summary row for each complete block of `block_rows` rows."""
 
     name: str = "with_sums"
     source_rows: Rows = TOKENS
@@ -192,7 +192,7 @@ class RowsWithBlockSummaries(Rows):
 
 @frozen(slots=True)
 class RowsWithZeroStart(Rows):
-    """The new source rows, after a row of zeros in a pass that starts at the first token."""
+    """The new source rows; in a pass that starts at the first token, after a row of zeros."""
 
     name: str = "with_start"
     source_rows: Rows = TOKENS
@@ -228,7 +228,7 @@ class PromptedRows(Rows):
 
 @frozen(slots=True)
 class StridedConvolutionRows(Rows):
-    """The output rows of a strided convolution over the source rows, padded with kernel // 2 zeros on each side."""
+    """The output rows of a strided convolution of the source rows, padded by kernel // 2 zeros at both ends."""
 
     name: str = "strided"
     source_rows: Rows = PATCHES
@@ -276,7 +276,7 @@ class RowsInChunks(Rows):
 
 @frozen(slots=True)
 class MergedPatchRows(Rows):
-    """One row per square of side × side neighbours over `frames` consecutive frames."""
+    """One row per block of side × side neighbouring patches in `frames` consecutive frames."""
 
     name: str = "merged"
     source_rows: Rows = PATCHES

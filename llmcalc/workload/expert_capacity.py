@@ -44,7 +44,7 @@ def capacity_of(option_text: str) -> Fraction | None:
 
 
 def expert_rows(tokens: Number, top_k: Number, expert_count: Number, capacity_factor: Fraction) -> Number:
-    """Returns the number of rows per expert: ⌈tokens · top_k / experts · factor⌉, at most one per token."""
+    """Returns the number of rows per expert: ⌈tokens · top_k / experts · factor⌉, at most the number of tokens."""
     return minimum(
         ceil_div(tokens * top_k * capacity_factor.numerator, expert_count * capacity_factor.denominator), tokens
     )

@@ -110,7 +110,7 @@ NO_INPUTS = Inputs()
 
 @frozen(slots=True)
 class EncoderPass(Workload):
-    """One pass of an encoder over images or audio clips of one size.
+    """One pass of an encoder over images, tiles or audio clips of one size.
 
     batch: the number of images, tiles or clips.
     rows, columns: the patches along both sides of each; frames of audio are one column.

@@ -21,7 +21,7 @@ attention as one kernel. Everything else in a layer runs again.
 
 @frozen
 class Recompute:
-    """The parts of the forward pass that the backward pass recomputes instead of storing.
+    """Which parts of the forward pass the backward pass recomputes, because they are not stored.
 
     layers: whether whole layers do.
     every: of the layers, every how many-th does, beginning with the first; 1 by default.
@@ -51,7 +51,7 @@ class Recompute:
 
     @property
     def share_of_layers(self) -> float:
-        """The fraction of the layers that are recomputed as a whole."""
+        """The fraction of layers that are recomputed as a whole."""
         return (1 - 1 / self.every if self.spares else 1 / self.every) if self.layers else 0.0
 
 

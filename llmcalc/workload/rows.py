@@ -36,7 +36,7 @@ class Rows:
         return add(self.past_rows(workload), self.new_rows(workload))
 
     def constant_rows(self, workload: Workload) -> Number:
-        """Returns the number of constant rows (such as an initial zero state) in this pass, which need no gradient."""
+        """Returns the number of rows in this pass that are constants (such as a zero state) and need no gradient."""
         return 0
 
 
@@ -96,7 +96,7 @@ class LogitRows(Rows):
 
 
 class SequenceRows(Rows):
-    """A single vector per sequence, such as the input of a pooler."""
+    """One vector per sequence, such as the input of a pooler."""
 
     __slots__ = ()
 
@@ -117,7 +117,7 @@ ONE_GROUP = ExpertGroups()
 
 @frozen(slots=True)
 class RoutedRows(Rows):
-    """One row per token and selected expert. Operations on these rows multiply by `top_k` themselves.
+    """One row per token and expert selected for it. Operations on these rows multiply by `top_k` themselves.
 
     groups: the groups of experts from which a token's experts are selected, one by default.
     """

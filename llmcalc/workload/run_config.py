@@ -61,7 +61,7 @@ class RunConfig:
         return times(rows.new_rows(self.workload), self.batch if rows.batched else 1)
 
     def constant_rows(self, rows: Rows) -> Number:
-        """Returns the number of constant rows (such as zero states) over all sequences, which need no gradient."""
+        """Returns the number of rows over all sequences that are constants and need no gradient."""
         return times(rows.constant_rows(self.workload), self.batch if rows.batched else 1)
 
     def has_earlier_tokens(self, rows: Rows) -> bool:

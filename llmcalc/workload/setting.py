@@ -91,7 +91,7 @@ class DeclaredSetting:
 
     @property
     def allowed_words(self) -> tuple[str, ...]:
-        """The words of a `Literal`; empty for other types."""
+        """The words that a setting with a `Literal` type allows; empty for other types."""
         return get_args(self.value_type) if get_origin(self.value_type) is Literal else ()
 
     def checked_value(self, raw_value: Any, option_name: str = "") -> Any:
@@ -172,7 +172,7 @@ def parse_names(list_text: str) -> tuple[str, ...]:
 
 
 def declarations_of(settings_class: type) -> dict[str, DeclaredSetting]:
-    """Returns the declared settings of a class, in order: annotations `Annotated[type | None, Setting(…)]`."""
+    """Returns setting name → declaration for a class, from its annotations `Annotated[type | None, Setting(…)]`."""
     if settings_class not in _DECLARATIONS_BY_CLASS:
         declared_settings: dict[str, DeclaredSetting] = {}
         for setting_name, type_hint in get_type_hints(settings_class, include_extras=True).items():

@@ -1,4 +1,4 @@
-"""Checks of numbers and words for the command line and the Python API, with one message for both."""
+"""Validates numbers and words for the command line and the Python API, with the same messages."""
 
 from __future__ import annotations
 

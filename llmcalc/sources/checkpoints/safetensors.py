@@ -204,7 +204,7 @@ def read_index(path: Path) -> Checkpoint:
 
 
 def parse_index(json_bytes: bytes, error_location: str) -> dict[str, str]:
-    """Parses an index, and returns the file of each tensor in the index's folder.
+    """Parses an index file, and returns each tensor's file, which is in the index's folder.
 
     Raises `InputError` for anything else, and for more tensors or files than the bounds.
     """

@@ -1,4 +1,4 @@
-"""Describes a checkpoint's module names, from the config and the family records."""
+"""Describes the module names in a model's checkpoint, from its config and its `Family`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .registry import family_of, library_classes, model_type_of_class_name, mode
 
 
 def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
-    """Returns the checkpoint that a parsed `config.json` describes.
+    """Returns the description of the checkpoint to which a parsed `config.json` belongs.
 
     Raises `InputError` if its model type is not supported.
     """

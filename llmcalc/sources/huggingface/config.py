@@ -65,7 +65,7 @@ def is_json_integer(field_value: Any) -> TypeGuard[int]:
 
 
 def json_spelling(field_value: Any) -> str:
-    """Writes a value for an error message as in a config.json: null, true, false."""
+    """Returns a value as a config.json spells it, for error messages: null, true, false."""
     json_words = {None: "null", True: "true", False: "false"}
     return json_words[field_value] if field_value is None or isinstance(field_value, bool) else short_repr(field_value)
 
@@ -153,7 +153,7 @@ class Config:
         )
 
     def _names_with_aliases(self, field_names: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the names with their aliases, and marks all of them as read."""
+        """Returns field names with all their aliases, and marks these as read."""
         if field_names not in self._names_by_field:
             self._names_by_field[field_names] = self._names_in_use(field_names)
         self.fields_read.update(self._names_by_field[field_names])
@@ -290,7 +290,7 @@ class Config:
         return [fields_by_layer.get(layer_index, {}) for layer_index in range(layer_count)]
 
     def section(self, field_name: str, defaults: Mapping[str, Any] | None = None) -> Config:
-        """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
+        """Returns a nested table as a `Config`; empty if it is missing. defaults: defaults of the table's fields."""
         section_data = self.table(field_name) if self.has(field_name) else {}
         return Config(section_data, defaults or {}, self.model_type, self.head_kind, f"{self.location}{field_name}.")
 
@@ -343,7 +343,7 @@ class Config:
         return self.error(field_name, self.get(field_name), expected_text)
 
     def finish(self, ignored_fields: frozenset[str], parent_config: Config | None = None) -> None:
-        """Ends reading: fields that were never read and are not known to be irrelevant become `unknown_fields`.
+        """Ends reading: unread fields that are not known to be irrelevant become `unknown_fields`.
 
         ignored_fields: fields of this family that change no count.
         parent_config: the outer config of a nested table; it receives the unknown fields and the default sizes.
@@ -377,7 +377,7 @@ class Config:
             parent_config.default_sizes |= self.default_sizes
 
     def _corrected_name(self, field_name: str) -> str:
-        """Returns the known field, not set in the config, that an unknown field may misspell."""
+        """Returns the known field that an unknown field may be a misspelling of, unless the config has it too."""
         if field_name in self.unread_aliases:
             return "" if self.has(self.aliases[field_name]) else self.aliases[field_name]
         unset_fields = sorted(field_name for field_name in tuple(self.fields_read) if not self.has(field_name))

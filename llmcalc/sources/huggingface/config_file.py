@@ -39,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def files_beside(path: Path) -> tuple[str, ...]:
-    """Returns the names of the files that may complete the config at a path.
+    """Returns the names of the files beside a config that may complete it.
 
     Raises `InputError` as `read_json` does.
     """
@@ -72,7 +72,7 @@ def require_counted_type(config_text: str, error_location: str) -> None:
 def describe_config(
     path: Path, head: HeadKind | None = None, allow_unknown: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Returns a model's name and description: `model` table, config and remarks.
+    """Returns a model's name and its description: `model` table, config and remarks.
 
     Raises `InputError`, which names the field, for a config that is not supported.
     """

@@ -1,4 +1,4 @@
-"""The description of a parsed `config.json`: its text model, its `model` table, remarks and unknown fields."""
+"""Describes the model of a parsed `config.json`: its text model, `model` table, remarks and unknown fields."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .unknown_fields import UnknownField, remark_on_ignored_fields
 
 
 def _expert_groups(config: Config) -> dict[str, Any]:
-    """Returns a router's expert groups; empty if the router selects among all experts."""
+    """Returns a router's groups of experts; empty if each token may have any experts."""
     group_count = config.optional_integer("n_group")
     reads_topk_method = "topk_method" in config.defaults  # of the classes with groups, those of DeepSeek-V2
     if group_count in (None, 1) or (reads_topk_method and config.get("topk_method") == "greedy"):
@@ -83,7 +83,7 @@ def _loss_fields(config: Config) -> dict[str, Any]:
 
 
 def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
-    """Returns the path of a config's text model, with the text model's fields and model type.
+    """Returns the path of the text model's section in a config, with its fields and model type.
 
     Raises `InputError` if the wrapper or the section with its text model is not supported.
     """
@@ -135,7 +135,7 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
 
 
 def _states_text_model(family: Family, root_config: Mapping[str, Any]) -> bool:
-    """Whether a wrapper's config has a section for its text model, or the text model's sizes at the top level."""
+    """Whether a wrapper's config states its text model, in a section or by sizes at the top level."""
     return root_config.get(family.text_section) is not None or any(size in root_config for size in SIZE_FIELDS)
 
 
@@ -152,7 +152,7 @@ def _with_defaults_of_wrapper(text_family: Family, root_family: Family, root_con
 
 
 def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the text model's fields that the wrapper's class takes from other config sections."""
+    """Returns the text model's fields that the wrapper's class takes from outside the text section."""
     text_fields: dict[str, Any] = {}
     for field_name, (section_name, section_field, default_value) in family.text_fields_from_sections.items():
         section_data = root_config.get(section_name) if section_name else root_config
@@ -374,7 +374,7 @@ def _remark_on_fixed_text_type(model_type: str, root_config: Mapping[str, Any]) 
 
 
 def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
-    """Whether the class in `architectures` builds vision or audio encoders; false for a text model's class."""
+    """Whether the class in `architectures` has vision or audio encoders; false for a text model's class."""
     family, class_name = family_of(model_type), architecture_of(root_config)
     if family.tower_class_prefixes:
         return not class_name or class_name.startswith(family.tower_class_prefixes)
@@ -384,7 +384,7 @@ def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
 def _wrapper_towers(
     root_model_type: str, root_config: Mapping[str, Any], text_hidden_size: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the `towers` table of a wrapper, and of the wrapper inside it if there is one, with remarks."""
+    """Returns a wrapper's table `towers` and remarks, including those of a wrapper inside it."""
     from .towers import read_towers
 
     family = family_of(root_model_type)

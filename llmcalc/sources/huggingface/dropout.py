@@ -1,4 +1,4 @@
-"""The config fields with dropout probabilities, by point in the model, for families that share field names.
+"""The config fields of dropout probabilities and where in the model they apply, for several families.
 
 Read from `nn.Dropout` and `nn.functional.dropout` in transformers/models/*/modeling_*.py; a test counts the calls.
 """

@@ -46,7 +46,7 @@ def module_names(table_name: str) -> ModuleNames:
 
 
 def default_module_names(model_type: str) -> ModuleNames:
-    """Returns the module names in the table of a model type; empty if it has no table."""
+    """Returns the module names listed for a model type in `module_names.json`; empty without an entry."""
     return module_names(model_type) if model_type in _module_tables() else {}
 
 
@@ -109,7 +109,7 @@ def is_untied(spec: ModelSpec) -> bool:
 
 @dataclass(frozen=True)
 class Quirks:
-    """Special requirements of a family's classes when they run on the meta device, where tensors have no values.
+    """What a family's classes need to run on the meta device, where tensors have no values.
 
     A field that is a tuple has suffixes of class names.
 
@@ -142,7 +142,7 @@ LAST_TOKEN_QUIRKS = Quirks(value_reading_classes=("ForSequenceClassification",))
 
 @dataclass(frozen=True)
 class Family:
-    """A `model_type`: readers and writers of the config, and deviations of the `transformers` classes from the spec.
+    """The record of a `model_type`: how configs are read and written, and how its classes deviate from the spec.
 
     read_model: function from a config to the `model` table of a native description.
     defaults: defaults of fields that its configuration class in `transformers` does not state, or all of its defaults

@@ -36,7 +36,7 @@ class TrackedFloat(float):
 
 
 def _with_origin_fields(field_value: Any, origin_fields: frozenset[str]) -> Any:
-    """Returns a number that remembers these config fields; any other value is unchanged."""
+    """Returns a number that remembers these config fields; a value of another type is unchanged."""
     if type(field_value) not in (int, float):
         return field_value
     tracked_number: Any = TrackedInt(field_value) if isinstance(field_value, int) else TrackedFloat(field_value)

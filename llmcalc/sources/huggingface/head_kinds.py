@@ -1,4 +1,4 @@
-"""The output head of the class that a config's `architectures` names."""
+"""Finds the output head of the class that a config's `architectures` names."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ _SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z](?!.*LM$)|Reward|Scor(e|ing)|Rer
 
 
 def names_another_head(class_name: str) -> bool:
-    """Whether an unknown class's name implies that the class returns scores or vectors instead of logits."""
+    """Whether the name of an unknown class says that it returns scores or vectors instead of logits."""
     is_known = class_name in CLASSES_WITHOUT_HEAD or class_name.endswith(tuple(HEAD_ENDINGS))
     return not is_known and _SCORES_OR_VECTORS.search(class_name) is not None
 

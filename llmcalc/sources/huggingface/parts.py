@@ -147,12 +147,12 @@ def glu(
 
 
 def fused_glu(config: Config) -> Table:
-    """Returns a gated FFN with gate and up projection as one product (`gate_up_proj`) in its class."""
+    """Returns a gated FFN whose class computes gate and up projection as one product (`gate_up_proj`)."""
     return {**glu(config), "fused_gate": True}
 
 
 def clamped_swiglu(ffn: Table) -> Table:
-    """Returns a gated SiLU network with upper-clamped gate and two-sided-clamped up projection (`swiglu_limit`)."""
+    """Returns a SiLU-gated network with limits: `swiglu_limit` clamps the gate from above, the values on both sides."""
     return {**ffn, "hidden_act": "clamped_silu", "up_act": "clamped"}
 
 
@@ -224,7 +224,7 @@ def decoder(
 
 
 def _without_single_variant(stack_table: Table) -> Table:
-    """Returns a stack's table without pattern and variants if all layers are of one kind."""
+    """Returns a stack's table without pattern and variants if its layers are all of one kind."""
     used_kinds = {*stack_table.get("first_layers", ()), *stack_table.get("pattern", ())}
     if len(used_kinds) != 1 or used_kinds != set(stack_table.get("variants", ())):
         return stack_table
@@ -315,7 +315,7 @@ def question_answering_head(config: Config) -> Table:
 
 
 def block_sparse_note(config: Config) -> None:
-    """Reads BigBird's `attention_type`, and adds a remark that block-sparse attention is counted as full."""
+    """Adds a remark that BigBird's block-sparse attention is counted as full, if `attention_type` states it."""
     if config.choice({"original_full": False, "block_sparse": True}, "attention_type"):
         longest_length = (5 + 2 * config.integer("num_random_blocks")) * config.integer("block_size")
         config.notes.append(
@@ -515,7 +515,7 @@ EARLIER_LAYER_TYPES = {
 def listed_kinds(
     config: Config, field_name: str, kind_by_type: dict[str, str], default_layer_kinds: list[str]
 ) -> list[str]:
-    """Returns each layer's kind from a list in the config, translated by `kind_by_type`, or the default kinds.
+    """Returns each layer's kind from a config's list, translated by `kind_by_type`; without it, the default kinds.
 
     The list `layer_types` may have earlier names of the kinds, and go on with the layers of multi-token prediction.
     Raises `InputError` for any other number of kinds.

@@ -120,12 +120,12 @@ class LibraryClasses(NamedTuple):
 
 @cache
 def library_classes() -> LibraryClasses:
-    """Reads the listed facts about the classes of `transformers`."""
+    """Returns the generated list of facts about the classes of `transformers`."""
     return LibraryClasses(**json.loads(Path(__file__).with_name("classes.json").read_text()))
 
 
 def is_fixed_section(root_model_type: str, section_name: str) -> bool:
-    """Whether a wrapper's class reads a section as one model type, whatever type the section states."""
+    """Whether a wrapper's class reads a section as a fixed model type, whatever type the section states."""
     return section_name in library_classes().fixed_sections.get(root_model_type, ())
 
 
@@ -150,7 +150,7 @@ def has_grouped_router(model_type: str, family: Family) -> bool:
 def typed_config(
     config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, section_path: str
 ) -> Config:
-    """Returns a config with the family's defaults and aliases. section_path: as in `Config`."""
+    """Returns a config as a `Config` with the family's defaults and aliases. section_path: as in `Config`."""
     aliases = {**library_classes().names.get(model_type, {}), **family.aliases}
     return Config(config_data, family.defaults, model_type, head, section_path, aliases, family.unread_aliases)
 
@@ -309,7 +309,7 @@ TOML_ADVICE = "its layers can be described in TOML, whose fields llmcalc schema 
 
 
 def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
-    """Returns the advice for an error message about a config of an unsupported model type."""
+    """Returns advice for a config of an unsupported model type, as the end of an error message."""
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
     class_name = architecture_of(config)

@@ -121,7 +121,7 @@ def remark_on_ignored_fields(ignored_paths: Sequence[str], has_repository_code: 
 
 
 def remark_on_defaults(default_sizes: dict[str, int]) -> list[str]:
-    """Returns a remark on sizes with default values of the class; empty if there are none."""
+    """Returns a remark on sizes that the config leaves out and the class's defaults set; empty if there are none."""
     sizes_text = ", ".join(f"{path} = {default_size:,}" for path, default_size in default_sizes.items())
     if default_sizes:
         return [f"sizes that the config does not give, taken from its class's defaults: {sizes_text}"]

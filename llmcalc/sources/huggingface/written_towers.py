@@ -18,7 +18,7 @@ def _activation_name(activation: str) -> str:
 
 
 def _layer_fields(tower: Any) -> Table:
-    """Returns the config fields of a vision encoder's layers."""
+    """Returns the config fields that describe a vision encoder's layers."""
     block = tower.stack.block
     layer_fields = {
         "hidden_size": tower.hidden_size,
@@ -33,7 +33,7 @@ def _layer_fields(tower: Any) -> Table:
 
 
 def _patches_per_side(tower: Any) -> int:
-    """Returns the patches along one image side, from the size of the position embedding."""
+    """Returns the number of patches along one side of an image, from the size of the position embedding."""
     return isqrt(tower.positions.rows)
 
 

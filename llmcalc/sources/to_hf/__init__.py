@@ -136,7 +136,7 @@ def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
 
 
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
-    """Yields the families that have a `transformers` class, the likely families first."""
+    """Yields the families whose `transformers` class may compute the spec, the likeliest first."""
     unlikely_families: list[tuple[str, Family]] = []
     has_experts, activation = bool(config_values.expert_layers()), _activation_of(config_values)
     for model_type in FILE_BY_TYPE:
@@ -156,7 +156,7 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
 
 
 def _is_likely_family(family: Family, has_experts: bool, activation: str | None) -> bool:
-    """Whether the family's default activation is the spec's activation, and both or neither have experts."""
+    """Whether a family's default activation is the spec's, and both or neither have experts."""
     default_fields = [USUAL_NAME_BY_SYNONYM.get(field_name, field_name) for field_name in family.defaults]
     default_activations = [
         family.defaults[name] for name in family.defaults if USUAL_NAME_BY_SYNONYM.get(name, name) == "hidden_act"
@@ -229,7 +229,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, field_names: list[str]) -> None:
-    """Sets each config field with a value in the model, except nulls that equal the class's default."""
+    """Sets each config field that has a value in the spec, except a null that equals the class's default."""
     field_aliases = {} if family.has_older_aliases else family.aliases
     usual_names = {field_alias: field_name for field_name, field_alias in family.aliases.items()}
     for config_field in (field_aliases.get(field_name, field_name) for field_name in field_names):
@@ -246,7 +246,7 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
 
 
 def _is_same_activation(field_value: Any, default_value: Any) -> bool:
-    """Whether two names mean the same activation, so that the class's name can stay."""
+    """Whether two activation names mean the same function, so that the class's default can stay."""
     return (
         isinstance(field_value, str)
         and isinstance(default_value, str)
@@ -280,7 +280,7 @@ def _value_of_field(family: Family, config_field: str, usual_name: str, config_v
 
 
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
-    """Returns every config field that a family's reader reads, even if reading fails."""
+    """Returns every config field that a family's reader reads, even if it raises an error."""
     model_type, head = config["model_type"], head_kind_of_config(config)
     tracked_config = Config(config, family.defaults, model_type, head, "", family.aliases, family.unread_aliases)
     assert family.read_model is not None

@@ -42,7 +42,7 @@ class ConfigValues:
         self.first_stack: Stack = spec.encoder if spec.encoder is not None else spec.main
 
     def of_spec(self, spec: ModelSpec) -> ConfigValues:
-        """Returns the values of another model, with the same field functions."""
+        """Returns the `ConfigValues` of another model, with the same functions for fields."""
         return ConfigValues(spec, self.fields)
 
     def usual_value(self, field_name: str) -> Any:
@@ -91,7 +91,7 @@ class ConfigValues:
     def find_part(
         self, cls: type[FoundPart], *, matches_part: Callable[[FoundPart], bool] = lambda spec_part: True
     ) -> FoundPart:
-        """Returns the first component of a class that meets the condition."""
+        """Returns the first component of a class for which `matches_part` is true."""
         return require_present(
             next((part for part in self.parts if isinstance(part, cls) and matches_part(part)), None)
         )

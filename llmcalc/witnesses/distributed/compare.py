@@ -61,7 +61,7 @@ def build_job(
 
 
 def verify_distributed(training_job: TrainingJob, model_name: str = "model") -> Verdict:
-    """Runs a job on local processes, or on processes that torchrun has started, and compares the results.
+    """Runs a job on local processes, or in those that torchrun has started, and compares the results.
 
     Raises `InputError` if a process fails or does not answer.
     """
@@ -69,7 +69,7 @@ def verify_distributed(training_job: TrainingJob, model_name: str = "model") -> 
 
 
 def verify_jobs(training_jobs: Sequence[TrainingJob], model_name: str = "model") -> list[Verdict]:
-    """Runs jobs with the same number of processes in sequence."""
+    """Runs jobs with equal numbers of processes one after another, and compares the results."""
     start_time = time.perf_counter()
     if is_started_by_torchrun():
         from .work import run_jobs

@@ -77,7 +77,7 @@ class TrainingJob:
 
     @property
     def training(self) -> TrainingConfig:
-        """The training settings of the job."""
+        """The settings of the simulated training run that corresponds to the job."""
         return TrainingConfig(batch=self.batch, seq=self.seq, microbatches=self.microbatches, dtype=JOB_DTYPE)
 
     def to_json(self) -> str:

@@ -110,7 +110,7 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
 
 
 def shard_layers(module: Any, mesh: DeviceMesh, reshards: bool, dtype: torch.dtype, prefetch: int = 0) -> None:
-    """Applies `fully_shard` to every layer and then to the model.
+    """Applies `fully_shard` to every layer and then to the whole model.
 
     The last layer and the model around the layers are not resharded after the forward pass, as in torchtitan.
     prefetch: number of following layers whose parameters each layer all-gathers ahead; default 0.

@@ -32,7 +32,7 @@ class AttentionKernels(Lowering):
         self.store_tensor(operation.output_values[0], self.heads_first(rotated_x) if has_heads else rotated_x)
 
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
-        """Applies rotary positions to the first dimensions of each head; x ends with positions and dimensions."""
+        """Applies rotary positions to the first dimensions of each head. x: […, positions, dimensions]."""
         aten, spec, repeats_each_angle = self.aten, operation.options["spec"], operation.options["every"]
         rotary_dim = spec.rotary_size(x.shape[-1])
         if repeats_each_angle is None:
@@ -198,7 +198,7 @@ class AttentionKernels(Lowering):
         return self.heads_first(self.aten.cat([self.heads_first(x) for x in cached_and_new_rows], 2))
 
     def do_absorb(self, operation: Step) -> None:
-        """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
+        """Multiplies by the part of MLA's up-projection that its absorbed form moves to queries or outputs."""
         aten, weight, output = self.aten, operation.weight, operation.output_values[0]
         assert weight is not None
         x = self.heads_first(self.tensor_of(operation.input_values[0]))

@@ -17,7 +17,7 @@ from .attention import AttentionKernels
 
 @kernels_compared(TORCH_WITNESS)
 class AttentionVariantKernels(AttentionKernels):
-    """Kernels of attention to two kinds of keys, of indexers, and of masks that depend on values."""
+    """Kernels of indexers, of attention to two kinds of keys, and of masks that depend on values."""
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class AttentionVariantKernels(AttentionKernels):
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
 
     def do_select_blocks(self, operation: Step) -> None:
-        """Selects the key blocks with the highest scores [batch, index heads, queries, keys]."""
+        """Selects the blocks of keys with the highest scores [batch, index heads, queries, keys]."""
         aten, block_size, scores = self.aten, operation.options["block"], self.tensor_of(operation.input_values[0])
         self.free_value(operation.input_values[0].storage)
         scores = aten.to(scores, FLOAT32)
@@ -218,7 +218,7 @@ class AttentionVariantKernels(AttentionKernels):
         self.store_output(operation, self.apply_dropout(attention_weights, step_options["dropout"]))
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
-        """Concatenates the scores of all attention cores, and drops the separate tensors."""
+        """Concatenates the scores of all attention cores to one tensor, and frees the separate tensors."""
         scores = [self.tensor_of(score_value) for score_value in score_values]
         for score_value in score_values:
             self.free_value(score_value.storage)

@@ -292,7 +292,7 @@ class BasicKernels(Lowering):
         )
 
     def _join_in_pages(self, tensors: list[Tensor], axis: int) -> Tensor:
-        """Joins adjacent tensors in the pages of a cache, which are read in place."""
+        """Concatenates tensors that are adjacent in a paged cache, where they are read in place."""
         shape = list(tensors[0].shape)
         shape[axis] = sum(x.shape[axis] for x in tensors)
         return self.new_pool_tensor(tuple(shape), tensors[0].dtype)

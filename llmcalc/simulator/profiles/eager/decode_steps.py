@@ -29,7 +29,7 @@ class DecodeStepKernels(ScanKernels):
     """Kernels for decoding one token of a recurrence."""
 
     def cached_state(self, state_name: str) -> Tensor:
-        """Returns the single tensor of a recurrent state."""
+        """Returns the tensor of a recurrent state that has a single one."""
         cached_states = self.cached_tensors(state_name)
         assert cached_states is not None
         return cached_states[0]
@@ -85,7 +85,7 @@ class DecodeStepKernels(ScanKernels):
         return self.project(module_steps["out_proj"], aten.mul(y, self.apply_activation(gate, activation_name)))
 
     def _project_time_step(self, operation: Step, x: Tensor, heads: Any, is_per_head: bool) -> Tensor:
-        """Projects to the time step Δ."""
+        """Projects to the time step Δ, in total or per head."""
         if is_per_head:
             return self._project_per_head(operation, x, heads, operation.output_values[0].width)
         return self.project(operation, x)
@@ -434,7 +434,7 @@ class DecodeStepKernels(ScanKernels):
         return self.project(module_steps["out_proj"], output)
 
     def _split_float32_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
-        """Splits into float32 heads, as MLSTMReference._split_heads does."""
+        """Splits a projection's output into heads in float32, as MLSTMReference._split_heads does."""
         aten = self.aten
         y = aten.to(self.project(operation, x), FLOAT32)
         return aten.transpose(aten.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)

@@ -137,7 +137,7 @@ class ExpertKernels(Lowering):
         self.store_tensor(output, sent_rows)
 
     def expert_row_index(self, index_name: str) -> Tensor:
-        """Returns one index per row that is sent to an expert: its expert, its token, or its position in token order.
+        """Returns an index tensor with one entry per row sent to an expert: its expert, its token or its position.
 
         index_name: which.
         """
@@ -299,7 +299,7 @@ class ExpertKernels(Lowering):
         )
 
     def core_ExpertRows(self, operation: Step) -> None:
-        """Runs experts of one hidden unit, with input and output vectors looked up per token."""
+        """Runs experts that have one hidden unit each; their input and output vectors are looked up per token."""
         aten, op, (x, expert_indices) = self.aten, operation.op, operation.input_values
         assert isinstance(op, ExpertRows)
         vector_table = self.weight(f"{operation.name}.weight", (op.num_experts, op.width))

@@ -130,7 +130,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
     def unread_parameters(self, module_name: str, counted_op: CountedOp) -> list[Tensor]:
-        """Returns the parameters of layers that no pass runs, with their adapters: PEFT adapts layers by name."""
+        """Returns the parameters of layers that no pass runs, with adapters, which PEFT adds by layer name."""
         adapters, tensors = self.adapters, super().unread_parameters(module_name, counted_op)
         if (
             adapters is None
@@ -192,7 +192,7 @@ class LoraKernels(FakeQuantizationKernels):
         return projections if len(projections) > 1 and projections[0].name == projection_names[0] else []
 
     def _linear_layers_of_input(self, operation: Step, is_joinable: Callable[[Step], bool]) -> list[Step]:
-        """Returns the current module's linear layers that read the same input as an operation's layer, in order."""
+        """Returns, in order, the running module's linear layers that read the same input as this one."""
         return [
             scope_item
             for scope_item in self.frames[-1].scope.items
@@ -317,7 +317,7 @@ class LoraKernels(FakeQuantizationKernels):
         return aten.add(pretrained_output, scaled_adapter_output)
 
     def _pad_adapter_output(self, x: Tensor, output_width: Number) -> Tensor:
-        """Pads an adapter's output [batch, tokens, …] with zeros, and saves a copy for the gradient's shape.
+        """Pads an adapter's output [batch, tokens, …] with zeros, and saves a copy that backward needs for its shape.
 
         Source: derivatives.yaml, `index_copy`.
         """

@@ -43,7 +43,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         return self.choices.attention == "flash" and not self.has_trained_weights
 
     def choose_branch(self, alternatives: AlternativeBranches) -> ModuleScope:
-        """Returns the absorbed form of latent attention if keys are selected, even in prefill."""
+        """Returns the branch of latent attention to run: the absorbed form if keys are selected, even in prefill."""
         absorbed_branch = alternatives.branches.get("absorbed")
         if absorbed_branch is None or not self.computes_scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().choose_branch(alternatives)
@@ -70,7 +70,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         super().run_step(operation)
 
     def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
-        """Returns the `serve_…` method for an operation that runs inside the single attention kernel."""
+        """Returns the `serve_…` method for an operation that is computed inside the attention kernel."""
         kernel = getattr(self, f"serve_{operation.verb}", None) if self.computes_scores_in_kernel else None
         return super().kernel_of(operation) if kernel is None else kernel
 
@@ -98,7 +98,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     # --- selections -------------------------------------------------------------------------------------------------
 
     def indexer_logits(self, query_count: Number, key_count: Number) -> Tensor:
-        """Allocates the logits of the queries that an indexer scores at once. query_count: over all sequences."""
+        """Allocates the logits of all queries that an indexer scores in one call. query_count: over all sequences."""
         return self.aten.new_tensor((minimum(query_count * key_count, MOST_INDEXER_LOGIT_BYTES // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
@@ -143,7 +143,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
-        """Stores how many keys are in the blocks that a lower layer selected, which the kernel reads in place."""
+        """Stores the number of keys in the blocks that a lower layer selected; the kernel reads these in place."""
         keys = self.tensor_of(operation.input_values[0])
         chosen_block_count = self.pass_memo["candidate blocks"].shape[-1]
         self.selectable_entry_count = minimum(keys.shape[1], chosen_block_count * operation.options["block_size"])

@@ -108,7 +108,7 @@ OVIS2_5_SIDES = 448, 1792
 def _visual_vocabulary(
     config: Config, encoder_width: int, text_hidden_size: int, indicator_count: int, vocab_size: int | None = None
 ) -> Table:
-    """Returns the head over visual words and their embedding table, whose last rows mark images.
+    """Returns a head over visual words, and the embedding table of these words, whose last rows mark images.
 
     indicator_count: the number of these rows. vocab_size: that of all rows, by default the section's `vocab_size`.
     """

@@ -140,7 +140,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         )
 
     def _log_forget_gate(self, module_steps: ModuleSteps, logits: Tensor) -> Tensor:
-        """Computes the log of the forget gate of each channel, in float32 if the gate has a lower bound."""
+        """Computes the logarithm of each channel's forget gate, in float32 if the gate has a lower bound."""
         aten = self.aten
         if "lower_bound" not in module_steps:
             return aten.elementwise_function("logsigmoid", logits)

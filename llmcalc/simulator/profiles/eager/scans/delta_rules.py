@@ -140,7 +140,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         return self.project(module_steps["o_proj"], output)
 
     def _channel_decays(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
-        """Computes the log decay of each channel (`KimiLinearForgetGate.forward`), cast after a single product."""
+        """Computes the log decay of each channel in one product (`KimiLinearForgetGate.forward`)."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         g = aten.to(self._gate_projection("f", module_steps, x), FLOAT32)
         g = self.split_heads(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
@@ -165,7 +165,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         return aten.to(y, x.dtype)
 
     def _convolved_heads(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns queries, keys and values by head, behind one convolution of causal-conv1d."""
+        """Returns queries, keys and values by head, computed by one convolution of causal-conv1d."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         projections = [self.project(module_steps[f"{proj_name}_proj"], x) for proj_name in "qkv"]
         projection_widths = [projection.shape[-1] for projection in projections]

@@ -31,7 +31,7 @@ class ModuleSteps:
         return self.steps_by_name[step_name]
 
     def op(self, step_name: str, op_class: type[OpClass]) -> OpClass:
-        """Returns the op of a named operation. op_class: the op's class."""
+        """Returns the op (the primitive with its arithmetic) of a named operation. op_class: its expected class."""
         op = self.steps_by_name[step_name].op
         assert isinstance(op, op_class)
         return op

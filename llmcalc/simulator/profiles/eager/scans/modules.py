@@ -35,7 +35,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         self.persistent_tensors: dict[Any, Tensor] = {}
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
-        """Returns the kernel that runs the recurrent module as a whole."""
+        """Returns the kernel that runs a recurrent module as a whole; None for other modules."""
         for operation in module_steps(module_scope):
             if operation.verb not in ("core", "scan"):
                 continue
@@ -218,7 +218,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     @compared(PUBLISHED_KERNELS_WITNESS)
     def do_scan(self, operation: Step) -> None:
-        """Runs an elementwise recurrence with the profile's method for its kind."""
+        """Runs an elementwise recurrence with the kernel for its kind."""
         kernel = getattr(self, f"{'next' if self.decodes_one_token else 'scan'}_{operation.options['kind']}", None)
         if kernel is None:
             raise self.unsupported(f"no kernels for a scan of the kind '{operation.options['kind']}'", operation.name)

@@ -190,7 +190,7 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
 
 
 def _ffn_fields(config: Config, norm: Table | None = None) -> Table:
-    """Returns the network and the norms of a post-norm layer."""
+    """Returns the stack fields for the network and the norms of a post-norm layer."""
     return {
         "feed_forward": mlp(config.integer("intermediate_size"), bert_activation(config)),
         "norm": layernorm(config.number("layer_norm_eps")) if norm is None else norm,
@@ -215,7 +215,7 @@ def padded_positions(config: Config) -> Table:
 
 
 def bert_stack(config: Config, position: Table | None = None) -> Table:
-    """Returns position, segment and ERNIE task embeddings, and a norm on their sum."""
+    """Returns a stack with position, segment and ERNIE's task embeddings, and a norm on their sum."""
     segment_type_count = config.count("type_vocab_size")
     has_task_types = "use_task_id" in config.defaults and config.flag("use_task_id")
     return {
@@ -257,7 +257,7 @@ ERNIE_IGNORED_FIELDS = OLD_FIELDS | {"enable_recompute", "fuse", "pool_act"}
 
 
 def position_offset(config_values: ConfigValues) -> int:
-    """Returns the number of rows of the position embedding before position 0."""
+    """Returns the number of rows that the position embedding has before position 0."""
     if isinstance(config_values.first_stack.position, LearnedPositions):
         return config_values.first_stack.position.offset
     return 0
@@ -283,7 +283,7 @@ def _parameter_owners(config_values: ConfigValues) -> list[int]:
 
 
 def _layers_per_group(config_values: ConfigValues) -> int:
-    """Returns the number of sequential layers in an ALBERT group."""
+    """Returns how many layers in sequence form an ALBERT group."""
     first_layers_of_kinds = _parameter_owners(config_values)
     group_starts = [
         layer_index for layer_index, first_layer_of_kind in enumerate(first_layers_of_kinds) if first_layer_of_kind == 0

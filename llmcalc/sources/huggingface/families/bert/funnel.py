@@ -60,7 +60,7 @@ def _read_funnel(config: Config) -> Table:
 
 
 def _block_repeats(config: Config) -> list[int]:
-    """Returns the number of times that each layer of a block runs."""
+    """Returns how many times each layer of a block runs."""
     block_sizes = config.integers("block_sizes")
     block_repeats = [1] * len(block_sizes) if config.get("block_repeats") is None else config.integers("block_repeats")
     if not 1 <= len(block_sizes) <= MOST_BLOCKS:

@@ -26,7 +26,7 @@ from ...parts import (
 
 
 def latent_attention(config: Config, v_head_dim: int | None = None, **attention_fields: Any) -> Table:
-    """Returns latent attention from DeepSeek's config fields. v_head_dim: None to require the field."""
+    """Returns latent attention (MLA) from DeepSeek's config fields. v_head_dim: None to read it from the config."""
     return {
         "type": "mla",
         "num_attention_heads": config.integer("num_attention_heads"),

@@ -100,7 +100,7 @@ def _rotary_dims(config: Config) -> int:
 
 
 def _compression_rates(config: Config) -> dict[str, int]:
-    """Returns the tokens per compressed entry by kind of layer; two older config fields take precedence."""
+    """Returns layer kind → tokens per compressed entry; two older config fields take precedence."""
     rates = config.table("compress_rates") if config.has("compress_rates") else {SPARSE_TYPE: 4, HEAVY_TYPE: 128}
     location = f"{config.location}compress_rates."
     compression_rates = Config(rates, {}, config.model_type, config.head_kind, location)
@@ -112,7 +112,7 @@ def _compression_rates(config: Config) -> dict[str, int]:
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
-    """Returns each layer's kind of attention, from the list or from an older config's compression ratios.
+    """Returns each layer's attention kind, from the config's list or from an older config's compression ratios.
 
     The ratios may include the prediction module's.
     """
@@ -147,7 +147,7 @@ def _written_layer_types(config_values: ConfigValues) -> list[str]:
 
 
 def _compression_rates_by_kind(config_values: ConfigValues) -> dict[str, int]:
-    """Returns the tokens per compressed entry, by kind of layer."""
+    """Returns layer kind → tokens per compressed entry."""
     kinds_and_mixers = zip(_written_layer_types(config_values), config_values.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
         layer_kind: mixer.compress_rate for layer_kind, mixer in kinds_and_mixers if mixer.compress_rate is not None

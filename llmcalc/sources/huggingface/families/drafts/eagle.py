@@ -130,7 +130,7 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
 
 
 def _require_state_projection(config: Config) -> None:
-    """Raises `InputError` for a draft model without the projection of target states."""
+    """Raises `InputError` for a draft model that does not project the target model's states."""
     if config.has("use_aux_hidden_state") and not config.flag("use_aux_hidden_state"):
         raise config.error("use_aux_hidden_state", False, "true: a draft of EAGLE-3 projects hidden states")
 

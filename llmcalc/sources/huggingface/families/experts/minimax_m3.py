@@ -107,12 +107,12 @@ def _mtp_fields(config: Config, stack: Table, sparse_layer: Table, norm: Table) 
 
 
 def _swiglu(config: Config, width_field: str) -> Table:
-    """Returns clamped SwiGLU, regardless of `hidden_act`."""
+    """Returns a clamped SwiGLU network, whatever `hidden_act` says."""
     return clamped_gpt_oss_ffn({"intermediate_size": config.integer(width_field), "gated": True})
 
 
 def _kinds_of_flags(config: Config, field_name: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
-    """Returns a name for each layer, from a config list with 0 or 1 per layer."""
+    """Returns each layer's kind, by its 0 or 1 in a config list."""
     layer_flags = config.integers(field_name)
     if len(layer_flags) != depth:
         raise config.error(field_name, layer_flags, f"{depth} times 0 or 1")

@@ -100,7 +100,7 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
 
 
 def _sliding_attention_heads(config: Config) -> int:
-    """Returns the number of query heads in layers with a window."""
+    """Returns the number of query heads in layers with a sliding window."""
     heads = config.optional_integer("num_sliding_attention_heads")
     if heads is not None:
         return heads

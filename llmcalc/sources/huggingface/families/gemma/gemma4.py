@@ -151,7 +151,7 @@ def full_attention(config_values: ConfigValues) -> Any:
 
 
 def sliding_attention(config_values: ConfigValues) -> Any:
-    """Returns the attention of the first layer with a window, else of the first layer."""
+    """Returns the attention of the first layer with a window; without one, that of the first layer."""
     return (
         config_values.part_of_type("attention") if config_values.window is None else config_values.sliding_mixer
     ).sizes(config_values.spec.hidden_size)

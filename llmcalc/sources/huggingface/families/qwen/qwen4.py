@@ -90,7 +90,7 @@ def _read_qwen4(config: Config) -> Table:
 
 
 def _indexer(config: Config, norm: Table) -> Table:
-    """Returns the indexer, which every layer with attention has."""
+    """Returns the indexer for sparse attention, which every layer with attention has."""
     config.require("indexer_kv_heads", 1)
     token_budget, compression_ratio = config.integer("indexer_budget"), config.integer("indexer_compress_ratio")
     if token_budget % compression_ratio:

@@ -224,7 +224,7 @@ def kda(config: Config, linear_fields: Config, **mixer_fields: Any) -> Table:
 
 
 def latent_decoder(config: Config, linear_attention: Table, full_attention: Table, mixer_kinds: list[str]) -> Table:
-    """Returns a model with linear or latent attention per layer, and experts after the first layers.
+    """Returns a decoder whose layers have linear or latent attention, and experts after the first layers.
 
     Its class never ties the head.
     """

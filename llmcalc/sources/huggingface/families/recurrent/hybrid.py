@@ -96,7 +96,7 @@ def _expanded_width(config: Config) -> int:
 
 
 def _periodic_kinds(config: Config, field_prefix: str, layer_kind: str, other_kind: str) -> list[str]:
-    """Returns each layer's kind: `layer_kind` in every `period`-th layer from `first_layer` on, else `other_kind`."""
+    """Returns each layer's kind: every n-th layer from a first one on is `layer_kind`, all others `other_kind`."""
     period, first_layer = config.integer(f"{field_prefix}_layer_period"), config.count(f"{field_prefix}_layer_offset")
     if first_layer >= period:
         raise config.error(

@@ -275,7 +275,7 @@ LAYOUT_DEFAULTS = {"rope_layout": 1, "sliding_window_layout": 0}
 
 
 def _layer_flags(config: Config, field_name: str, depth: int, default_flag: int) -> list[int]:
-    """Returns 0 or 1 for each layer, from a list in the config; without the list, `default_flag` for every layer."""
+    """Returns 0 or 1 for each layer from a config's list; without the list `default_flag` for all."""
     layer_flags = config.integers(field_name) if config.has(field_name) else [default_flag] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
         raise config.error(field_name, layer_flags, f"{depth} times 0 or 1, one for each layer")

@@ -39,7 +39,7 @@ from ..gpt.gpt import full_width_heads, non_gated_ffn, read_gptj
 
 
 def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block_fields: Any) -> Table:
-    """Returns a decoder of layers with LayerNorm before each sublayer."""
+    """Returns a decoder with LayerNorm before each sublayer."""
     norm = layernorm(config.number("layer_norm_epsilon"))
     layer = {"attention": mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block_fields}
     return decoder(config, layer, norm, head)
@@ -155,7 +155,7 @@ def _checked_list(
 
 
 def _checked_width(config: Config, field_name: str, expected_width: int) -> int:
-    """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
+    """Returns an FFN width, a multiple of hidden_size. Raises `InputError` if it is too large."""
     if expected_width > LARGEST_SIZE:
         raise config.field_error(field_name, f"a width of at most {LARGEST_SIZE}, a multiple of hidden_size")
     return expected_width

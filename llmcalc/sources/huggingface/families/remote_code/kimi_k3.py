@@ -93,7 +93,7 @@ class _LayerMixers(NamedTuple):
 
 
 def _attention_mixers(config: Config, depth: int) -> _LayerMixers:
-    """Returns Kimi delta attention, latent attention, and each layer's kind of attention."""
+    """Returns the table of each attention (Kimi delta and latent), and each layer's kind."""
     linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
     stated_bound = linear_config.get("gate_lower_bound")
     lower_bound_fields: Table = {}

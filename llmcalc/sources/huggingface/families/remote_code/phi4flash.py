@@ -65,7 +65,7 @@ def _read_phi4flash(config: Config) -> Table:
 
 
 def _window_size(config: Config) -> int | None:
-    """Returns the window of the first half's attention, stated once or per layer."""
+    """Returns the window size in the lower half's attention, which the config states once or per layer."""
     stated_window = config.get("sliding_window")
     if not isinstance(stated_window, list):
         return config.optional_integer("sliding_window")

@@ -49,13 +49,13 @@ def _read_switch(config: Config) -> Table:
 
 
 def _router(config: Config) -> Table:
-    """Returns a router that computes in a separate number format (default float32), with copies of its inputs."""
+    """Returns a router that computes in its own number format (default float32), from cast inputs."""
     dtype = config.choice({"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}, "router_dtype")
     return {**biases(config.flag("router_bias"), "bias"), **biases(dtype == "float32", "float32_product")}
 
 
 def _expert_interval(config: Config, stack_name: str, depth: int) -> int:
-    """Returns the interval of layers with experts, from the number of evenly spread expert layers."""
+    """Returns the interval between layers with experts, from the number of such layers."""
     sparse_layer_count = config.count(f"num_sparse_{stack_name}_layers")
     if config.has(f"{stack_name}_sparse_step"):
         return config.count(f"{stack_name}_sparse_step")
