@@ -40,7 +40,7 @@ class LayerStack:
 
     @property
     def irregular_layers(self) -> int:
-        """Number of layers outside of complete repeats."""
+        """The number of layers that are not in a complete repeat of the pattern."""
         return (
             self.layers_before
             + self.remaining_repeats * (self.layer_period // self.pattern_multiple)
@@ -57,7 +57,7 @@ class LayerStack:
         return allocation_place.path == self.path or allocation_place.path.startswith(f"{self.path}.")
 
     def is_in_second_repeat(self, allocation_place: AllocationPlace) -> bool:
-        """Whether a module is in the second repeat of the layer pattern."""
+        """Whether a module is in the second of the repeats of the layer pattern."""
         return (
             self.contains(allocation_place)
             and self.layers_before + self.layer_period
@@ -66,7 +66,7 @@ class LayerStack:
         )
 
     def place_in_later_repeat(self, allocation_place: AllocationPlace, repeat_count: int) -> AllocationPlace:
-        """Returns the module and phase of an allocation, moved to a later repeat of the layer pattern."""
+        """Returns the module and phase of an allocation for a later repeat of the layer pattern."""
         return AllocationPlace(
             allocation_place.phase,
             allocation_place.layer_index + repeat_count * self.layer_period,
@@ -87,7 +87,7 @@ class LayerStack:
         )
 
     def repeats_of_layer_types(self, pattern_repeats: int) -> int:
-        """Converts repeats of this stack's pattern to repeats of the shorter pattern of layer types."""
+        """Returns the number of repeats of the shorter pattern of layer types for repeats of this stack's pattern."""
         return pattern_repeats * self.pattern_multiple + self.remaining_repeats
 
     @property
@@ -99,7 +99,7 @@ class LayerStack:
 
 
 def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStack]:
-    """Returns the layers of each stack in execution order.
+    """Returns a `LayerStack` for each stack of a model, in execution order.
 
     recompute_interval: recompute treats one layer in as many differently; 1 (default) if all layers run alike.
     """
@@ -109,7 +109,7 @@ def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStac
 def program_stacks(
     root_scope: ModuleScope, recompute_interval: int = 1, first_layer_index: int = 0
 ) -> list[LayerStack]:
-    """Returns the layers of each stack of a program. first_layer_index: number of model layers before the program."""
+    """Returns a `LayerStack` per stack of a program. first_layer_index: number of model layers before the program."""
     stacks = []
     for parent_path, layer_scopes in _stacks_of_scope(root_scope):
         layer_types = types_of_layers(layer_scopes)
@@ -144,7 +144,7 @@ def long_stacks(root_scope: ModuleScope, recompute_interval: int, first_layer_in
 
 
 def _shares_tensors(layer_scope: ModuleScope) -> bool:
-    """Whether layers of a type share a tensor, such as an encoder's output, position bias or weight."""
+    """Whether layers of a type share a tensor, such as an encoder's output, a position bias or a weight."""
     assert layer_scope.first_input is not None
     inner_storage_ids = {id(layer_scope.first_input.storage)}
     for operation in layer_scope.steps():

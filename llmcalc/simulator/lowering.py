@@ -195,11 +195,11 @@ class Lowering(ProgramLowering):
 
     @property
     def carried_tensors(self) -> dict[Any, Tensor]:
-        """The tensors that a layer passes to the next layer besides its output."""
+        """The tensors that a layer passes to the next layer in addition to its output."""
         return {key: tensor for key, tensor in self.pass_memo.items() if self.carries_tensors and key[0] == CARRIED_KEY}
 
     def replace_carried_tensors(self, tensors: dict[Any, Tensor]) -> None:
-        """Replaces the tensors carried to the next layer."""
+        """Replaces the tensors that the running layer passes to the next layer in addition to its output."""
         for memo_key in self.carried_tensors:
             del self.pass_memo[memo_key]
         self.pass_memo.update(tensors)
@@ -272,7 +272,7 @@ class Lowering(ProgramLowering):
             self._checkpointed_module(module_call.scope, recomputed_module)
 
     def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
-        """Runs one layer. With recomputation, only its input is saved.
+        """Runs one layer; if the layer is recomputed in the backward pass, only its input is saved.
 
         The first trained layer's input wants a gradient, and no frozen layer is checkpointed
         (llamafactory/model/model_utils/checkpointing.py, `get_custom_gradient_checkpointing_func`).

@@ -1,4 +1,4 @@
-"""Records the peaks of a pass module by module, and derives the peaks of a pass with one layer repeat less or more.
+"""Records a pass's memory peaks per module visit, and derives those of a pass with one layer repeat more or less.
 
 A repeat between the first and the last adds the bytes that it saves to what comes after it in the forward pass and
 before it in the backward pass, and changes nothing else. So a run of four repeats also has the peaks of three, if two
@@ -76,7 +76,7 @@ class PassVisits(NamedTuple):
     work_units: int
 
     def peak_by_path(self) -> dict[str, int]:
-        """Returns the peak bytes of each module path; at least 0."""
+        """Returns module path → peak bytes in the pass, at least 0."""
         peak_by_path: dict[str, int] = {}
         for module_place, peak_bytes, _ in self.visits:
             peak_by_path[module_place.path] = max(peak_by_path.get(module_place.path, 0), peak_bytes)
@@ -174,7 +174,7 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
 
 
 def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:
-    """Derives a backward pass of three layer repeats from a pass of four.
+    """Derives a backward pass with three layer repeats from one with four.
 
     backward_pass, layer_stack: as of `forward_without_repeat`. saved_bytes: the bytes that a repeat saves.
     None if the third and the second repeat do not do the same, or free other bytes.
@@ -215,7 +215,7 @@ def forward_with_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tu
 
 
 def backward_with_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:
-    """Derives a backward pass of four layer repeats from a pass of three.
+    """Derives a backward pass with four layer repeats from one with three.
 
     backward_pass, layer_stack: as of `forward_with_repeat`. saved_bytes: the bytes that a repeat saves.
     None if the second repeat and the layers of the first do not do the same, or free other bytes.
@@ -246,7 +246,7 @@ class DerivedPasses(NamedTuple):
 def passes_without_repeat(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> DerivedPasses | None:
-    """Derives the passes of three layer repeats from passes of four; None if the repeats differ."""
+    """Derives passes with three layer repeats from passes with four; None if the inner repeats differ."""
     shorter_forward = forward_without_repeat(forward_pass, layer_stack)
     if shorter_forward is None:
         return None
@@ -258,7 +258,7 @@ def passes_without_repeat(
 def passes_with_repeat(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> DerivedPasses | None:
-    """Derives the passes of four layer repeats from passes of three; None if the repeats differ."""
+    """Derives passes with four layer repeats from passes with three; None if the repeats differ."""
     longer_forward = forward_with_repeat(forward_pass, layer_stack)
     if longer_forward is None:
         return None

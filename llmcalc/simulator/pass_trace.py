@@ -107,7 +107,7 @@ class PassTrace:
         return replace(self, releases_of_other_passes=storage_releases)
 
     def has_equal_events(self, other_trace: PassTrace) -> bool:
-        """Whether another trace has the same events, except for numbers of the previous pass's storages."""
+        """Whether another trace has the same events; numbers of the previous pass's storages may differ."""
         releases_of_traces = (
             {
                 pass_id: [index for index, _ in releases] if pass_id[1] == PREVIOUS_PASS else releases
@@ -128,7 +128,7 @@ class PassTrace:
     def with_previous_storage_numbers(
         self, model_chunk: int, new_storage_numbers: Mapping[int, int]
     ) -> PassTrace | None:
-        """Returns the trace with new numbers for the previous pass's storages; None if a storage is unknown."""
+        """Returns the trace with other numbers for the previous pass's storages; None if it uses an unknown storage."""
         storage_releases = self.releases_of_previous_pass(model_chunk)
         if not storage_releases:
             return self

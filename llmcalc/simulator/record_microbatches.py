@@ -1,4 +1,4 @@
-"""Records the passes of a few micro-batches as traces, one trace for all passes with the same memory events.
+"""Records passes of a few micro-batches, and makes one trace for all passes that have the same memory events.
 
 A pass allocates and frees its own storages. It may also free storages of other passes: those that its chunk referred to
 in the pass of the micro-batch before, or shared ones that every pass replaces. So its events depend on which neighbours
@@ -49,7 +49,7 @@ class PassCounter:
         self.allocates_gradients = [True] * len(self.allocates_gradients)
 
     def next_forward(self, model_chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a forward pass of a chunk, and returns the pass's case and id."""
+        """Counts a forward pass of a model chunk, and returns its case and id."""
         pass_number = self.forwards[model_chunk]
         self.forwards[model_chunk] += 1
         return self._case_with_previous_kind(
@@ -57,7 +57,7 @@ class PassCounter:
         )
 
     def next_loss(self, model_chunk: int) -> tuple[PassCase, PassId]:
-        """Returns the case and id of the loss computation that follows the chunk's last forward pass."""
+        """Returns case and id of the loss computation that follows a model chunk's last forward pass."""
         pass_number = self.forwards[model_chunk] - 1
         return self._case_of_pass(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
 
@@ -67,7 +67,7 @@ class PassCounter:
         return model_chunk, pass_kind, _pass_index_in_case(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, model_chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass of a chunk, and returns the pass's case and id."""
+        """Counts a backward pass of a model chunk, and returns its case and id."""
         pass_number = self.backwards[model_chunk]
         self.backwards[model_chunk] += 1
         next_state = "begun" if self.forwards[model_chunk] > pass_number + 1 else "alone"
@@ -78,7 +78,7 @@ class PassCounter:
         )
 
     def _case_with_previous_kind(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
-        """Returns the case extended by the kind of the chunk's previous pass, if cases distinguish previous passes."""
+        """Returns the case extended by the kind of the model chunk's previous pass, if cases distinguish these."""
         if not self.splits_by_previous:
             return pass_case, pass_id
         model_chunk, pass_kind, pass_number, pass_state = pass_case
@@ -129,7 +129,7 @@ class PassRecorder(PassCounter):
         self.passes: list[RecordedPass] = []
 
     def forward(self, model_chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
-        """Runs and records a forward pass. compute: the function for the pass's output."""
+        """Runs and records a forward pass. compute: the function that computes the pass's output."""
         return self._record_pass(*self.next_forward(model_chunk), input_tensor, compute)
 
     def loss(self, model_chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
@@ -159,7 +159,7 @@ class PassRecorder(PassCounter):
         return pass_output
 
     def _surviving_outputs(self, model_chunk: int, pass_output: Tensor) -> list[PassOutput]:
-        """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
+        """Returns the tensors that may outlive a model chunk's forward pass, as in `RecordedPass.outputs`."""
         return [output_without_storage(0, pass_output)]
 
     def backward(self, model_chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
@@ -187,7 +187,7 @@ class PassRecorder(PassCounter):
         )
 
     def traces(self) -> dict[PassCase, PassTrace]:
-        """Returns one trace per case of passes. Raises `NotRepeatingError` if passes of a case differ."""
+        """Returns one trace for each case of passes. Raises `NotRepeatingError` if passes of a case differ."""
         return RecordedPasses(self.meter.events, self.passes).traces()
 
     def recorded_passes(self) -> RecordedPasses:
@@ -203,7 +203,7 @@ class RecordedPasses:
     passes: Sequence[RecordedPass]
 
     def traces(self, allocated_before: Collection[int] = ()) -> dict[PassCase, PassTrace]:
-        """Returns one trace per case of passes. Raises `NotRepeatingError` if passes of a case differ.
+        """Returns one trace for each case of passes. Raises `NotRepeatingError` if passes of a case differ.
 
         allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
         """

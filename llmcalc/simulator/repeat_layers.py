@@ -71,7 +71,7 @@ class AllocatorOverhead(NamedTuple):
 
     @staticmethod
     def combine(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
-        """Combines the overhead of consecutive runs that have separate allocators."""
+        """Returns the overhead of consecutive runs, each of which has an allocator of its own."""
         requested_bytes = max(run_overhead.requested_bytes for run_overhead in run_overheads)
         rounding_bytes = max(run_overhead.rounding_bytes for run_overhead in run_overheads)
         reserved_bytes = max(
@@ -88,7 +88,7 @@ class AllocatorOverhead(NamedTuple):
     def extrapolate(
         self, longer_overhead: AllocatorOverhead, missing_layers: int, added_layers: int
     ) -> AllocatorOverhead:
-        """Extrapolates the overhead to `missing_layers` more layers, from a run with `added_layers` more layers."""
+        """Extrapolates the overhead to `missing_layers` more layers, from a run that has `added_layers` more."""
         return AllocatorOverhead(
             *(
                 max(0, longer_bytes + (longer_bytes - shorter_bytes) * missing_layers // added_layers)
@@ -291,7 +291,7 @@ class RepeatAnalysis:
         return self.repeat_cache[place_without_phase]
 
     def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> StackRepeat | None:
-        """Returns the repeat of one stack that contains a module."""
+        """Returns the repeat of one stack's layer pattern that contains a module; None without one."""
         layer_stack = self.stacks[stack_index]
         repeat_index = (allocation_place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
         if layer_stack.contains(allocation_place) and 0 <= repeat_index < RECORDED_REPEATS:

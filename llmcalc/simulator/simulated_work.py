@@ -106,12 +106,12 @@ class WorkBudget:
         self.restart()
 
     def restart(self) -> None:
-        """Begins another search with the same limit."""
+        """Begins another search with the same limit of simulated work."""
         SIMULATED_WORK.begin_search()
         self._units_at_start: int = SIMULATED_WORK.units
 
     def is_spent(self, budget_share: float = 1) -> bool:
-        """Whether a share of the budget is spent, by default all of it."""
+        """Whether a share of the limit is used up; by default all of it."""
         return SIMULATED_WORK.units - self._units_at_start >= budget_share * self._units
 
     @property

@@ -266,11 +266,11 @@ class ValueTensors:
         return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, operation_name: str = "") -> UnsupportedKernel:
-        """Creates the error for an operation without a kernel. operation_name: the operation's name."""
+        """Creates the error for an operation that the profile has no kernel for. operation_name: its name."""
         return UnsupportedKernel(f"{'.'.join(filter(None, (self.path, operation_name)))}: {reason}")
 
     def run_kernel_of_op(self, operation: Step, prefix: str) -> None:
-        """Runs the profile's method `<prefix>_<class of the operation>`."""
+        """Runs the profile's kernel that is named `<prefix>_<class of the op>`."""
         op_name = type(operation.op).__name__
         kernel = getattr(self, method_name(prefix, op_name), None)
         if kernel is None:
@@ -278,7 +278,7 @@ class ValueTensors:
         kernel(operation)
 
     def unknown_verb_error(self, operation: Step, verb: str) -> UnsupportedKernel:
-        """Creates the error for a verb that no profile implements."""
+        """Creates the error for an operation name (verb) that no profile implements."""
         reason = f"the memory of {verb!r} is not modelled; params, flops and kv count this model"
         return self.unsupported(reason, operation.name)
 

@@ -21,7 +21,7 @@ from .presets import known_checkpoint, known_model, publisher_of, read_preset
 def _compressed_tensors_config(
     storage_format: str, weight_format: Mapping[str, Any], *modules_in_16_bits: str
 ) -> dict[str, Any]:
-    """Returns the `quantization_config` that llm-compressor writes if it leaves routers and the output head out.
+    """Returns llm-compressor's `quantization_config` for all linear layers except routers and the output head.
 
     modules_in_16_bits: patterns of further modules that the recipes of this format leave out.
     """
@@ -130,7 +130,7 @@ def has_nvfp4_table(preset_name: str) -> bool:
 
 
 def nvfp4_quantization_config(checkpoint_name: str, preset_name: str) -> tuple[dict[str, Any], str] | None:
-    """Returns the `quantization_config` of an NVFP4 checkpoint by its name, and its formats in words for notes.
+    """Returns the `quantization_config` of an NVFP4 checkpoint by its name, and its formats as text for notes.
 
     checkpoint_name: a hub id or a path. preset_name: its preset. The table is that of NVIDIA's checkpoint of the model,
     whoever publishes this one, because the model decides which layers stay in 8 or 16 bits more than the publisher
@@ -177,7 +177,7 @@ FP8_BLOCKS_OF_LLM_COMPRESSOR = _compressed_tensors_config(
 def recipe_quantization_config(
     checkpoint_name: str, preset_name: str, scheme: str
 ) -> tuple[dict[str, Any], str] | None:
-    """Returns the `quantization_config` of a model's published quantization recipe, and its formats in words.
+    """Returns the `quantization_config` of a model's published quantization recipe, and its formats as text.
 
     None for checkpoints of NVIDIA, whose ModelOpt has no recipes, and where the scheme alone says how it is stored.
     """
@@ -207,7 +207,7 @@ def recipe_quantization_config(
 
 
 def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
-    """Returns the `quantization_config` of a checkpoint with known 16-bit layers, and its formats in words.
+    """Returns the `quantization_config` of a checkpoint with known 16-bit layers, and its formats as text.
 
     checkpoint_name: a hub id or a path. scheme: the scheme in its name. None if the scheme alone says how it is stored.
     """
@@ -222,7 +222,7 @@ def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: st
 
 
 def preset_in_named_format(checkpoint_name: str, preset: Preset, scheme: str) -> tuple[Preset, str, str]:
-    """Returns a preset in the formats that a checkpoint's name states, the scheme to apply, and the formats in words.
+    """Returns a preset in the formats that a checkpoint's name states, the scheme to apply, and the formats as text.
 
     scheme: the scheme in the checkpoint's name, empty for none. It is applied unless the formats of the layers are
     known, which the preset then has in its `quantization_config`.

@@ -141,7 +141,7 @@ def library_scheme(name: str) -> str | None:
 
 
 def library_context(name: str) -> int | None:
-    """Returns the context length in tokens of an Ollama tag if it differs from the preset's.
+    """Returns the context length in tokens that an Ollama tag stands for, if it differs from the preset's.
 
     It is that of the tag without its format: that of `codellama:70b` for `codellama:70b-instruct-q4_K_M`.
     """
@@ -166,7 +166,7 @@ _GGUF_REPOSITORY = re.compile(
 
 
 def _has_tag(name: str) -> bool:
-    """Whether a name has the form of a tag of Ollama's library."""
+    """Whether a name has the form of an Ollama tag, `name:tag`."""
     return _TAG.fullmatch(name) is not None and "gguf" not in name.lower()
 
 
@@ -186,7 +186,7 @@ def is_library_tag(name: str) -> bool:
 
 
 def larger_file_gigabytes(name: str) -> float | None:
-    """Returns the decimal GB of a tag's files if they are known to have more bits than llmcalc counts; else None."""
+    """Returns the decimal GB of a tag's files if these have more bits than llmcalc counts; None for other tags."""
     name = name.partition("?")[0].lower()
     library_name, _, tag = name.partition(":")
     library_tag = _library_tag(name)
@@ -292,7 +292,7 @@ def _presets_by_spelling() -> dict[str, str]:
 
 
 def preset_within_name(model_name: str) -> str | None:
-    """Returns the preset whose name and size make up the longest part of `model_name`; None without one.
+    """Returns the preset whose name, including a size, is the longest part of `model_name`; None without one.
 
     `dolphin-2.9-llama3-8b` has llama3-8b in it. A part begins and ends at words; of parts of equal length the first.
     """
@@ -337,7 +337,7 @@ LONGEST_PATH = 4_096
 
 
 def known_model(model_name: str) -> Preset | None:
-    """Returns the preset of a model's name or path in logs and launch files; None if unknown."""
+    """Returns the preset of a model that logs and launch files state by name or path; None if unknown."""
     if len(model_name) > LONGEST_PATH:
         return None
     model_name = _repository_name(model_name)
@@ -448,7 +448,7 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
 
 
 def _has_usual_group_size(checkpoint_name: str, preset: Preset, scheme: str) -> bool:
-    """Whether the publisher of a checkpoint quantizes in groups of the usual number of columns (`USUAL_GROUP`)."""
+    """Whether a checkpoint's publisher quantizes in groups of the usual number of columns (`USUAL_GROUP`)."""
     publisher = publisher_of(checkpoint_name, preset.name)
     return not (scheme.startswith("awq") and publisher in PUBLISHERS_OF_SMALLER_GROUPS)
 
@@ -495,7 +495,7 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
 
 
 def _is_in_fp8(published_config: dict[str, Any]) -> bool:
-    """Whether a published `quantization_config` has all layers in FP8, so that GGUF files have the types of BF16's."""
+    """Whether a published config has all layers in FP8; then GGUF files have the same types as for BF16."""
     return published_config.get("quant_method") == "fp8" and published_config.get("expert_dtype", "fp8") == "fp8"
 
 
@@ -520,7 +520,7 @@ def publisher_of(checkpoint_name: str, preset_name: str) -> str:
 
 
 def find_by_repository(preset_name: str) -> str | None:
-    """Returns the preset of a repository's name without the owner: `Meta-Llama-3-8B-Instruct`."""
+    """Returns the preset for a repository's name without the owner: `Meta-Llama-3-8B-Instruct`."""
     normalized_name = "" if len(preset_name) > LONGEST_NAME else normalized(preset_name)
     return _presets_by_repository().get(normalized_name) if normalized_name else None
 

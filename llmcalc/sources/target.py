@@ -121,7 +121,7 @@ def load_text(
     head_kind: HeadKind | None = None,
     allow_unknown: bool = False,
 ) -> Preset:
-    """Loads the model of a text: a `config.json` or a native description. error_location: the text's name in errors.
+    """Loads a model from the text of a config or a native description. error_location: the text's name in errors.
 
     Raises `InputError` as `load` does.
     """
@@ -226,7 +226,7 @@ def _describe_hub_model(
 
 
 def load_named_checkpoint(checkpoint_path: str) -> Preset | None:
-    """Loads the preset named in a checkpoint folder's name, in the weight format that the name states.
+    """Loads the preset that a checkpoint folder's name contains, in the weight format that the name states.
 
     None for a name that states no preset.
     """
@@ -389,7 +389,7 @@ def _advice_on_base(model_name: str, base_preset: str) -> str:
 
 
 def _wrapper_types(model_name: str, preset_name: str) -> list[str]:
-    """Returns the wrappers' model types with which the model's name starts, but the preset's name does not.
+    """Returns the model types of wrappers with which the model's name starts and the preset's name does not.
 
     Empty where no configs are read, as on the page.
     """

@@ -58,7 +58,7 @@ class SettingChange:
 
 @frozen
 class FitAnswer:
-    """The verdict on whether a run fits on one accelerator, with the largest runs and possible changes.
+    """Whether a run fits on one accelerator, with the largest runs that fit and changes that make it fit.
 
     memory: the memory of the run.
     fit: the verdict on the run.
@@ -123,7 +123,7 @@ def with_decoding_seconds(
 def largest_run(
     model_memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
 ) -> tuple[int, int]:
-    """Returns two maxima that fit: sequences of the run's length, and the length at the run's batch size.
+    """Returns two maxima: the most sequences of the run's length, and the longest sequences at its batch size.
 
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
@@ -365,7 +365,7 @@ GGUF_SCHEMES, GGUF_CACHE = ("q8_0", "q4_k_m"), "q8_0"
 
 
 def has_many_layers(model_memory: Memory) -> bool:
-    """Whether the model has so many layers that trying changes is slow, so that only a few are tried."""
+    """Whether the model has so many layers that only a few setting changes are tried, because each is slow."""
     return model_memory.spec.layer_count > DEEP_MODEL_LAYERS
 
 
@@ -457,7 +457,7 @@ def cli_options(setting_changes: Mapping[str, Any], serves_users: bool = False) 
 def changes_with_more_devices(
     model_memory: Memory, hardware: Hardware, sufficient_changes: Sequence[SettingChange]
 ) -> list[dict[str, Any]]:
-    """Returns the single-setting changes that are also tried on several accelerators.
+    """Returns the changes of a single setting that are also tried with several accelerators.
 
     All changes that keep the results are combined into one; every other change is tried separately, unless one suffices
     on one accelerator.
@@ -530,13 +530,13 @@ def single_setting_changes(
 def _possible_setting_changes(
     model_memory: Memory, hardware: Hardware
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns changes that do not alter results, and changes of formats, optimizer and trained tensors."""
+    """Returns two lists: changes that do not alter results; changes of formats, optimizer and trained tensors."""
     is_training = model_memory.settings.phase == "training"
     return _training_changes(model_memory, hardware) if is_training else _inference_changes(model_memory, hardware)
 
 
 def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns training changes that do not alter results, and those of optimizer, formats and trained tensors."""
+    """Returns two lists for training: changes that keep results; changes of optimizer, formats, trained tensors."""
     run_settings = model_memory.settings
     cheap_changes: list[dict[str, Any]] = []
     if default_attention(run_settings, model_memory.spec) not in ("flash", "sdpa"):
@@ -573,7 +573,7 @@ LEAST_CAPABILITY_OF_AWQ = 7.5
 
 
 def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns inference changes that do not alter results, and those to narrower cache and weight formats."""
+    """Returns two lists for inference: changes that do not alter results; narrower cache and weight formats."""
     run_settings, memory_use = model_memory.settings, model_memory.states
     is_llama_cpp = usual_stack(hardware, model_memory) == LLAMA_CPP_STACK
     cheap_changes: list[dict[str, Any]] = []
@@ -609,7 +609,7 @@ LARGEST_NARROWER_SHARE = 0.75
 
 
 def _is_narrower(model_memory: Memory, scheme_name: str) -> bool:
-    """Whether a quantization scheme makes the weights smaller; already quantized weights must shrink much."""
+    """Whether a quantization scheme makes the weights smaller, and already quantized weights much smaller."""
     if model_memory.states.quantized_size is None:
         return True
     try:

@@ -182,7 +182,7 @@ class DevicesQuestion:
         )
 
     def _default_batch(self, layout_request: LayoutRequest) -> int:
-        """Returns the default number of sequences per step: one micro-batch per accelerator, or more with pipelines."""
+        """Returns the default sequences per step: a micro-batch per device; for a full layout `memory`'s default."""
         micro_batch, devices = int(self.estimates.memory.states.workload.batch), layout_request.devices
         assert devices is not None
         if not layout_request.has_all_sizes:
@@ -265,7 +265,7 @@ def _fewest_devices_by_halving(
 
 
 def _length_multiple(layout: Layout) -> int:
-    """Returns the number that sequence lengths must be a multiple of, so that ranks get equal parts."""
+    """Returns the number of which sequence lengths must be multiples, so that ranks get equal parts."""
     return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 

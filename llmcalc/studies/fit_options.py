@@ -90,7 +90,7 @@ class _RunOnDevices(NamedTuple):
     runs_of_replicas: Callable[[], Sequence[_RunOnDevices]] = tuple
 
     def fit_on(self, hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime) -> MemoryFit:
-        """Returns the run's fit on an accelerator; it is replayed with that accelerator's runtime if it may fit.
+        """Returns whether the run fits on an accelerator; replays it with the accelerator's runtime if it may fit.
 
         default_runtime: a runtime with which the memory is known already.
         """
@@ -110,7 +110,7 @@ class _RunOnDevices(NamedTuple):
         return self, fit
 
     def option(self, fit: MemoryFit) -> HardwareOption:
-        """Returns the run as a `HardwareOption`, with whether it fits on a kind of accelerator."""
+        """Returns the run as a `HardwareOption`, with the verdict for one kind of accelerator."""
         return HardwareOption(self.devices, self.layout, fit, self.users)
 
     def lower_bounds(self, hardware: Hardware, cuda_runtime: CudaRuntime) -> Iterator[int]:
@@ -186,7 +186,7 @@ def hardware_options(
     cuda_runtime_of: RuntimeFunction,
     option_with_engine: Callable[[Hardware], HardwareOption | None] = lambda hardware: None,
 ) -> tuple[HardwareOption, ...]:
-    """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
+    """Returns the fewest accelerators of each kind on which a run fits; those that fit best come first.
 
     Of those on which it fits alike, accelerators that have no products in the run's number format come last.
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
@@ -299,7 +299,7 @@ def fitting_changes_on_several_devices(
     cuda_runtime_of: RuntimeFunction,
     setting_changes: Sequence[Mapping[str, Any]],
 ) -> Iterator[SettingChange]:
-    """Yields setting changes that fit on several accelerators of a kind, fewest first, last without a change.
+    """Yields setting changes with which the run fits on several accelerators; the unchanged run comes last.
 
     options: the fewest accelerators of each kind for the unchanged run.
     setting_changes: changes of settings that are tried on fewer accelerators than that.
@@ -340,7 +340,7 @@ def _fitting_runs(
     cuda_runtime_of: RuntimeFunction,
     most_devices: int,
 ) -> Iterator[tuple[_RunOnDevices, MemoryFit]]:
-    """Yields runs that fit on 2 to `most_devices` accelerators: those with little headroom, then one with enough."""
+    """Yields runs that fit on 2 to `most_devices` accelerators: with little headroom, and the first with enough."""
     is_training = model_memory.settings.phase == "training"
     runs = _runs_on_usual_number(_runs_on_devices(model_memory, layout_request), hardware, layout_request, is_training)
     for device_run in takewhile(lambda device_run: device_run.devices <= most_devices, runs):

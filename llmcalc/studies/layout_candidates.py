@@ -18,7 +18,7 @@ CONFIGURED_RECOMPUTE = ""
 
 
 class LayoutRun(NamedTuple):
-    """A layout with its micro-batches per step. recompute: value of `--recompute`, as in `Candidate`."""
+    """A layout to estimate or replay, with its micro-batches per step. recompute: value of `--recompute`."""
 
     layout: Layout
     micro_batches: int
@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def run(self) -> LayoutRun:
-        """The layout run of which the search estimates and replays the bytes."""
+        """The `LayoutRun` of the candidate, whose bytes the search estimates and replays."""
         return LayoutRun(self.layout, self.micro_batches, self.recompute)
 
     @property
@@ -75,13 +75,13 @@ class Candidate:
 
     @property
     def options(self) -> str:
-        """The layout and recomputation as options of `memory` and `time`."""
+        """The layout and its recomputation as command-line options of `memory` and `time`."""
         recompute = "" if self.recompute == CONFIGURED_RECOMPUTE else f"--recompute {self.recompute}"
         return f"{self.layout.options()} {recompute}".strip()
 
 
 def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by seconds per step; among ties, the most common kind of layout comes first.
+    """Sorts candidates by seconds per step; if times tie, the most common kind of layout comes first.
 
     The most common layout has the smallest context parallelism, then the fewest kinds of parallelism; among equals the
     fastest comes first, then the one with the fewest bytes.
@@ -149,7 +149,7 @@ ENOUGH_HEADROOM = 0.1
 
 
 def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by the sum of their places in the orders by headroom, by communication and by bubble."""
+    """Sorts candidates by the sum of three ranks: in memory headroom, in sent bytes and in pipeline bubble."""
     position_sums: dict[int, int] = {}
     sort_keys: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),

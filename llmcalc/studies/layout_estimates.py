@@ -44,7 +44,7 @@ class LayoutEstimates:
         return self.with_recompute(FULL_RECOMPUTE)
 
     def with_recompute(self, recompute_mode: str) -> LayoutEstimates:
-        """Returns the estimates for a value of `--recompute`; the same object for the same value."""
+        """Returns the estimates under a value of `--recompute`; the same object for the same value."""
         if recompute_mode == CONFIGURED_RECOMPUTE:
             return self
         if recompute_mode not in self._estimates_by_recompute:
@@ -113,7 +113,7 @@ class RunEstimates:
         return self.peak_estimate(run.recompute).lower_bound_bytes(run.layout, run.micro_batches)
 
     def has_too_large_rank(self, run: LayoutRun, is_too_large: Callable[[int], bool]) -> bool:
-        """Whether the tensor bytes of some rank are too large, which is faster to compute than `tensor_bytes`."""
+        """Whether some rank's tensor bytes are too large; faster to compute than `tensor_bytes`."""
         return self.peak_estimate(run.recompute).exceeds(run.layout, run.micro_batches, is_too_large)
 
     def sent_bytes(self, run: LayoutRun) -> int:

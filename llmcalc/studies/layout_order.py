@@ -80,7 +80,7 @@ def search_budget() -> WorkBudget:
 
 @frozen
 class LayoutOrder:
-    """Sorts layouts by time, or by their places in the orders by headroom, communication and bubble.
+    """Sorts layouts by time, or by the sum of their ranks in headroom, sent bytes and bubble.
 
     The best are replayed. Each layout recomputes as little as it needs to fit.
 
@@ -103,7 +103,7 @@ class LayoutOrder:
     def plan(
         self, rows: int, suggests_nearest: NearestPolicy = "always", replay_limit: int | None = None
     ) -> RankedLayouts:
-        """Returns the sorted layouts, of which at least `rows` fit if so many can be found.
+        """Returns the sorted layouts; at least `rows` of them fit, if so many can be found.
 
         rows: number of fitting layouts after which replays end.
         replay_limit: number of layouts after which replays end, whether they fit or not; None (default) for
@@ -178,7 +178,7 @@ class LayoutOrder:
         return self._with_refusals(ranked_layouts, too_large_count + len(too_large_candidates))
 
     def _candidate_that_may_fit(self, layout: Layout, micro_batches: int) -> Candidate | None:
-        """Returns a layout's candidate with as little recomputation as fits; None if the layout does not fit.
+        """Returns a layout as a `Candidate` with the least recomputation that fits; None if it does not fit.
 
         Bounds that are known sooner than the estimate come first. Raises `InputError` for a layout that can have no
         kind of recomputation.
@@ -214,7 +214,7 @@ class LayoutOrder:
             return 0.0
 
     def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Returns candidates in the order of the plan: by time if it is estimated, otherwise by memory."""
+        """Returns candidates sorted as in the plan: by time if it is estimated, otherwise by memory."""
         return (sorted_by_time if self.run_estimates.are_timed else sorted_by_memory)(candidates)
 
     def _replay_in_order(
@@ -300,7 +300,7 @@ class LayoutOrder:
         return replace(candidate, device_bytes=candidate_bytes, upper_bound_bytes=candidate_bytes, is_replayed=True)
 
     def _candidates_of_layouts(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
-        """Returns each layout's candidate, or the error if the framework does not support its recomputation.
+        """Returns each layout as a `Candidate`, or the error if the framework cannot recompute as asked.
 
         The entry is None for a layout that surely does not fit and whose kernels other layouts have; nothing more of it
         is estimated. Layouts with many stages come first, because they show how many bytes layers save. Layouts that
@@ -327,7 +327,7 @@ class LayoutOrder:
         return not has_too_large_static_bytes or _kernel_layout_sizes(layout) not in self._estimated_sizes
 
     def _candidate_or_error(self, layout: Layout, micro_batches: int) -> Candidate | InputError | None:
-        """Returns a layout's candidate, None if the layout surely does not fit, or the error that refuses it."""
+        """Returns a layout as a `Candidate`, None if it surely does not fit, or the error that refuses it."""
         try:
             return self._fitting_candidate(layout, micro_batches, self.recompute_modes, needs_fit=True)
         except InputError as error:
@@ -400,7 +400,7 @@ class LayoutOrder:
     def _candidate_of_estimate(
         self, estimate: EstimatedLayout, layout: Layout, micro_batches: int
     ) -> Candidate | InputError | None:
-        """Returns the candidate of an estimate from a forked process, and counts the estimate's work."""
+        """Returns the `Candidate` of an estimate from a forked process, and counts the estimate's work here."""
         SIMULATED_WORK.add(estimate.work)
         for peak_estimate, measurements in zip(self._peak_estimates(), estimate.measurements, strict=True):
             peak_estimate.add_measurements(measurements)
@@ -448,7 +448,7 @@ class LayoutOrder:
     def _fitting_candidate(
         self, layout: Layout, micro_batches: int, recompute_modes: Sequence[str], needs_fit: bool = False
     ) -> Candidate | None:
-        """Returns the candidate with the first `--recompute` value with which it may fit, otherwise the last value.
+        """Returns the candidate under the first value of `--recompute` with which it may fit, otherwise the last value.
 
         needs_fit: whether values with which the layout surely does not fit are passed over where others have its
             kernels, and None is returned if it does not fit with the rest; false by default.
@@ -499,7 +499,7 @@ class LayoutOrder:
         return None if has_skipped_mode else last_candidate
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
-        """Returns the candidate with the next `--recompute` value with which it may fit; None without one."""
+        """Returns the candidate under the next value of `--recompute` with which it may fit; None if none may."""
         modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (

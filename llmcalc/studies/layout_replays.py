@@ -91,7 +91,7 @@ def _largest_replay(
     ranks: Sequence[int],
     replay_rank: Callable[[int], RankReplay],
 ) -> ReplayedLayout:
-    """Returns the replay of a layout's largest rank; ranks that surely need less are not replayed.
+    """Returns the replay of a layout's largest rank; ranks that surely need less are left out.
 
     ranks: those that may need the most. replay_rank: rank → its replay. Work before an error is counted.
     """
@@ -198,7 +198,7 @@ class LayoutReplays:
     def estimates(
         self, estimate_tasks: Sequence[EstimateTask], estimate_layouts: EstimateLayouts
     ) -> Iterator[dict[int, EstimatedLayout]]:
-        """Yields the estimates of each task; all tasks run at the same time."""
+        """Yields the estimates of each task; the tasks run at the same time in several processes."""
         self._estimate_layouts = estimate_layouts
         rank_memory = self._run_estimates.framework.rank_memory
         if isinstance(rank_memory, LazyFunction):
@@ -289,7 +289,7 @@ class LayoutReplays:
         return replayed_layout
 
     def _replay_task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
-        """Returns a layout run's replay task. has_no_limit: whether only the work, and not `byte_limit`, ends it."""
+        """Returns the replay task of a layout run. has_no_limit: whether `byte_limit` does not end the replay."""
         stage_peaks = () if layout_run.layout.pp == 1 else tuple(self._run_estimates.stage_peaks(layout_run))
         return ReplayTask(layout_run, stage_peaks, byte_limit, self._budget.units_left if has_no_limit else None)
 
@@ -305,6 +305,6 @@ class LayoutReplays:
 
 
 def _pass_sizes(layout_run: LayoutRun) -> tuple[object, ...]:
-    """Returns the sizes that determine a layer's recorded pass; runs with equal sizes share recordings."""
+    """Returns the parallel sizes that determine a layer's recorded pass; runs with equal sizes share it."""
     layout = layout_run.layout
     return layout.tp, layout.cp, layout.cp_comm, layout.ep, layout.sequence_parallel, layout_run.recompute

@@ -132,7 +132,7 @@ class LayoutPlan:
 
     @property
     def step_tokens(self) -> int:
-        """The tokens of a training step of all devices."""
+        """The tokens that all devices process in a training step."""
         return self.global_batch * int(self.memory.states.workload.seq)
 
     @property
@@ -350,7 +350,7 @@ def plan_layouts(
 
 
 def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
-    """Returns the first plan with a layout that fits, with the other such plans added; else the last plan."""
+    """Returns the first of the plans that has a fitting layout, with the other such plans added; else the last."""
     fitting_plans = [plan for plan in plans if plan.ranked_layouts.feasible]
     return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
@@ -369,7 +369,7 @@ def incomplete_search_error(plan: LayoutPlan) -> IncompleteSearchError:
 
 
 def _recompute_modes(model_memory: Memory, framework_record: Framework) -> tuple[str, ...]:
-    """Returns the values of `--recompute` that a plan tries, the one with the least recomputation first.
+    """Returns the values of `--recompute` that a plan tries, from least recomputation to least memory.
 
     The values are none, selective and full, unless the user chose one.
     """

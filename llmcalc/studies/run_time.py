@@ -411,7 +411,7 @@ def _gradient_buffer_bytes(model_memory: Memory) -> float | None:
 
 
 def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
-    """Returns the optimizer's bytes of states and FLOPs of matrix products, both per trained parameter."""
+    """Returns, per trained parameter, the bytes of optimizer states and the FLOPs of the optimizer's products."""
     memory_use = memory.states
     assert memory_use.optimizer is not None
     product_flops, parameter_count = optimizer(memory_use.optimizer.name).product_flops, memory_use.parameter_count

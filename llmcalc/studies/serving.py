@@ -54,7 +54,7 @@ MOST_STAGES = 8
 
 @frozen
 class SizesRequest:
-    """The sizes that a user gave for a server; None for sizes to search. devices: of the whole server."""
+    """The parallel sizes that a user gave for a server; None for sizes to search. devices: of the whole server."""
 
     devices: int | None = None
     tp: int | None = None
@@ -99,7 +99,7 @@ class SizesRequest:
 
     @staticmethod
     def _layouts_by_devices(all_sizes: Iterable[LayoutSizes], devices: int | None) -> list[LayoutSizes]:
-        """Returns the layouts whose replicas use all devices, sorted by number of devices per replica."""
+        """Returns the layouts whose replicas use all devices; layouts with small replicas come first."""
         return sorted(
             (layout_sizes for layout_sizes in all_sizes if devices is None or devices % layout_sizes.devices == 0),
             key=lambda layout_sizes: (layout_sizes.devices, layout_sizes.pp, layout_sizes.dp, layout_sizes.ep),
@@ -197,7 +197,7 @@ class ServeStudy:
 
     @property
     def longest_request(self) -> int:
-        """Tokens of the longest request."""
+        """The tokens of the longest request: prompt and answer."""
         return self.request_sizes.total_tokens if self.trace is None else self.trace.longest_request
 
     @property

@@ -97,7 +97,7 @@ class ShapeFamily:
 
     @property
     def width_step(self) -> int:
-        """The number of which all hidden sizes are multiples, for integer head counts; at least `size_unit`."""
+        """The number of which all hidden sizes are multiples, so that head counts are integers."""
         width_fractions = [
             width_fraction
             for head_sizes in self._head_sizes_of_layers()
@@ -375,7 +375,7 @@ def find_shapes(
     seq: int = 2048,
     dtype: str = "bfloat16",
 ) -> ShapeStudy:
-    """Finds about `row_count` shapes whose cost is within `tolerance_percent` of the budget, evenly spaced in log h/L.
+    """Finds about `row_count` shapes that cost the budget within `tolerance_percent`, evenly spaced in log h/L.
 
     target_spec: the original model of the family; its shape is one of the rows if its cost matches the budget.
     Raises `InputError` if no shape matches the budget.
@@ -447,7 +447,7 @@ def _depth_range(model_family: ShapeFamily, hidden_size: int) -> tuple[int, int]
 
 
 def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: float) -> range:
-    """Returns every hidden size for which some depth with h/L in range meets the cost budget.
+    """Returns every hidden size for which a depth with h/L in range costs the budget.
 
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
@@ -583,7 +583,7 @@ def _shape_of_size(
 
 
 def _scaled_target(target_spec: ModelSpec | None, budget: CostBudget) -> tuple[float, float, float] | None:
-    """Returns the target's h and L scaled to the budget's training compute, and the ratio of the two computes.
+    """Returns the target's h and L scaled to the budget's training compute, and the ratio of the computes.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).

@@ -229,7 +229,7 @@ def _is_vector_read(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
 
 
 def _memory_figure_name(time_estimator: TimeEstimator, kernel: Kernel) -> str:
-    """Returns the name of the bandwidth figure that a kernel's memory traffic is divided by."""
+    """Returns the name of the measured bandwidth share that applies to a kernel's memory traffic."""
     if _reads_cache(time_estimator, kernel):
         return "cache"
     return "vector_read" if _is_vector_read(time_estimator, kernel) else "memory"

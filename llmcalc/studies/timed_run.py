@@ -141,7 +141,7 @@ class TimedRun:
 
     @property
     def leaves_layers_on_host(self) -> bool:
-        """Whether the run does not fit and its software runs the remaining layers from host memory."""
+        """Whether the run does not fit, and its software runs the layers that do not fit from host memory."""
         return not self.fits and self.stack.splits_to_host and not self.hardware.unified_memory
 
     @property

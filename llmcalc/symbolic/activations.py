@@ -119,7 +119,7 @@ class ActivationFormulas:
         )
 
     def components(self) -> list[tuple[int, FormulaNode]]:
-        """Returns the layers and their modules, the storages that layers share, and the loss."""
+        """Returns layers and their modules, with entries for the storages that layers share and for the loss."""
         component_nodes = components(self.formulas)
         for stack_path in self.numeric_sums.shared_bytes:
             last_layer_index = max(
@@ -165,7 +165,7 @@ class ActivationFormulas:
 
 
 class SavedByteSums:
-    """The bytes that every node saves for the backward pass, summed over tensor storages.
+    """The bytes that every node saves for the backward pass, summed over its tensor storages.
 
     root_node: the whole model.
     memory_blocks: the storages.

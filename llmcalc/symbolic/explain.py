@@ -35,7 +35,7 @@ MOST_LAYER_KINDS = 40
 
 @dataclass(frozen=True, slots=True)
 class FormulaSection:
-    """The formulas of one node of the model, for one of its repeats.
+    """The formulas of one node of the model (of a single repeat of it).
 
     formula_nodes: every place in the tree where they apply.
     formulas: the formulas.

@@ -347,7 +347,7 @@ class Formulas:
             )
 
     def _evaluate_at_numbers(self, expression: Any, expected_value: Fraction, node: FormulaNode) -> Any:
-        """Returns the expression with all symbols except S replaced by numbers.
+        """Returns the expression with numbers in place of all symbols except the sequence length S.
 
         Raises `ArithmeticError` if its value differs from `expected_value`.
         """
@@ -516,7 +516,7 @@ def _cache_terms(
 
 
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:
-    """Returns a cost function multiplied by a factor."""
+    """Returns a cost function whose result is multiplied by a factor."""
 
     def scaled_cost(counted_op: CountedOp) -> Number:
         unscaled_cost = cost(counted_op)

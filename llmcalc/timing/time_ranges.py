@@ -174,7 +174,7 @@ def expected_range(
     burst_seconds: Number | None = None,
     fast_host_seconds: Number | None = None,
 ) -> TimeRange:
-    """Returns an estimated time with its range. seconds: the estimate.
+    """Returns a time estimate with its range. seconds: the estimate.
 
     untested_reason: what of the run was never measured on any device; default nothing.
     burst_seconds: of a first token beside other requests, the estimate where all of them arrive at once, of which the

@@ -92,7 +92,7 @@ class WorkRecorder(PlacementTracker):
     work: RankWork = field(init=False)
 
     def record(self, program: RankFlow) -> RankWork:
-        """Records the operations of a rank's forward pass, and returns the rank's kernels and messages."""
+        """Records the operations of a rank's forward pass; returns its kernels and messages as `RankWork`."""
         self.work = RankWork(self.rank_pass)
         self.full_run: RunConfig = self.rank_pass.run_config()
         self.layer: int = BEFORE_LAYERS
@@ -231,7 +231,7 @@ class WorkRecorder(PlacementTracker):
         self.layer, self.layers = AFTER_LAYERS, 1
 
     def _last_product(self, scope_items: Iterable[ProgramItem]) -> Step | None:
-        """Returns the product after which a layer saves no tensor; None without one, or with adapters.
+        """Returns the last product of a layer after which no tensor is saved; None without one, or with adapters.
 
         None for routed experts too: Automodel runs shared experts before them, torchtitan after them.
         """
@@ -304,7 +304,7 @@ class WorkRecorder(PlacementTracker):
         )
 
     def _has_partial_sum_output(self, operation: Step) -> bool:
-        """Whether a step's result is a partial sum over ranks, because the step is linear and an input is one."""
+        """Whether a step's result is a partial sum over ranks: the step is linear, and an input is a partial sum."""
         if operation.verb not in VERBS_BEFORE_REDUCTION:
             return False
         partial_inputs = list(map(self._is_partial, operation.input_values))
@@ -412,7 +412,7 @@ class WorkRecorder(PlacementTracker):
     # --- sizes -------------------------------------------------------------------------------------------------------
 
     def _repeats_per_layer(self) -> Number:
-        """Returns how often each layer runs the current operation: the operation's repeats per layer."""
+        """Returns how often one layer runs the current operation."""
         return exact_div(self.repeat_count, self.layers)
 
     def _rows_on_rank(self, recorded_value: Value) -> Number:
@@ -637,7 +637,7 @@ class WorkRecorder(PlacementTracker):
         return run_config.phase == "decode" or not is_zero(run_config.workload.context)
 
     def _lower_scores(self, operation: Step) -> None:
-        """Adds a product of queries and keys whose scores are stored: for a separate softmax or a key selection."""
+        """Adds a query-key product whose scores are stored, for a separate softmax or for the selection of keys."""
         op, ranks, run_config = operation.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
         query_key_pairs = run_config.batch * op.pairs(run_config)

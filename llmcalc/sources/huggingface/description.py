@@ -293,7 +293,7 @@ def _class_projection(
 
 
 def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> list[str]:
-    """Returns a remark if weight tying is counted otherwise than a wrapper's class or its text section has it.
+    """Returns a remark if the wrapper's class, or its text section, ties weights differently than is counted.
 
     The text model's default counts.
     """
@@ -429,7 +429,7 @@ def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
 def _inner_model_config(
     root_model_type: str, root_config: Mapping[str, Any], field_name: str, default_value: int
 ) -> tuple[str, Mapping[str, Any], int]:
-    """Returns type and config of the model in a projection class, and the size of the projected vectors."""
+    """Returns the model inside a projection class (type and config), and the size of the projected vectors."""
     section_value = root_config[family_of(root_model_type).text_section]
     inner_model_type = usual_name(section_value.get("model_type") or str(family_of(root_model_type).text_type))
     vector_size = Config(root_config, {field_name: default_value}, root_model_type).integer(field_name)
@@ -437,7 +437,7 @@ def _inner_model_config(
 
 
 class ConfigDescription(NamedTuple):
-    """The result of reading a config: the description, remarks and unknown fields.
+    """The result of reading a config: description, remarks and unknown fields.
 
     model: the `model` table of a native description.
     notes: remarks for the user.

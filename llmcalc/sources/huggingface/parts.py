@@ -113,7 +113,7 @@ def rope(
 
 
 def full_rope(config: Config) -> Table:
-    """Returns rotary positions for a part of each head that is separate and fully rotated.
+    """Returns rotary positions for a separate part of each head, all of whose dimensions are rotated.
 
     The whole part is rotary, whatever fraction the config states.
     """
@@ -152,7 +152,7 @@ def fused_glu(config: Config) -> Table:
 
 
 def clamped_swiglu(ffn: Table) -> Table:
-    """Returns a SiLU-gated network with limits: `swiglu_limit` clamps the gate from above, the values on both sides."""
+    """Returns a SiLU-gated network: `swiglu_limit` clamps the gate from above, the up projection on both sides."""
     return {**ffn, "hidden_act": "clamped_silu", "up_act": "clamped"}
 
 

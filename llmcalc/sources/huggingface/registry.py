@@ -1,4 +1,4 @@
-"""The supported model types of Hugging Face configs, the file that reads each, and facts about their classes."""
+"""The supported model types of Hugging Face configs, the reader file of each type, and facts about their classes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ TYPE_BY_SPELLING = {kind.replace("-", "_"): kind for kind in FILE_BY_TYPE} | OTH
 
 
 class LibraryClasses(NamedTuple):
-    """Facts about the classes of `transformers`, which `python -m tests.sources.test_classes` lists.
+    """The generated facts about the classes of `transformers` (`python -m tests.sources.test_classes` writes them).
 
     transformers: the version of the library.
     classes: model type → its classes.
@@ -143,7 +143,7 @@ def library_class_names() -> dict[str, list[str]]:
 
 
 def has_grouped_router(model_type: str, family: Family) -> bool:
-    """Whether the model's class or its published code selects each token's experts from a few groups of experts."""
+    """Whether the class, or its published code, selects a token's experts from a few groups of experts."""
     return family.has_grouped_router or (family.class_model_type or model_type) in library_classes().grouped_routers
 
 
@@ -161,7 +161,7 @@ def model_type_of_class_name(class_name: str) -> str:
 
 
 def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
-    """Returns the model type of a config by a field in `TYPE_BY_CODE_FIELD`; empty if it has none or its value is 0."""
+    """Returns the model type that a config's field in `TYPE_BY_CODE_FIELD` implies; empty if none does."""
     config_type = config_data.get("model_type") or model_type_of_class_name(architecture_of(config_data))
     return next(
         (
@@ -188,14 +188,14 @@ def model_types() -> list[str]:
 
 @cache
 def _add_unlisted_families() -> None:
-    """Adds the families of files that are missing in `TYPES_BY_FILE`."""
+    """Registers the families of files that `TYPES_BY_FILE` does not list."""
     for family_file in family_files():
         if family_file not in TYPES_BY_FILE:
             FILE_BY_TYPE.update(dict.fromkeys(families_of_file(family_file), family_file))
 
 
 def family_files() -> list[str]:
-    """Returns the names of all family files, also of those missing in `TYPES_BY_FILE`."""
+    """Returns the names of all family files, including those that `TYPES_BY_FILE` does not list."""
     from pkgutil import iter_modules
 
     families_folder = Path(__file__).with_name("families")
@@ -222,7 +222,7 @@ def _with_defaults(family: Family, model_type: str) -> Family:
 
 
 def usual_name(model_type: str) -> str:
-    """Returns the model type in its class's spelling, for a spelling with `_` instead of `-` or for a folder name."""
+    """Returns the model type in its class's spelling, from a spelling with `_` instead of `-` or a folder's name."""
     return TYPE_BY_SPELLING.get(model_type.replace("-", "_"), model_type)
 
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters that run in one autograd function for a gated network, for three projections or for one layer.
+"""Low-rank adapters computed in one autograd function: of a gated network, of three projections, or of one layer.
 
 Source: axolotl at 067b021c, kernels/lora.py (`matmul_lora`, `LoRA_MLP`, `LoRA_QKV`, `LoRA_O`), kernels/swiglu.py
 (`swiglu_backward`) and monkeypatch/lora_kernels.py for the modules in which they run.
@@ -35,7 +35,7 @@ OUTPUT_PROJECTION = "o_proj"
 
 
 class FusedAdapterKernels(LoraKernels):
-    """Kernels in which the adapters of attention or of a gated network are one function, which saves its input once."""
+    """Kernels that run the adapters of attention or of a gated network as one function, which saves its input once."""
 
     @property
     def _runs_fused_adapters(self) -> bool:
@@ -63,7 +63,7 @@ class FusedAdapterKernels(LoraKernels):
         return lambda: self._run_gated_network(module_scope, gated_network)
 
     def _gated_network(self, module_scope: ModuleScope) -> Sequence[Step]:
-        """Returns the adapted gate, up and down projections if the module is a gated network; otherwise none."""
+        """Returns a gated network's gate, up and down projections if they have adapters; none for other modules."""
         if any(not isinstance(scope_item, Step) for scope_item in module_scope.items):
             return ()
         steps = [step for step in module_steps(module_scope) if step.verb != "dropout" or step.options["probability"]]
@@ -78,7 +78,7 @@ class FusedAdapterKernels(LoraKernels):
 
     @compared(FUSED_ADAPTERS_WITNESS, fused_adapters=True)
     def _run_gated_network(self, module_scope: ModuleScope, linear_layers: Sequence[Step]) -> None:
-        """Runs a gated network, which saves its input, the gate and the up-projection.
+        """Runs a gated network as one function, which saves its input, the gate and the up-projection.
 
         Its backward pass writes the activated product and the two gradients over the gradient of that product, the gate
         and the up-projection.
@@ -143,7 +143,7 @@ class FusedAdapterKernels(LoraKernels):
 
     @compared(FUSED_ADAPTERS_WITNESS, fused_adapters=True)
     def _run_projections(self, projections: Sequence[Step]) -> None:
-        """Runs projections that read one input: the input is saved once, and has one gradient tensor."""
+        """Runs projections of one input, which is saved once and has one gradient tensor."""
         graph, reader = self.graph, projections[-1]
         x = self.aten.autocast_operand(self.flat_tensor(projections[0].input_values[0], reader))
         weights = [self.linear_weight(layer) for layer in projections]
@@ -197,7 +197,7 @@ class FusedAdapterKernels(LoraKernels):
         return output
 
     def _input_gradients(self, x: Tensor, dropped_x: Tensor, weights: Sequence[Tensor]) -> list[OptionalGradient]:
-        """Returns the gradient of x, summed in place over the weights, and of x's copy after dropout, if any."""
+        """Returns the gradient of x (one sum over the weights), and of x's copy after dropout, if there is one."""
         decoded_weight = None
         input_gradient: Tensor | None = None
         for weight in weights:

@@ -168,13 +168,13 @@ class LoraKernels(FakeQuantizationKernels):
         return self.choices.matches_transformers and self.adapters is None and bool(operation.options.get("fused"))
 
     def _joined_layer_name(self, operation: Step) -> str:
-        """Returns the name of the class's linear layer with several projections; empty if adapters split them."""
+        """Returns the class's linear layer of which this projection is a part; empty if adapters split it."""
         if self.adapters is None or operation.verb != "linear":
             return ""
         return self.adapters.joined_layers.get((self.frames[-1].scope.name, operation.name), "")
 
     def _fused_projections(self, operation: Step) -> list[Step]:
-        """Returns, in order, the projections that run in one product with a projection; none if it runs alone."""
+        """Returns, in order, the projections that are computed with this one as one product; none if it is alone."""
         joined_layer_name = self._joined_layer_name(operation)
         if joined_layer_name:
             joined_steps = self._linear_layers_of_input(
@@ -203,7 +203,7 @@ class LoraKernels(FakeQuantizationKernels):
         ]
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
-        """Runs projections of one input as one product and splits the result."""
+        """Runs projections of one input as one matrix product, and splits the result."""
         x, output_widths = (
             self.flat_tensor(operations[0].input_values[0]),
             [operation.output_values[0].width for operation in operations],
@@ -229,7 +229,7 @@ class LoraKernels(FakeQuantizationKernels):
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].output_values[0])
 
     def _run_fused_projections(self, operations: list[Step]) -> None:
-        """Runs fused projections as one product and splits the result. The weights are stored separately.
+        """Runs projections whose weights are stored separately as one matrix product, and splits the result.
 
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """
@@ -406,7 +406,7 @@ class LoraKernels(FakeQuantizationKernels):
         lora_b: Tensor,
         magnitude: Tensor,
     ) -> Tensor:
-        """Adds the output of an adapter with a trained magnitude of each output (DoRA: arXiv:2402.09353).
+        """Adds the output of a DoRA adapter, which has a trained magnitude per output (arXiv:2402.09353).
 
         Sources: peft/tuners/lora/variants.py, `DoraLinearVariant.forward`; peft/tuners/lora/dora.py,
         `DoraLinearLayer.forward`; torchtune/modules/peft/dora.py, `DoRALinear.forward`. The norms of the whole rows
