@@ -153,7 +153,7 @@ def _broadcast_size(first_axis_size: Number, second_axis_size: Number) -> Number
 
 @lru_cache(CACHED_STRIDES)
 def elementwise_strides(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
-    """Returns the strides of an elementwise result: the operands' strides if equal, otherwise dense strides in the same
+    """Returns the strides of an elementwise result: the operands' if they are equal, otherwise dense ones in the same
     axis order.
     """
     if all(operand_shape == shape for operand_shape, _ in operands):

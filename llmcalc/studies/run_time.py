@@ -361,7 +361,7 @@ class TrainingTimes:
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
-        """Yields settings that are often the cause of slower runs, each with the estimated seconds under it."""
+        """Yields settings that often slow down runs, each with the seconds that the step would take."""
         step_plan, spec = self.plan(layout, micro_batches), self.memory.spec
         device, software_stack = self.device, self.stack
         older_stack = software_stack.model_copy(update={"attention": "fa2"})

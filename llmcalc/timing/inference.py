@@ -139,7 +139,7 @@ def graph_prompt_tokens(spec: ModelSpec, software_stack: SoftwareStack, pp: Numb
 def seconds_without_graphs(
     prompt_pass: InferencePass, software_stack: SoftwareStack, number_formats: NumberFormats, graph_tokens: int
 ) -> float:
-    """Returns the seconds that a prompt's pass takes longer if the host launches every kernel.
+    """Returns the additional seconds of a prompt's pass if the host launches every kernel.
 
     graph_tokens: most tokens of a pass whose kernels graphs launch otherwise.
     """

@@ -60,7 +60,7 @@ def canonical_values(spec: ModelSpec) -> dict[str, Any]:
 
 
 def has_canonical_values(spec: ModelSpec, canonical_fields: Mapping[str, Any]) -> bool:
-    """Whether a model has these canonical values; computes the model's only up to the first difference."""
+    """Whether a model's canonical values are these; computes them only up to the first difference."""
     missing_fields = set(canonical_fields)
     for field_name, field_value in _canonical_fields(spec):
         missing_fields.discard(field_name)
@@ -107,7 +107,7 @@ def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[D
 
 
 def count_changed_values(difference: Difference) -> int:
-    """Returns how many values a difference has; a component that only one spec has counts with all its fields."""
+    """Returns the number of values that differ; a component that only one spec has counts with all its fields."""
     return max(_field_values(difference[1]), _field_values(difference[2]))
 
 

@@ -134,7 +134,7 @@ def _read_voxtral_realtime(root_config: Config, config: Config, text_hidden_size
 
 
 def _read_ultravox(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Ultravox: concatenated positions, a norm, a gated linear layer, and a linear layer to the text's width.
+    """Reads Ultravox: concatenated positions, a norm, a gated and a plain linear layer to the text model's width.
 
     A norm follows the gated layer (`projector_ln_mid`, from version 0.5 on) or the last one. An encoder that
     `audio_model_id` names is loaded from there, whatever `audio_config` says.

@@ -88,7 +88,7 @@ def _conformer_encoder(
 
 
 def _read_pair(config: Config, field_name: str) -> list[int]:
-    """Reads a config field with two positive integers."""
+    """Reads a config field that has two positive integers."""
     size_pair = config.get(field_name)
     if (
         not isinstance(size_pair, list | tuple)

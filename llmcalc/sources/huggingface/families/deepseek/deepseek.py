@@ -133,7 +133,7 @@ def _read_axk1(config: Config) -> Table:
 
 
 def _read_minicpm3(config: Config) -> Table:
-    """Reads MiniCPM3. Scaling factors of embeddings, residuals and logits are not matrix products."""
+    """Reads MiniCPM3. Its scaling factors of embeddings, residuals and logits are not counted as FLOPs."""
     v_head_dim = config.optional_integer("v_head_dim") or config.quotient(
         "num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads")
     )

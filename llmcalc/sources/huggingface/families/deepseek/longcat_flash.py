@@ -15,7 +15,7 @@ from .deepseek import LATENT_WRITERS, ROUTING_FIELDS, latent_attention
 
 
 def read_longcat_flash(config: Config) -> Table:
-    """Reads LongCat-Flash. Scaling factors of latents and of the experts' sum are not matrix products."""
+    """Reads LongCat-Flash. Its scaling factors of latents and of the experts' sum are not counted as FLOPs."""
     head_size = config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
     config.require("qk_head_dim", None, head_size)
     attention = latent_attention(

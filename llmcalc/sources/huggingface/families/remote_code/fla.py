@@ -340,7 +340,7 @@ def _fla_family(
     ignored_fields: frozenset[str],
     aliases: Mapping[str, str] = ALIASES,
 ) -> Family:
-    """Returns a family of flash-linear-attention without dropout. model_name: its folder in fla/models."""
+    """Returns the `Family` of a flash-linear-attention model, which has no dropout. model_name: its folder there."""
     source = f"{FLA_CODE_FOLDER}{model_name}"
     return Family(read_model, defaults, ignored_fields, aliases=aliases, dropout_fields={}, source=source)
 
