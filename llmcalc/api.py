@@ -539,7 +539,7 @@ def time(
     """Estimates the seconds of a training step, of a prompt batch, or of one token of every sequence.
 
     `.result.time_range` has `.low`, `.estimate` and `.high`. The seconds are split in `.result.seconds_by_part`,
-    `.result.bounds` and `.result.nodes(depth)`.
+    `.result.seconds_by_bound` and `.result.nodes(depth)`.
 
     phase: training, prefill or decode; default decode, or training if an option that only training has is given.
     launch: the file that starts the run. engine: a serving engine (`vllm==0.19`); default vllm,

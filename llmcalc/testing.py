@@ -59,7 +59,7 @@ def assert_counts(
 
 @contextmanager
 def _restore_buffers(module: nn.Module) -> Iterator[None]:
-    """Returns a context manager that restores the module's buffers and torch's random state after a pass."""
+    """Returns a context manager that restores a module's buffers and torch's random state."""
     import torch
 
     buffer_copies = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]

@@ -1,4 +1,4 @@
-"""Number formats, and functions that print and parse numbers. Only this file uses the factors 1000 and 1024.
+"""Number formats, and functions that format and parse numbers. Only this file uses the factors 1000 and 1024.
 
 Counts and rates are decimal (8.03 B parameters, 989 TFLOP/s, 3.35 TB/s); memory is binary (15.0 GiB).
 """
@@ -76,7 +76,7 @@ def bits_to_bytes(bits: int) -> int:
 
 
 def _value_in_largest_unit(number: float, unit_base: int, unit_names: tuple[str, ...]) -> tuple[float, str]:
-    """Returns the value in the largest unit with a value of at least 1, and the unit."""
+    """Returns a number in the largest unit in which it is at least 1, and this unit."""
     scaled_value, unit_index = float(number), 0
     while abs(scaled_value) >= unit_base and unit_index < len(unit_names) - 1:
         scaled_value, unit_index = scaled_value / unit_base, unit_index + 1
@@ -86,7 +86,7 @@ def _value_in_largest_unit(number: float, unit_base: int, unit_names: tuple[str,
 
 
 def count(number: int) -> str:
-    """Prints a count with a decimal suffix: `8.03 B`, `218.11 M`, `512`."""
+    """Returns a count as text with a decimal suffix: `8.03 B`, `218.11 M`, `512`."""
     if abs(number) < 1000:
         return f"{number:,}" if isinstance(number, int) else f"{number:.2f}"
     scaled_value, unit_suffix = _value_in_largest_unit(number, 1000, COUNT_SUFFIXES)
@@ -94,12 +94,12 @@ def count(number: int) -> str:
 
 
 def exact_text(number: int) -> str:
-    """Prints a count with all digits: `8,030,261,248`."""
+    """Returns a count as text with all digits: `8,030,261,248`."""
     return f"{number:,}"
 
 
 def memory(byte_count: int) -> str:
-    """Prints bytes in a binary unit: `14.96 GiB`."""
+    """Returns bytes as text in a binary unit: `14.96 GiB`."""
     if abs(byte_count) < 1024:
         return f"{byte_count} B"
     scaled_value, unit_prefix = _value_in_largest_unit(byte_count, 1024, BINARY_PREFIXES)
@@ -107,14 +107,14 @@ def memory(byte_count: int) -> str:
 
 
 def amount(number: float, unit_name: str) -> str:
-    """Prints an amount or a rate in a decimal unit: `1.93 TFLOPs`, `3.35 TB/s`, `989.50 TFLOP/s`."""
+    """Returns an amount or a rate as text in a decimal unit: `1.93 TFLOPs`, `3.35 TB/s`, `989.50 TFLOP/s`."""
     scaled_value, unit_prefix = _value_in_largest_unit(number, 1000, SI_PREFIXES)
     digit_text = f"{scaled_value:.0f}" if not unit_prefix and float(number).is_integer() else f"{scaled_value:.2f}"
     return f"{digit_text} {unit_prefix}{unit_name}"
 
 
 class UnitScale(NamedTuple):
-    """The unit of a table's column: `name` is for the heading, `write` prints the cells.
+    """The unit of a table's column. name: the unit in the heading.
 
     write_small: writes a value that would be 0.00 in this unit, in a smaller unit with its name.
     """
@@ -124,7 +124,7 @@ class UnitScale(NamedTuple):
     write_small: Callable[[Any], str]
 
     def write(self, number: float) -> str:
-        """Prints the value in this unit with two decimals. A value below 0.005 has a smaller unit: `4.00 KiB`."""
+        """Returns a value as text in this unit with two decimals; values below 0.005 in a smaller unit: `4.00 KiB`."""
         scaled_value = number / self.factor
         is_small = 0 < abs(scaled_value) < 0.005
         return (self.write_small(number) if is_small else f"{scaled_value:,.2f}").replace("-", "−")
@@ -160,17 +160,17 @@ def _largest_unit_scale(
 
 
 def flops(flop_count: float) -> str:
-    """Prints a number of floating-point operations: `1.93 TFLOPs`."""
+    """Returns a number of floating-point operations as text: `1.93 TFLOPs`."""
     return amount(flop_count, "FLOPs")
 
 
 def percent(number: float, decimal_places: int = 1) -> str:
-    """Prints a fraction in percent: `86.9 %`."""
+    """Returns a fraction as text in percent: `86.9 %`."""
     return f"{100 * number:.{decimal_places}f} %"
 
 
 def signed_percent(number: float, decimal_places: int = 1) -> str:
-    """Prints a relative difference: `−6.7 %`, `+0.3 %`, or `equal` for exactly 0. It has no sign if it rounds to 0."""
+    """Returns a relative difference as text: `−6.7 %`, `+0.3 %`, `equal` for 0; without sign if it rounds to 0."""
     if number == 0:
         return "equal"
     percent_text = f"{abs(100 * number):.{decimal_places}f}"
@@ -179,12 +179,12 @@ def signed_percent(number: float, decimal_places: int = 1) -> str:
 
 
 def difference(number: int) -> str:
-    """Prints an exact difference of counts: `+256`, `−14,848`, `equal`."""
+    """Returns the exact difference of two counts as text: `+256`, `−14,848`, `equal`."""
     return "equal" if number == 0 else f"{'+' if number > 0 else '−'}{abs(number):,}"
 
 
 def seconds(duration: float) -> str:
-    """Prints a duration, with a tenth of a second: `0.9 s`."""
+    """Returns a duration as text with a tenth of a second: `0.9 s`."""
     return f"{duration:.1f} s"
 
 
@@ -234,7 +234,7 @@ LONGEST_NUMBER = 100
 
 
 def exact_number(digit_text: str, shown_text: str) -> Fraction:
-    """Returns the value of a number in the form of `NUMBER_PATTERN`. shown_text: the number in error messages.
+    """Returns the value of a number that has the form `NUMBER_PATTERN`. shown_text: the number in error messages.
 
     Raises `InputError` for a number that is longer than any quantity.
     """

@@ -111,7 +111,7 @@ class LMHead(Component):
         width: Axis | None = None,
         output_weight: Weight | None = None,
     ) -> Value:
-        """Records the operations of the output head in the compute graph. width: the embedding's width, if not x's.
+        """Records the operations of the output head in the compute graph. width: the embedding's; default x's width.
 
         output_weight: the weight of the logits: the tied embedding's, or by default a separate one.
         """

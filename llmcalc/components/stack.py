@@ -469,7 +469,10 @@ class Stack(Component):
         )
         shared_entry_layers = shared_entry_examples()
         ngrams = NgramInput(ngram_rows=40, ngram_heads=4, ngram_head_dim=3, streams=3, norm=rmsnorm)
-        ngram_inputs = {"finding": ngrams, "local": ngrams.model_copy(update={"conv_kernel_size": 3, "dilation": 2})}
+        ngram_input_by_layer_kind = {
+            "finding": ngrams,
+            "local": ngrams.model_copy(update={"conv_kernel_size": 3, "dilation": 2}),
+        }
         gate = PerLayerGate(hidden_size_per_layer_input=6, hidden_act="gelu")
         gemma_layer = Gemma4Layer(
             attention=grouped_attention, feed_forward=dense_network, norm=rmsnorm, per_layer_input=gate
@@ -500,7 +503,7 @@ class Stack(Component):
             "last": convolved_residual_example(attention_blocks=1, feed_forward_blocks=2, separate_inputs=False),
         }
         delayed_layers = {
-            layer_name: delayed_hyper_example(attention=mixer, ngram_input=ngram_inputs.get(layer_name))
+            layer_name: delayed_hyper_example(attention=mixer, ngram_input=ngram_input_by_layer_kind.get(layer_name))
             for layer_name, mixer in shared_entry_layers.items()
         }
         pattern = (BASE_LAYER_NAME, BASE_LAYER_NAME, "wide")
@@ -549,7 +552,7 @@ class Stack(Component):
             build_stack(
                 3,
                 gated_streams_example(),
-                variants={"ngrams": gated_streams_example(ngram_input=ngram_inputs["local"])},
+                variants={"ngrams": gated_streams_example(ngram_input=ngram_input_by_layer_kind["local"])},
                 first_layers=(BASE_LAYER_NAME, "ngrams"),
                 streams=GatedStreams(hc_mult=3, hc_lowrank=5, norm=rmsnorm),
             ),

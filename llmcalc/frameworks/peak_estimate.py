@@ -597,7 +597,7 @@ class PeakEstimate:
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
         start_layer, end_layer = stage.layers.start, stage.layers.stop
-        longest_run_repeats, layer_kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
+        measured_layer_count, layer_kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
         stage_kinds = layer_kinds[start_layer:end_layer]
         if not stage_kinds or any(layer_kind is not stage_kinds[0] for layer_kind in stage_kinds):
             first_layer, pattern_length, pattern_repeats = find_layer_pattern(stage_kinds)
@@ -609,23 +609,23 @@ class PeakEstimate:
             elif not first_layer and not stage.has_embedding:
                 start_layer += skipped_layer_count
             return start_layer, end_layer, pattern_repeats
-        while end_layer - start_layer > longest_run_repeats:
+        while end_layer - start_layer > measured_layer_count:
             start_layer, end_layer = (start_layer + 1, end_layer) if stage.has_head else (start_layer, end_layer - 1)
         while (
-            end_layer - start_layer < longest_run_repeats
+            end_layer - start_layer < measured_layer_count
             and not stage.has_head
             and end_layer < len(layer_kinds)
             and layer_kinds[end_layer] is layer_kinds[start_layer]
         ):
             end_layer += 1
         while (
-            end_layer - start_layer < longest_run_repeats
+            end_layer - start_layer < measured_layer_count
             and not stage.has_embedding
             and start_layer > 0
             and layer_kinds[start_layer - 1] is layer_kinds[start_layer]
         ):
             start_layer -= 1
-        if end_layer - start_layer < longest_run_repeats:
+        if end_layer - start_layer < measured_layer_count:
             return stage.layers.start, stage.layers.stop, None
         return start_layer, end_layer, len(stage.layers)
 

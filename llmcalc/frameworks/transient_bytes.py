@@ -173,10 +173,10 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     second_matrix_bytes = max(0.0, peak_of_2_matrices - 2 * bytes_per_parameter - largest_matrix_bytes)
     bytes_per_adamw_parameter = None
     if optimizer(training_config.optimizer).separates_layer_matrices:
-        adamw_bytes = (
+        adamw_peak_bytes_per_element = (
             _step_peak(training_config, gradient_type, has_gradient_copies, 1, is_matrix=False) / matrix_elements
         )
-        bytes_per_adamw_parameter = max(0.0, adamw_bytes - bytes_per_parameter)
+        bytes_per_adamw_parameter = max(0.0, adamw_peak_bytes_per_element - bytes_per_parameter)
     return OptimizerStepBytes(
         bytes_per_parameter,
         largest_matrix_bytes,

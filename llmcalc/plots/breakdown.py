@@ -90,7 +90,7 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
     """Draws a bar of the estimated seconds by bound, with a whisker for the range, and the parts of the time."""
     time_unit = duration_unit(timed_run.seconds)
     seconds_per_unit, bar_start = SECONDS_BY_UNIT[time_unit], 0.0
-    for bound, seconds in timed_run.bounds.items():
+    for bound, seconds in timed_run.seconds_by_bound.items():
         ax.barh(
             0,
             seconds / seconds_per_unit,
@@ -166,7 +166,7 @@ def _time_and_percentage_text(seconds: float, timed_run: TimedRun) -> str:
 def _draw_legend(ax: Axes, timed_run: TimedRun) -> None:
     from matplotlib.patches import Patch
 
-    bounds = [bound for bound, seconds in timed_run.bounds.items() if seconds]
+    bounds = [bound for bound, seconds in timed_run.seconds_by_bound.items() if seconds]
     legend_patches = [Patch(color=BOUND_COLOURS[bound], label=BOUND_NAMES[bound]) for bound in bounds]
     patch_style: dict[str, Any] = {"frameon": False, "fontsize": 9, "title": "bound by", "alignment": "left"}
     if is_narrow():

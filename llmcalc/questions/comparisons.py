@@ -116,7 +116,7 @@ class ShapeQuestion:
 
     def answer(
         self,
-        target: Any,
+        reference_model: Any,
         read_model: Callable[[Any], Preset],
         overrides: Sequence[str] = (),
         *,
@@ -125,7 +125,7 @@ class ShapeQuestion:
     ) -> ReportedAnswer:
         """Finds shapes with a model's proportions that cost as much as the budget (parameters, FLOPs or cache).
 
-        target: the model; None for the standard model of the budget.
+        reference_model: the model; None for the standard model of the budget.
         read_model: function that reads it.
         overrides: fields that `--set` changes.
         cites_literature: whether a table compares with published studies.
@@ -134,16 +134,16 @@ class ShapeQuestion:
         from ..reports.shape import report
         from ..studies.shape import budget_for, build_family, find_shapes, parse_ratio, standard_preset
 
-        self._refuse_contradictions(overrides, target is None)
+        self._refuse_contradictions(overrides, reference_model is None)
         budget_options = (
             _parse_count(self.params, "--params"),
             _parse_count(self.flops, "--flops"),
             _parse_count(self.tokens, "--tokens"),
         )
-        preset = read_model(standard_preset(*budget_options) if target is None else target)
-        target_model = None if target is None else preset.model
+        preset = read_model(standard_preset(*budget_options) if reference_model is None else reference_model)
+        target_model = None if reference_model is None else preset.model
         seq = default_sequence_tokens(preset.model) if self.seq is None else self.seq
-        with target_in_errors(None if target is None else preset):
+        with target_in_errors(None if reference_model is None else preset):
             kv_ratio = parse_ratio(self.kv_ratio, "--kv-ratio")
             ffn_ratio = parse_ratio(self.ffn_ratio, "--ffn-ratio")
             model_family = build_family(

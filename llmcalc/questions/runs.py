@@ -186,15 +186,15 @@ class RunQuestion(RunOptions):
         """Returns the question about an Ollama tag with Ollama's default context; other questions unchanged."""
         from ..frameworks.engines.registry import engine
 
-        settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
+        settings, layout, ollama_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
         if (
             settings.seq is not None
             or not is_library_tag(self.preset.target)
             or settings.phase not in SERVING_PHASES
             or len(self.accelerators) != 1
-            or not library_engine.runs_on(self.accelerators[0])
+            or not ollama_engine.runs_on(self.accelerators[0])
             or layout.framework is not None
-            or library_engine.default_context is None
+            or ollama_engine.default_context is None
             or not self.memory_on_one_device().has_gguf_weights
         ):
             return self
@@ -204,7 +204,7 @@ class RunQuestion(RunOptions):
         elif layout.devices is not None and layout.tp is None and layout.pp is None:  # on as few as hold its weights
             weight_bytes = self.memory_on_one_device().states.weights
             devices = max(1, min(layout.devices, -(-weight_bytes // self.accelerators[0].capacity_bytes)))
-        default_context = cache(partial(library_engine.default_context, self.preset, self.accelerators[0]))
+        default_context = cache(partial(ollama_engine.default_context, self.preset, self.accelerators[0]))
         try:
             context = default_context(devices)
         except InputError:  # Ollama has no such model

@@ -122,9 +122,9 @@ class UsualEngine:
         engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
         if self.engine_record.shows_alternatives:  # layers on the host are another run
             engine_flags |= {"fit": "off"} | ({} if self.hardware.is_processor else {"n_gpu_layers": "all"})
-            library_engine = engine(LIBRARY_ENGINE)
-            if is_library_tag(self.preset.target) and library_engine.tag_flags is not None:
-                engine_flags |= library_engine.tag_flags(self.preset)
+            ollama_engine = engine(LIBRARY_ENGINE)
+            if is_library_tag(self.preset.target) and ollama_engine.tag_flags is not None:
+                engine_flags |= ollama_engine.tag_flags(self.preset)
         if self.devices > 1:
             engine_flags |= {"tensor_split": ",".join(["1"] * self.devices)}
         engine_flags = self.engine_record.flags_for_users(self.preset, engine_flags, users, self.seq)

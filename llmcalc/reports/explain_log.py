@@ -91,12 +91,12 @@ def _term_title(compared_term: ComparedTerm) -> str:
     return f"{title}, {compared_term.logged_term.device}" if compared_term.logged_term.device else title
 
 
-def _displayed_value(compared_term: ComparedTerm, logged_bytes: int | None) -> DisplayedValue | None:
-    if logged_bytes is None:
+def _displayed_value(compared_term: ComparedTerm, logged_value: int | None) -> DisplayedValue | None:
+    if logged_value is None:
         return None
     return DisplayedValue(
-        logged_bytes,
-        units.GIB.write(logged_bytes) if compared_term.logged_term.unit == "bytes" else f"{logged_bytes:,}",
+        logged_value,
+        units.GIB.write(logged_value) if compared_term.logged_term.unit == "bytes" else f"{logged_value:,}",
     )
 
 

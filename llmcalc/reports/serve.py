@@ -422,7 +422,7 @@ def _disaggregation_text(replica_group: DisaggregatedServer) -> str:
 
 
 def speculation_text(speculation: Speculation) -> str:
-    """Returns a sentence on speculative decoding: drafted tokens, their acceptance, and the mean tokens per step."""
+    """Returns a sentence on speculative decoding: drafted tokens, their acceptance, and mean tokens per step."""
     return (
         f"{plural(speculation.drafted_tokens, 'token')} drafted in a step, each accepted with the chance "
         f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; this was "

@@ -358,7 +358,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     time_parts = [
         (name, seconds) for name, seconds in timed_run.seconds_by_part.items() if seconds or name in ("work", "kernels")
     ]
-    seconds_by_bound = sorted(timed_run.bounds.items(), key=lambda bound_and_seconds: -bound_and_seconds[1])
+    seconds_by_bound = sorted(timed_run.seconds_by_bound.items(), key=lambda bound_and_seconds: -bound_and_seconds[1])
     table_rows: list[Row] = []
     for time_part, time_bound in zip_longest(time_parts, seconds_by_bound):
         bound_cells: list[Any] = [None, None, None]
@@ -506,7 +506,7 @@ def _time_data(
         "mfu": {pairs_convention: timed_run.utilization(pairs_convention) for pairs_convention in ("causal", "full")},
         "hfu": timed_run.hardware_utilization,
         "parts": timed_run.seconds_by_part,
-        "bounds": {bound: timed_run.bounds[bound] for bound in BOUNDS},
+        "bounds": {bound: timed_run.seconds_by_bound[bound] for bound in BOUNDS},
         "nodes": [node_data(timed_node, timed_run.seconds) for timed_node in timed_nodes],
         "rules": timed_run.seconds_by_rule,
         "not_counted": list(timed_run.not_counted),

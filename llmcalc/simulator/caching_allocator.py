@@ -371,7 +371,7 @@ class CachingAllocator:
 
 
 def play_step_lists(step_lists: Sequence[StepList], storage_count: int, expandable_segments: bool) -> CachingAllocator:
-    """Returns a caching allocator after it has replayed all of a run's lists of allocations and frees."""
+    """Returns a caching allocator after a replay of a run's allocations and frees. storage_count: of the run."""
     allocator = CachingAllocator(expandable_segments)
     for allocator_steps, storage_offset in step_lists:
         allocator.run_steps(allocator_steps, storage_count, storage_offset)

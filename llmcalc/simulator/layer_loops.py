@@ -1,4 +1,4 @@
-"""The layers of each stack as repeats of a layer-type pattern, and the paths of the layers' modules."""
+"""Describes the layers of a stack as repeats of a pattern of layer types, and finds a layer's modules by path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LayerStack:
 
     @property
     def irregular_layers(self) -> int:
-        """Number of layers outside of complete repeats."""
+        """The number of layers that are not in a complete repeat of the pattern."""
         return (
             self.layers_before
             + self.remaining_repeats * (self.layer_period // self.pattern_multiple)
@@ -57,7 +57,7 @@ class LayerStack:
         return allocation_place.path == self.path or allocation_place.path.startswith(f"{self.path}.")
 
     def is_in_second_repeat(self, allocation_place: AllocationPlace) -> bool:
-        """Whether a module is in the second repeat of the layer pattern."""
+        """Whether a module is in the second of the repeats of the layer pattern."""
         return (
             self.contains(allocation_place)
             and self.layers_before + self.layer_period
@@ -66,7 +66,7 @@ class LayerStack:
         )
 
     def place_in_later_repeat(self, allocation_place: AllocationPlace, repeat_count: int) -> AllocationPlace:
-        """Returns the module and phase of an allocation, moved to a later repeat of the layer pattern."""
+        """Returns the module and phase of an allocation for a later repeat of the layer pattern."""
         return AllocationPlace(
             allocation_place.phase,
             allocation_place.layer_index + repeat_count * self.layer_period,
@@ -74,11 +74,11 @@ class LayerStack:
         )
 
     def node_path(self, allocation_place: AllocationPlace) -> str:
-        """Returns the path of a module in a layer, with the layer's index."""
+        """Returns the path of a module in a layer, with the layer's index instead of the pattern repeat."""
         return f"{self.path}.{allocation_place.layer_index}{allocation_place.path[len(self.path) :]}"
 
     def end_index(self, pattern_repeats: int) -> int:
-        """Returns the index after the last layer, in a run with another number of repeats."""
+        """Returns the index after the stack's last layer, if the run has `pattern_repeats` repeats."""
         return (
             self.layers_before
             + self.layer_period * pattern_repeats
@@ -87,19 +87,19 @@ class LayerStack:
         )
 
     def repeats_of_layer_types(self, pattern_repeats: int) -> int:
-        """Converts repeats of this stack's pattern to repeats of the shorter pattern of layer types."""
+        """Returns the number of repeats of the shorter pattern of layer types for repeats of this stack's pattern."""
         return pattern_repeats * self.pattern_multiple + self.remaining_repeats
 
     @property
     def is_extrapolated(self) -> bool:
-        """Whether the two runs from which the bytes are extrapolated have fewer layers than the full run."""
+        """Whether bytes are extrapolated from two runs that have fewer layers than the full run."""
         return (
             2 * (self.irregular_layers + self.layer_period * SHORT_RUN_REPEATS) + self.layer_period < self.layer_count
         )
 
 
 def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStack]:
-    """Returns the layers of each stack in execution order.
+    """Returns a `LayerStack` for each stack of a model, in execution order.
 
     recompute_interval: recompute treats one layer in as many differently; 1 (default) if all layers run alike.
     """
@@ -109,7 +109,7 @@ def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStac
 def program_stacks(
     root_scope: ModuleScope, recompute_interval: int = 1, first_layer_index: int = 0
 ) -> list[LayerStack]:
-    """Returns the layers of each stack of a program. first_layer_index: number of model layers before the program."""
+    """Returns a `LayerStack` per stack of a program. first_layer_index: number of model layers before the program."""
     stacks = []
     for parent_path, layer_scopes in _stacks_of_scope(root_scope):
         layer_types = types_of_layers(layer_scopes)
@@ -135,7 +135,7 @@ def program_stacks(
 
 
 def long_stacks(root_scope: ModuleScope, recompute_interval: int, first_layer_index: int) -> list[LayerStack]:
-    """Returns a program's only layer stack if the stack has more repeats than are recorded; otherwise no stack.
+    """Returns a program's layer stack if it is the only one and has more repeats than are recorded; otherwise none.
 
     recompute_interval, first_layer_index: as in `program_stacks`.
     """
@@ -144,7 +144,7 @@ def long_stacks(root_scope: ModuleScope, recompute_interval: int, first_layer_in
 
 
 def _shares_tensors(layer_scope: ModuleScope) -> bool:
-    """Whether layers of a type share a tensor, such as an encoder's output, position bias or weight."""
+    """Whether layers of a type share a tensor, such as an encoder's output, a position bias or a weight."""
     assert layer_scope.first_input is not None
     inner_storage_ids = {id(layer_scope.first_input.storage)}
     for operation in layer_scope.steps():
@@ -157,7 +157,7 @@ def _shares_tensors(layer_scope: ModuleScope) -> bool:
 def _stacks_of_scope(
     module_scope: ModuleScope, parent_path: tuple[str, ...] = ()
 ) -> list[tuple[tuple[str, ...], list[ModuleScope]]]:
-    """Returns every executed stack: the parent module's path and the layer kinds."""
+    """Returns each stack that runs, as the path of its parent module and the module scopes of its layers."""
     layer_scopes = [
         item
         for item in module_scope.items

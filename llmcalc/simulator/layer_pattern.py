@@ -1,4 +1,4 @@
-"""The repeating pattern of layer types in a stack: a run with few repeats represents all layers."""
+"""The repeating pattern of layer types in a stack, so that a simulation of few repeats represents all layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LayerType = TypeVar("LayerType")
 
 
 class LayerPattern(NamedTuple):
-    """A repeating sequence of layer kinds.
+    """Where and how often a sequence of layer types repeats in a stack.
 
     first_layer: index of the first layer of the pattern.
     layer_period: layers of the pattern.
@@ -45,7 +45,7 @@ RECORDED_REPEATS = 4
 
 
 def find_layer_pattern(layer_types: Sequence[object]) -> LayerPattern:
-    """Returns the repeating pattern of layer types for which `RECORDED_REPEATS` repeats have the fewest layers.
+    """Returns the repeating pattern for which a run with `RECORDED_REPEATS` repeats has the fewest layers.
 
     If the layers do not repeat, the pattern is the whole stack.
     """

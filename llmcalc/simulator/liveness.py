@@ -1,4 +1,4 @@
-"""Liveness of a program's tensors: each tensor's last reader, and modules that never run."""
+"""Liveness of a program's tensors: the last operation that reads each tensor, and the modules that never run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[
 
 
 def nearest_base_id(recorded_value: Value | None, candidate_ids: set[int]) -> int | None:
-    """Returns the id of the candidate that is this value or its nearest base; None without a match."""
+    """Returns the id of this value or of the nearest value it is a view of, among `candidate_ids`; None if absent."""
     while recorded_value is not None and id(recorded_value) not in candidate_ids:
         recorded_value = recorded_value.view_source
     return None if recorded_value is None else id(recorded_value)
@@ -76,7 +76,7 @@ def last_readers(
     branch_of: Callable[[AlternativeBranches], ModuleScope],
     is_module_skipped: Callable[[ModuleScope], bool],
 ) -> tuple[dict[int, int], set[int]]:
-    """Returns the last reader of each value's storage, and the values that several layers read.
+    """Returns, for each storage, the last operation that reads it, and the values that several layers read.
 
     branch_of: returns the executed alternative. is_module_skipped: returns whether a module does not run.
     """

@@ -1,4 +1,4 @@
-"""The base class of all profiles, which runs a program with kernels and recomputes parts.
+"""Base class of all sets of kernels: runs a program with kernels, and recomputes parts of it in backward.
 
 A profile has a method per verb, `do_<verb>`. `ProgramLowering` calls them in the program's order, knows the tensor of
 every value, and drops it after the last step that reads it.
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Lowering(ProgramLowering):
-    """Runs a model's recorded steps with the kernels of one implementation, such as eager torch or DTensor.
+    """Runs a model's recorded operations with the kernels of one implementation, such as eager torch or DTensor.
 
     graph: the graph that records operations.
     run_config: the run.
@@ -80,7 +80,7 @@ class Lowering(ProgramLowering):
         return self.graph.autocast_dtype is not None and self.choices.is_on_gpu
 
     def find_dataflow(self, root_scope: ModuleScope) -> None:
-        """Finds each layer's external inputs and outputs, and the modules that are recomputed."""
+        """Finds the tensors that each layer reads and returns, and the modules that the backward pass recomputes."""
         if self.recompute.nodes:
             self._find_recomputed_modules(root_scope)
         if not self.recompute.layers:
@@ -119,7 +119,7 @@ class Lowering(ProgramLowering):
                 self.recomputed_modules[id(module_scope)] = self._recomputed_module(module_scope, root_scope)
 
     def _recomputed_module(self, module_scope: ModuleScope, root_scope: ModuleScope) -> RecomputedModule:
-        """Returns the inputs and outputs of a module that is recomputed."""
+        """Returns the inputs and outputs of a module whose activations are recomputed in the backward pass."""
         operations = list(module_scope.steps(includes_idle=False))
         step_ids = {id(operation) for operation in operations}
         computed_value_ids = {id(output_value) for operation in operations for output_value in operation.output_values}
@@ -153,7 +153,7 @@ class Lowering(ProgramLowering):
         )
 
     def _checkpointed_module(self, module_scope: ModuleScope, recomputed_module: RecomputedModule) -> None:
-        """Runs a module with activation checkpointing: saves only its inputs, and recomputes it in the backward pass.
+        """Runs a module with activation checkpointing, which saves its inputs and recomputes it in the backward pass.
 
         The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,
         which the reference passes to every module.
@@ -195,11 +195,11 @@ class Lowering(ProgramLowering):
 
     @property
     def carried_tensors(self) -> dict[Any, Tensor]:
-        """The tensors that a layer passes to the next layer besides its output."""
+        """The tensors that a layer passes to the next layer in addition to its output."""
         return {key: tensor for key, tensor in self.pass_memo.items() if self.carries_tensors and key[0] == CARRIED_KEY}
 
     def replace_carried_tensors(self, tensors: dict[Any, Tensor]) -> None:
-        """Replaces the tensors carried to the next layer."""
+        """Replaces the tensors that the running layer passes to the next layer in addition to its output."""
         for memo_key in self.carried_tensors:
             del self.pass_memo[memo_key]
         self.pass_memo.update(tensors)
@@ -222,7 +222,7 @@ class Lowering(ProgramLowering):
         }
 
         def run_layer(input_tensors: Sequence[Tensor]) -> Tensor:
-            """Runs the layer with a copy of the stack of running modules; the caller's stack stays unchanged."""
+            """Runs the layer with its own copy of the stack of running modules; the caller's stack does not change."""
             nonlocal is_first_run
             caller_state = self.tensors_by_value, self.view_ids, self.frames, self.pass_memo
             self.tensors_by_value = {**shared_tensors, id(layer_input): input_tensors[0]}
@@ -272,7 +272,7 @@ class Lowering(ProgramLowering):
             self._checkpointed_module(module_call.scope, recomputed_module)
 
     def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
-        """Runs one layer. With recomputation, only its input is saved.
+        """Runs one layer; if the layer is recomputed in the backward pass, only its input is saved.
 
         The first trained layer's input wants a gradient, and no frozen layer is checkpointed
         (llamafactory/model/model_utils/checkpointing.py, `get_custom_gradient_checkpointing_func`).

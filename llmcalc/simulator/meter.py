@@ -17,7 +17,7 @@ RECLASSIFIABLE_KINDS = ("temporary", "activations")
 
 
 class AllocationPlace(NamedTuple):
-    """The module and the phase of the run in which memory is allocated.
+    """The module and the phase of the run (such as the backward pass) in which memory is allocated.
 
     phase: part of the step (`forward`, `backward`, …).
     layer_index: index of the layer; −1 outside the layers.
@@ -54,7 +54,7 @@ class Device(Protocol):
 
 
 class Block:
-    """The memory of one storage.
+    """The simulated memory block of one tensor storage.
 
     bytes: bytes of its tensor.
     memory_kind: the kind that it is counted under.
@@ -91,7 +91,7 @@ class MemoryPeak:
 
 
 class Meter:
-    """Counts the bytes of storages.
+    """Counts the live bytes of tensor storages, and their peaks.
 
     device: the allocator of the blocks, which counts for itself; None for no allocator.
     kind: the kind of new storages.
@@ -131,7 +131,7 @@ class Meter:
                 self._current_peak.bytes, self._peak_is_unsettled = self.live_bytes, True
 
     def _store_peak_by_kind(self) -> None:
-        """Stores the bytes by kind at the current peak, before storages are freed."""
+        """Stores the bytes of each kind of memory at the current peak; called before storages are freed."""
         self._current_peak.by_kind = dict(self.by_kind)
         self._peak_is_unsettled = False
 

@@ -1,4 +1,4 @@
-"""Classes that all kernels share: calls of modules, recomputed modules, and the error for a missing kernel."""
+"""Classes that all kernels use: the call of a module, a recomputed module, and the error for a missing kernel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class UnsupportedKernel(InputError):
 
 @dataclass
 class ModuleFrame:
-    """The call of a module in a replayed pass.
+    """The call of a module in a simulated pass, with its local variables.
 
     scope: the module.
     local_tensors: the variables of its forward pass, which keep their tensors until it returns.
@@ -52,13 +52,13 @@ class ModuleFrame:
     path: tuple[Any, ...] | None = None
 
     def without_tensors(self) -> ModuleFrame:
-        """Returns the same module call without the call's variables."""
+        """Returns the same module call without the local variables (tensors) that the module's code holds."""
         return ModuleFrame(self.scope, layer_index=self.layer_index, owner_layer_index=self.owner_layer_index)
 
 
 @frozen
 class RecomputedModule:
-    """A module inside a layer that is recomputed in the backward pass.
+    """The inputs and outputs of a module that the backward pass recomputes.
 
     values_read: the values that its steps read from outside, except its argument.
     ids_read_outside: ids of the values that it computes for steps outside of it, except its result.

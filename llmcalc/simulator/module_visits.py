@@ -1,4 +1,4 @@
-"""Records the peaks of a pass module by module, and derives the peaks of a pass with one layer repeat less or more.
+"""Records a pass's memory peaks per module visit, and derives those of a pass with one layer repeat more or less.
 
 A repeat between the first and the last adds the bytes that it saves to what comes after it in the forward pass and
 before it in the backward pass, and changes nothing else. So a run of four repeats also has the peaks of three, if two
@@ -17,7 +17,7 @@ from .simulated_work import SIMULATED_WORK
 
 
 class ModuleVisit(NamedTuple):
-    """One visit to a module in a phase, which ends when another module or phase begins.
+    """One visit to a module in a pass, from entering it until another module or phase begins.
 
     place: the module and phase.
     peak_bytes: the peak bytes of the stay.
@@ -30,7 +30,7 @@ class ModuleVisit(NamedTuple):
 
 
 class VisitMeter(Meter):
-    """A meter that records the peak of every visit to a module and phase, without bytes by kind."""
+    """A meter that records the peak bytes of every module visit, without bytes by kind."""
 
     def __init__(self) -> None:
         self._visits: list[tuple[AllocationPlace, MemoryPeak, int]] = []
@@ -60,7 +60,7 @@ class VisitMeter(Meter):
         self._peak_is_unsettled = False
 
     def pass_visits(self, bytes_before: int) -> PassVisits:
-        """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
+        """Returns the visits since the last `restart`. bytes_before: the bytes subtracted from their peaks."""
         work_units_before = self._visits[0][2]
         module_visits = [
             ModuleVisit(module_place, peak.bytes - bytes_before, work_units - work_units_before)
@@ -76,7 +76,7 @@ class PassVisits(NamedTuple):
     work_units: int
 
     def peak_by_path(self) -> dict[str, int]:
-        """Returns the peak bytes of each module path; at least 0."""
+        """Returns module path → peak bytes in the pass, at least 0."""
         peak_by_path: dict[str, int] = {}
         for module_place, peak_bytes, _ in self.visits:
             peak_by_path[module_place.path] = max(peak_by_path.get(module_place.path, 0), peak_bytes)
@@ -101,7 +101,7 @@ class PassVisits(NamedTuple):
         return None
 
     def added_bytes(self, start_index: int, later_start_index: int, visit_count: int, added_layers: int) -> int | None:
-        """Returns the bytes by which the peaks of a later part of the pass exceed those of an earlier part.
+        """Returns the bytes that visits at a later index have at their peaks beyond the visits at an earlier index.
 
         start_index, later_start_index: the first visits of both parts. visit_count: visits of each part.
         added_layers: by how many the later part's indices of layers exceed those of the earlier part.
@@ -129,7 +129,7 @@ class PassVisits(NamedTuple):
         return PassVisits([*self.visits[:start_index], *later_visits], self.work_units - removed_work)
 
     def layer_visit_count(self, start_index: int, visit_count: int) -> int:
-        """Returns the number of visits from index `start_index` to the last one in a layer, of `visit_count` visits."""
+        """Returns the number of visits from `start_index` to the last one in a layer, of `visit_count` visits."""
         return max(i for i in range(1, visit_count + 1) if self.visits[start_index + i - 1].place.layer_index >= 0)
 
     def with_repeated_visits(self, start_index: int, end_index: int) -> PassVisits:
@@ -151,7 +151,7 @@ class PassVisits(NamedTuple):
 
 
 def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
-    """Derives a forward pass of three layer repeats from a pass of four, and the bytes that one repeat saves.
+    """Derives a forward pass with three layer repeats from one with four. Also returns the bytes saved per repeat.
 
     forward_pass: of four repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
     None if the second, the third and the layers of the fourth repeat do not do the same.
@@ -174,7 +174,7 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
 
 
 def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:
-    """Derives a backward pass of three layer repeats from a pass of four.
+    """Derives a backward pass with three layer repeats from one with four.
 
     backward_pass, layer_stack: as of `forward_without_repeat`. saved_bytes: the bytes that a repeat saves.
     None if the third and the second repeat do not do the same, or free other bytes.
@@ -196,7 +196,7 @@ def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, 
 
 
 def forward_with_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
-    """Derives a forward pass of four layer repeats from a pass of three, and the bytes that one repeat saves.
+    """Derives a forward pass with four layer repeats from one with three. Also returns the bytes saved per repeat.
 
     forward_pass: of three repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
     None if the second repeat and the layers of the third do not do the same.
@@ -215,7 +215,7 @@ def forward_with_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tu
 
 
 def backward_with_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:
-    """Derives a backward pass of four layer repeats from a pass of three.
+    """Derives a backward pass with four layer repeats from one with three.
 
     backward_pass, layer_stack: as of `forward_with_repeat`. saved_bytes: the bytes that a repeat saves.
     None if the second repeat and the layers of the first do not do the same, or free other bytes.
@@ -236,7 +236,7 @@ def backward_with_repeat(backward_pass: PassVisits, layer_stack: LayerStack, sav
 
 
 class DerivedPasses(NamedTuple):
-    """The passes of a micro-batch with another number of layer repeats. repeat_bytes: the bytes that a repeat saves."""
+    """The passes of a micro-batch, derived for other layer repeats. repeat_bytes: bytes that a repeat saves."""
 
     forward: PassVisits
     backward: PassVisits
@@ -246,7 +246,7 @@ class DerivedPasses(NamedTuple):
 def passes_without_repeat(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> DerivedPasses | None:
-    """Derives the passes of three layer repeats from passes of four; None if the repeats differ."""
+    """Derives passes with three layer repeats from passes with four; None if the inner repeats differ."""
     shorter_forward = forward_without_repeat(forward_pass, layer_stack)
     if shorter_forward is None:
         return None
@@ -258,7 +258,7 @@ def passes_without_repeat(
 def passes_with_repeat(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> DerivedPasses | None:
-    """Derives the passes of four layer repeats from passes of three; None if the repeats differ."""
+    """Derives passes with four layer repeats from passes with three; None if the repeats differ."""
     longer_forward = forward_with_repeat(forward_pass, layer_stack)
     if longer_forward is None:
         return None

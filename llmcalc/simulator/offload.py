@@ -18,7 +18,7 @@ LEAST_MOVED_BYTES = 1024
 
 
 class Offload:
-    """Moves the saved tensors of a graph to the host, except weights.
+    """Moves the tensors that an autograd graph saves for the backward pass to the host, except weights.
 
     offloaded_bytes: bytes of each tensor on the host.
     """

@@ -33,7 +33,7 @@ class ParameterTensors(ValueTensors):
 
     @property
     def _is_in_trained_part(self) -> bool:
-        """Whether the running module's parameters are trained; false below the first trained layer."""
+        """Whether the running module's parameters are trained; false for modules below the first trained layer."""
         if self.first_trained_layer is None:
             return True
         layer_indices = (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None)
@@ -71,7 +71,7 @@ class ParameterTensors(ValueTensors):
         )
 
     def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
-        """Returns a parameter that several operations of a layer or of the model may share."""
+        """Returns a weight that several operations of a layer or of the model may share; allocates it on first use."""
         shared_key = ("", id(weight))
         shared_key_in_layer = (
             *shared_key,
@@ -93,7 +93,7 @@ class ParameterTensors(ValueTensors):
         return self.weights[parameter_key]
 
     def unread_parameters(self, parameter_name: str, counted_op: CountedOp) -> list[Tensor]:
-        """Returns the weights and buffers of a node that no pass runs."""
+        """Returns the weights and buffers of a module that no forward or backward pass runs."""
         memory_meter = self.graph.meter
         is_trained = self.has_trained_weights and self.adapters is None and self.first_trained_layer is None
         is_leaf = is_trained and not getattr(counted_op.op, "is_frozen", False)

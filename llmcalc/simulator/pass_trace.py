@@ -30,7 +30,7 @@ PassCase: TypeAlias = tuple[int, str, int, str]
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that outlives the allocating pass: the pass's output or a gradient.
+    """A tensor that outlives the pass that allocates it: the pass's output or a gradient.
 
     storage_number: number of its storage among those of the pass.
     bytes: bytes of the storage.
@@ -45,7 +45,7 @@ class OutputTensor(NamedTuple):
     strides: Strides
 
     def create_storage(self, memory_meter: Meter, first_storage_number: int) -> Storage:
-        """Creates the tensor's storage in a replayed pass. first_storage_number: that of the pass's first storage."""
+        """Creates the tensor's storage in a replayed pass. first_storage_number: the number of its first storage."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = memory_meter, self.bytes
         storage.block = Block(self.bytes, self.memory_kind, first_storage_number + self.storage_number)
@@ -58,7 +58,7 @@ class OutputTensor(NamedTuple):
 
 @dataclass
 class PassTrace:
-    """The memory events of a forward or backward pass, with bytes relative to the pass's start.
+    """The memory events (allocations and frees) of a forward or backward pass, relative to its start.
 
     allocator_steps: the allocator's steps; storages are numbered in the pass.
     storage_count: the number of storages.
@@ -89,7 +89,7 @@ class PassTrace:
     kind_of_input_after_pass: str | None = None
 
     def with_relative_numbers(self, pass_id: PassId, previous_pass_id: PassId | None) -> PassTrace:
-        """Returns the trace with micro-batch numbers relative to this pass.
+        """Returns the trace with the micro-batch numbers of other passes counted from this pass's number.
 
         previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS_PASS`; None where cases do not have
             it.
@@ -107,7 +107,7 @@ class PassTrace:
         return replace(self, releases_of_other_passes=storage_releases)
 
     def has_equal_events(self, other_trace: PassTrace) -> bool:
-        """Whether another trace has the same events, except for numbers of the previous pass's storages."""
+        """Whether another trace has the same events; numbers of the previous pass's storages may differ."""
         releases_of_traces = (
             {
                 pass_id: [index for index, _ in releases] if pass_id[1] == PREVIOUS_PASS else releases
@@ -122,13 +122,13 @@ class PassTrace:
         )
 
     def releases_of_previous_pass(self, model_chunk: int) -> list[tuple[int, int]]:
-        """Returns the releases of the previous pass's storages, as (index of the event, storage)."""
+        """Returns where this pass frees storages of the chunk's previous pass, as (index of the event, storage)."""
         return self.releases_of_other_passes.get((model_chunk, PREVIOUS_PASS, 0), [])
 
     def with_previous_storage_numbers(
         self, model_chunk: int, new_storage_numbers: Mapping[int, int]
     ) -> PassTrace | None:
-        """Returns the trace with new numbers for the previous pass's storages; None if a storage is unknown."""
+        """Returns the trace with other numbers for the previous pass's storages; None if it uses an unknown storage."""
         storage_releases = self.releases_of_previous_pass(model_chunk)
         if not storage_releases:
             return self

@@ -57,10 +57,10 @@ class ProgramLowering(CacheTensors):
         return program_result
 
     def find_dataflow(self, root_scope: ModuleScope) -> None:
-        """Analyses a program's dataflow before a run with recomputation. It does nothing without recomputation."""
+        """Finds the tensors that layers read and return, for recomputation. Without recomputation it does nothing."""
 
     def allocate_parameters(self, program: Flow) -> None:
-        """Allocates all parameters in the program's order of use."""
+        """Allocates all parameters, in the order in which the program first uses them."""
         if self.known_parameters is None:
             self.known_parameters = self._find_parameters(program)
         parameters: dict[int, Tensor] = {}
@@ -75,7 +75,7 @@ class ProgramLowering(CacheTensors):
         self.allocate_unread_parameters(program)
 
     def _find_parameters(self, program: Flow) -> ParameterSet:
-        """Returns the parameters of a program, from a run without memory."""
+        """Returns the parameters of a program, from a run of the program that counts no bytes."""
         parameter_lowering = type(self)(
             AutogradGraph(NoMeter()),
             self.run_config,
@@ -106,7 +106,7 @@ class ProgramLowering(CacheTensors):
         return parameter_lowering.weights, parameter_lowering.buffers
 
     def create_input_frames(self, program: Flow) -> None:
-        """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
+        """Allocates the optional input frames of an encoder, by default stored as [batch, values per frame, frames]."""
         if program.audio_frames is None:
             return
         batch, frame_count, values_per_frame = self.shape(program.audio_frames)
@@ -191,11 +191,11 @@ class ProgramLowering(CacheTensors):
             self.run_layers(layer_scopes)
 
     def skips_module(self, module_scope: ModuleScope) -> bool:
-        """Whether a module does not run: an optional part that is excluded, or a part that never runs."""
+        """Whether a module does not run: an optional part that the run excludes, or a part that no run has."""
         return self.is_excluded(module_scope) or module_scope.node_fields.get("role") in UNEXECUTED_ROLES
 
     def is_excluded(self, program_item: ModuleScope | Step) -> bool:
-        """Whether a module, or a stage's copy of a table, belongs to an optional part that the run excludes."""
+        """Whether a module (or a stage's copy of an embedding) belongs to an optional part that the run excludes."""
         optional_part = program_item.node_fields.get("optional")
         return bool(optional_part) and optional_part not in self.included_parts
 
@@ -228,13 +228,13 @@ class ProgramLowering(CacheTensors):
         return stack_count
 
     def choose_branch(self, alternatives: AlternativeBranches) -> ModuleScope:
-        """Returns the executed alternative of a step."""
+        """Returns the branch that runs, of a step that has alternative branches."""
         return alternatives.branches[
             self.run_config.execution.choose_form(alternatives.branches, self.run_config.workload)
         ]
 
     def run_alternatives(self, alternatives: AlternativeBranches) -> None:
-        """Runs one of the alternative branches, whose result replaces the first branch's result."""
+        """Runs the chosen one of alternative branches; its result stands for the first branch's result."""
         first_branch, *_ = alternatives.branches.values()
         executed_branch = self.choose_branch(alternatives)
         self.run_items(executed_branch.items)
@@ -245,7 +245,7 @@ class ProgramLowering(CacheTensors):
             self.free_value(executed_branch.output.storage)
 
     def run_side_by_side(self, module_scope: ModuleScope) -> None:
-        """Runs equal modules in sequence, and collects the outputs for stacking."""
+        """Runs modules of equal shape one after another, and collects their outputs so that they can be stacked."""
         assert module_scope.stacked_axis is not None
         module_input, module_output = module_scope.call_values
         outputs: list[Tensor] = []
@@ -288,7 +288,7 @@ class ProgramLowering(CacheTensors):
         self.tensors_by_value[id(last_output)] = hidden_states
 
     def run_after_layer(self, module_scope: ModuleScope, layer_input: Tensor, layer_output: Tensor) -> Tensor:
-        """Runs the module that follows the first layer. layer_input, layer_output: the layer's input and output."""
+        """Runs the module between a stack's first and second layer. layer_input, layer_output: the first layer's."""
         (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.first_layer_output
         self.tensors_by_value[id(module_input)], self.tensors_by_value[id(first_layer_output)] = (
             layer_input,
@@ -338,7 +338,7 @@ class ProgramLowering(CacheTensors):
         return getattr(self, method_name("do", operation.verb), None)
 
     def is_cached_step(self, operation: Step) -> bool:
-        """Whether earlier passes have cached everything that an operation's results are used for."""
+        """Whether an operation can be skipped, because the cache has everything that its results are used for."""
         if operation.verb in SKIPPED_WITHOUT_NEW_ROWS:
             return False
         if any(map(self.is_from_earlier_pass, operation.input_values)):
@@ -360,25 +360,25 @@ class ProgramLowering(CacheTensors):
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 
     def do_hold(self, operation: Step) -> None:
-        """Keeps tensors alive as local variables of a module."""
+        """Keeps tensors alive in local variables of the running module, until the module returns."""
         module_frame = self.frames[-2 if operation.options["outside"] else -1]
         for operation_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
             if not self.is_from_earlier_pass(recorded_value):
                 module_frame.local_tensors[operation_name] = self.tensor_of(recorded_value)
 
     def do_keep(self, operation: Step) -> None:
-        """Stores tensors for later operations of the pass."""
+        """Stores tensors under names, for operations later in the pass."""
         for operation_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
             self.pass_memo[operation_name] = self.tensor_of(recorded_value)
 
     def do_enter(self, operation: Step) -> None:
-        """Enters an inner function of a module, with its own local variables."""
+        """Enters a function inside a module's code; the function has local variables of its own."""
         module_frame = self.frames[-1]
         module_frame.caller_variables.append(module_frame.local_tensors)
         module_frame.local_tensors = {}
 
     def do_leave(self, operation: Step) -> None:
-        """Leaves an inner function of a module: frees its local variables, and returns to the caller's."""
+        """Leaves a function inside a module's code: frees its local variables, and restores the module's."""
         module_frame = self.frames[-1]
         module_frame.local_tensors = module_frame.caller_variables.pop()
 

@@ -1,4 +1,4 @@
-"""Records passes of a few micro-batches, and reads one trace for each case of passes.
+"""Records passes of a few micro-batches, and makes one trace for all passes that have the same memory events.
 
 A pass allocates and frees its own storages. It may also free storages of other passes: those that its chunk referred to
 in the pass of the micro-batch before, or shared ones that every pass replaces. So its events depend on which neighbours
@@ -26,7 +26,7 @@ from .tensor import Storage, Tensor
 
 
 class PassCounter:
-    """Counts passes and sorts them into cases. Passes of one case have the same memory events.
+    """Counts passes and assigns each to a case, so that passes of one case have the same memory events.
 
     splits_by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
@@ -45,11 +45,11 @@ class PassCounter:
         self._last_pass_ids: list[PassId | None] = [None] * chunk_count
 
     def begin_step(self) -> None:
-        """Starts a step, whose first backward pass per chunk allocates gradients."""
+        """Begins a training step, in which each chunk's first backward pass allocates gradients."""
         self.allocates_gradients = [True] * len(self.allocates_gradients)
 
     def next_forward(self, model_chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a forward pass of a chunk, and returns the pass's case and id."""
+        """Counts a forward pass of a model chunk, and returns its case and id."""
         pass_number = self.forwards[model_chunk]
         self.forwards[model_chunk] += 1
         return self._case_with_previous_kind(
@@ -57,17 +57,17 @@ class PassCounter:
         )
 
     def next_loss(self, model_chunk: int) -> tuple[PassCase, PassId]:
-        """Returns the case and id of the loss after the chunk's last forward pass."""
+        """Returns case and id of the loss computation that follows a model chunk's last forward pass."""
         pass_number = self.forwards[model_chunk] - 1
         return self._case_of_pass(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
 
     def _case_of_pass(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a pass. Passes of the same case have the same memory events."""
+        """Returns the case to which a pass belongs; all passes of a case have the same memory events."""
         previous_state = "flying" if self.backwards[model_chunk] < pass_number else "done"
         return model_chunk, pass_kind, _pass_index_in_case(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, model_chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass of a chunk, and returns the pass's case and id."""
+        """Counts a backward pass of a model chunk, and returns its case and id."""
         pass_number = self.backwards[model_chunk]
         self.backwards[model_chunk] += 1
         next_state = "begun" if self.forwards[model_chunk] > pass_number + 1 else "alone"
@@ -78,7 +78,7 @@ class PassCounter:
         )
 
     def _case_with_previous_kind(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
-        """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
+        """Returns the case extended by the kind of the model chunk's previous pass, if cases distinguish these."""
         if not self.splits_by_previous:
             return pass_case, pass_id
         model_chunk, pass_kind, pass_number, pass_state = pass_case
@@ -89,7 +89,7 @@ class PassCounter:
 
 
 def _pass_index_in_case(pass_number: int) -> int:
-    """Returns the pass's number, but at most 2, because all passes from number 2 on belong to one case.
+    """Returns the pass's number, but at most 2, because passes from number 2 on have the same events.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
@@ -101,7 +101,7 @@ PassOutput: TypeAlias = tuple[int, Tensor, int]
 
 
 class RecordedPass(NamedTuple):
-    """One pass of a recorded run.
+    """One forward or backward pass of a recorded run.
 
     first_event_index, end_event_index: indices of its events.
     start_place: the place in which it starts.
@@ -129,11 +129,11 @@ class PassRecorder(PassCounter):
         self.passes: list[RecordedPass] = []
 
     def forward(self, model_chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
-        """Runs and records a forward pass. compute: the function for the pass's output."""
+        """Runs and records a forward pass. compute: the function that computes the pass's output."""
         return self._record_pass(*self.next_forward(model_chunk), input_tensor, compute)
 
     def loss(self, model_chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """Computes the loss of the last forward pass."""
+        """Runs and records the loss computation that follows the chunk's last forward pass."""
         return self._record_pass(*self.next_loss(model_chunk), output, compute)
 
     def _record_pass(
@@ -159,7 +159,7 @@ class PassRecorder(PassCounter):
         return pass_output
 
     def _surviving_outputs(self, model_chunk: int, pass_output: Tensor) -> list[PassOutput]:
-        """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
+        """Returns the tensors that may outlive a model chunk's forward pass, as in `RecordedPass.outputs`."""
         return [output_without_storage(0, pass_output)]
 
     def backward(self, model_chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
@@ -187,11 +187,11 @@ class PassRecorder(PassCounter):
         )
 
     def traces(self) -> dict[PassCase, PassTrace]:
-        """Returns one trace per case of passes. Raises `NotRepeatingError` if passes of a case differ."""
+        """Returns one trace for each case of passes. Raises `NotRepeatingError` if passes of a case differ."""
         return RecordedPasses(self.meter.events, self.passes).traces()
 
     def recorded_passes(self) -> RecordedPasses:
-        """Ends the recording and returns the recorded passes. Later events are not part of a pass."""
+        """Ends the recording and returns the recorded passes. Memory events after this call belong to no pass."""
         return RecordedPasses(self.meter.take_events(), self.passes)
 
 
@@ -203,7 +203,7 @@ class RecordedPasses:
     passes: Sequence[RecordedPass]
 
     def traces(self, allocated_before: Collection[int] = ()) -> dict[PassCase, PassTrace]:
-        """Returns one trace per case of passes. Raises `NotRepeatingError` if passes of a case differ.
+        """Returns one trace for each case of passes. Raises `NotRepeatingError` if passes of a case differ.
 
         allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
         """
@@ -226,7 +226,7 @@ class RecordedPasses:
 
 
 def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
-    """Adds unrecorded cases of a schedule, if the recorded cases determine their events.
+    """Adds traces for cases of a schedule that were not recorded but follow from the recorded cases.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
@@ -272,7 +272,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
 
 
 def output_without_storage(output_number: int, tensor: Tensor) -> PassOutput:
-    """Returns an output's number, a copy of the output without memory, and its storage's number."""
+    """Returns the output's number, a copy of its tensor without memory, and the number of its storage."""
     shape_template = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
     return output_number, shape_template, tensor.storage.block.handle
 
@@ -285,7 +285,7 @@ NO_PEAK = -(NO_SIZE << UNIT_BITS)
 
 
 class TraceReader:
-    """Reads the trace of memory events of each case: of all passes whose events are equal.
+    """Reads, from the events of a recorded run, one trace of memory events per case of passes.
 
     traces: case → the trace of its passes.
     storage_bytes, storage_kinds: storage → its bytes, and the kind that it is counted under.
@@ -315,7 +315,7 @@ class TraceReader:
         self._read_events_between_passes(memory_events[previous_pass_end:])
 
     def _read_events_between_passes(self, memory_events: Sequence[Event]) -> None:
-        """Reads the events between passes, which may release only outputs of passes."""
+        """Reads the events between two passes, in which only outputs of passes may be freed."""
         for storage_number, nbytes, event_detail in memory_events:
             if nbytes >= 0:
                 self.storage_bytes[storage_number], self.storage_kinds[storage_number] = nbytes, event_detail
@@ -331,7 +331,7 @@ class TraceReader:
                 raise NotRepeatingError
 
     def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:  # noqa: PLR0915
-        """Returns the trace of one pass. Its loop calls no method, because an answer reads a million events."""
+        """Returns the trace of one pass. The loop calls no method, because a run may have a million events."""
         current_place = self._start_place(recorded_pass)
         bytes_of_storages = self.storage_bytes
         memory_kinds = self.storage_kinds
@@ -441,7 +441,7 @@ class TraceReader:
     def _describe_output(
         self, output_template: Tensor, storage_number_in_pass: int, storage_number_in_run: int
     ) -> OutputTensor:
-        """Creates the description of a pass's output."""
+        """Creates the description of a pass's output, by which a replay creates that output again."""
         return OutputTensor(
             storage_number_in_pass,
             self.storage_bytes[storage_number_in_run],

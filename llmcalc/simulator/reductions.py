@@ -1,4 +1,4 @@
-"""The temporary memory of a sum over rows on a GPU: partial sums of the thread blocks that share an output.
+"""The temporary memory of a sum over rows on a GPU: partial sums, where several thread blocks share an output.
 
 Source: aten/src/ATen/native/cuda/Reduce.cuh, `setReduceConfig` and `ReduceConfig::global_memory_size`. The sizes of an
 H200 were equal to it (tests/data/gpu).

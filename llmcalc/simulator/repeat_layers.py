@@ -62,7 +62,7 @@ class AllocatorOverhead(NamedTuple):
 
     @staticmethod
     def overhead_of_replay(device: CachingAllocator, step_encoder: AllocatorStepEncoder) -> AllocatorOverhead:
-        """Returns the overhead of an allocator after a replay. step_encoder: the counter of the requested bytes."""
+        """Returns an allocator's overhead at the end of a replay. step_encoder: the counter of the requested bytes."""
         rounding_bytes = device.peak_allocated - step_encoder.peak_requested
         free_bytes = device.peak_reserved - device.peak_allocated
         return AllocatorOverhead(
@@ -71,7 +71,7 @@ class AllocatorOverhead(NamedTuple):
 
     @staticmethod
     def combine(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
-        """Combines the overhead of consecutive runs that have separate allocators."""
+        """Returns the overhead of consecutive runs, each of which has an allocator of its own."""
         requested_bytes = max(run_overhead.requested_bytes for run_overhead in run_overheads)
         rounding_bytes = max(run_overhead.rounding_bytes for run_overhead in run_overheads)
         reserved_bytes = max(
@@ -88,7 +88,7 @@ class AllocatorOverhead(NamedTuple):
     def extrapolate(
         self, longer_overhead: AllocatorOverhead, missing_layers: int, added_layers: int
     ) -> AllocatorOverhead:
-        """Extrapolates the overhead to `missing_layers` more layers, from a run with `added_layers` more layers."""
+        """Extrapolates the overhead to `missing_layers` more layers, from a run that has `added_layers` more."""
         return AllocatorOverhead(
             *(
                 max(0, longer_bytes + (longer_bytes - shorter_bytes) * missing_layers // added_layers)
@@ -98,7 +98,7 @@ class AllocatorOverhead(NamedTuple):
 
 
 class InnerRepeatEvent(NamedTuple):
-    """A memory event of every repeat between the first and the last, as a function of the repeat's index.
+    """A memory event that every inner repeat has, as a function of the repeat's index.
 
     owner_offset: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a
         storage that is the same in all repeats.
@@ -117,7 +117,7 @@ class InnerRepeatEvent(NamedTuple):
 
 @dataclass
 class LayerSweep:
-    """Memory events of one run through the layers of a stack, repeat by repeat of the layer pattern.
+    """The memory events of one sweep through the layers of a stack, repeat by repeat of the layer pattern.
 
     stack_index: the number of the stack.
     is_ascending: whether they go from the first repeat to the last.
@@ -132,7 +132,7 @@ class LayerSweep:
 
     @property
     def events_in_order(self) -> list[list[Event]]:
-        """The events of each repeat in execution order."""
+        """The memory events of all repeats in the order in which they run."""
         return self.events_by_repeat if self.is_ascending else self.events_by_repeat[::-1]
 
 
@@ -197,7 +197,7 @@ class RepeatAnalysis:
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
     def _split_by_repeat(self, section_events: Sequence[Event]) -> Iterator[tuple[StackRepeat | None, list[Event]]]:
-        """Yields the events split at changes of the layer repeat; None marks events outside of repeats."""
+        """Yields the events in groups, each of one layer repeat; None marks events outside of repeats."""
         repeat_of_place: StackRepeat | None = None
         repeat_of_parameter: StackRepeat | None = None
         layer_repeat: StackRepeat | None = None
@@ -227,7 +227,7 @@ class RepeatAnalysis:
     def _split_releases(
         self, layer_repeat: StackRepeat | None, memory_events: list[Event]
     ) -> Iterator[tuple[StackRepeat | None, list[Event]]]:
-        """Yields the events of one repeat. A release outside of all repeats belongs to the allocating repeat.
+        """Yields events with their layer repeat. A release between repeats belongs to the repeat that allocated.
 
         That holds where the releases pass through all recorded repeats in order, or through all but the first or the
         last one, which may release elsewhere.
@@ -262,7 +262,7 @@ class RepeatAnalysis:
             yield None, pending_events
 
     def _order_of_releases(self, origin_repeats: list[StackRepeat | None]) -> list[StackRepeat]:
-        """Returns the repeats in the order of their first release of a storage; empty without releases."""
+        """Returns the layer repeats in the order in which the first storage of each is freed; empty without frees."""
         if origin_repeats in self.release_orders:
             return origin_repeats  # type: ignore[return-value]
         first_origins = origin_repeats[: RECORDED_REPEATS - 1]
@@ -276,7 +276,7 @@ class RepeatAnalysis:
         )
 
     def _repeat_of_allocation(self, memory_event: Event) -> StackRepeat | None:
-        """Returns the layer repeat that allocated the released storage."""
+        """Returns the layer repeat in which the storage that this event frees was allocated."""
         storage_number, nbytes, _ = memory_event
         return self.allocating_repeat.get(storage_number) if nbytes == FREE_EVENT else None
 
@@ -291,7 +291,7 @@ class RepeatAnalysis:
         return self.repeat_cache[place_without_phase]
 
     def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> StackRepeat | None:
-        """Returns the repeat of one stack that contains a module."""
+        """Returns the repeat of one stack's layer pattern that contains a module; None without one."""
         layer_stack = self.stacks[stack_index]
         repeat_index = (allocation_place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
         if layer_stack.contains(allocation_place) and 0 <= repeat_index < RECORDED_REPEATS:
@@ -311,7 +311,7 @@ class RepeatAnalysis:
         return None
 
     def _sweeps_and_events(self, event_groups: Sequence[tuple[StackRepeat | None, list[Event]]]) -> Iterator[EventPart]:
-        """Yields each run of events through a stack's layers, and the events between the runs."""
+        """Yields each sweep through a stack's layers, and between sweeps the lists of other events."""
         group_index = 0
         while group_index < len(event_groups):
             layer_repeat, memory_events = event_groups[group_index]
@@ -332,7 +332,7 @@ class RepeatAnalysis:
         event_groups: Sequence[tuple[StackRepeat | None, list[Event]]],
         first_group_index: int,
     ) -> tuple[LayerSweep | None, int]:
-        """Returns the run through a stack's layers that starts at an index (None without one), and the next index.
+        """Returns the layer sweep that starts at a group of events (None if none does), and the next group's index.
 
         stack_index, repeat_index: of the run at `first_group_index`, which is that of the stack's first or last repeat.
         """
@@ -377,7 +377,7 @@ class RepeatAnalysis:
                 raise NotRepeatingError
 
     def _event_of_inner_repeats(self, stack_index: int, second_event: Event, third_event: Event) -> InnerRepeatEvent:
-        """Derives the event of every inner repeat from the events of the second and third repeat."""
+        """Derives the event of every inner repeat from the matching events in the second and third repeat."""
         (second_storage, nbytes, event_detail), (third_storage, _, _) = second_event, third_event
         if nbytes == PLACE_EVENT:
             return self._inner_place_event(second_storage, third_storage)
@@ -408,7 +408,7 @@ class RepeatAnalysis:
         raise NotRepeatingError
 
     def _check_outer_repeats(self) -> None:
-        """Raises `NotRepeatingError` if an event outside of inner repeats uses a storage that exists in every repeat.
+        """Raises `NotRepeatingError` if an event outside of inner repeats uses a storage that every repeat has.
 
         The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
         of counterparts are released or reclassified outside of the inner repeats, the same would happen in further
@@ -448,7 +448,7 @@ class RepeatAnalysis:
             raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
-        """Returns the module and phase of an inner repeat's event, derived from the second and third repeat."""
+        """Returns the module and phase of an inner repeat's event, from those in the second and third repeat."""
         layer_repeat = self._repeat_of_place(second_place)
         if layer_repeat is None and second_place == third_place:
             return InnerRepeatEvent(None, second_place, second_place, PLACE_EVENT, None)
@@ -486,7 +486,7 @@ class RepeatAnalysis:
     def allocator_steps(
         self, further_set_up: Callable[[RepeatedEvents], list[Event]]
     ) -> tuple[list[StepList], int, AllocatorStepEncoder]:
-        """Returns the allocator's steps of a run with all repeats, its number of storages, and its requested bytes."""
+        """Returns the full run's allocations and frees, its number of storages, and the bytes that it requests."""
         repeated_events = RepeatedEvents(self, {})
         added_events = further_set_up(repeated_events)
         storage_count = repeated_events.storage_count + len(added_events)
@@ -520,7 +520,7 @@ class RepeatAnalysis:
 
 
 class RepeatedEvents:
-    """The events of a run with any number of repeats per stack.
+    """The memory events of a run in which each stack has a chosen number of layer repeats.
 
     storage_count: the number of storages.
     """
@@ -547,7 +547,7 @@ class RepeatedEvents:
         self.events_by_section: dict[int, list[Event]] = {}
 
     def events_of_full_run(self, section_events: Sequence[Event]) -> list[Event]:
-        """Returns the events of the full run that correspond to a section of recorded events."""
+        """Returns the full run's events for a section of the recorded events."""
         if id(section_events) not in self.events_by_section:
             full_run_events = self.events_by_section[id(section_events)] = []
             for sweep_or_events in self.analysis.sweeps_and_events[id(section_events)]:
@@ -562,7 +562,7 @@ class RepeatedEvents:
         return self.events_by_section[id(section_events)]
 
     def numbers_in_full_run(self, storage_number: int) -> Sequence[int]:
-        """Returns the full run's numbers of a recorded storage: of every inner repeat, or one."""
+        """Returns the numbers that a recorded storage has in the full run: one per inner repeat, or a single number."""
         if storage_number in self.first_storage_numbers:
             first_number = self.first_storage_numbers[storage_number]
             return range(
@@ -571,7 +571,7 @@ class RepeatedEvents:
         return (self.storage_numbers.get(storage_number, storage_number),)
 
     def events_with_repeats(self, section_events: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
-        """Yields the allocator's events, each with the consecutive repeats in which it occurs.
+        """Yields the events that allocate or free, each with the range of consecutive repeats that have it.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
@@ -606,7 +606,7 @@ class RepeatedEvents:
             yield _events_of_allocator(self._renumbered_events(sweep_or_events.events_in_order[-1])), SINGLE_REPEAT
 
     def _renumbered_events(self, memory_events: Sequence[Event]) -> list[Event]:
-        """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""
+        """Returns events outside of inner repeats with the storage numbers of the full run."""
         full_run_number = self.storage_numbers.get
         return [
             (self.place_in_full_run(recorded_storage), nbytes, event_detail)
@@ -616,12 +616,12 @@ class RepeatedEvents:
         ]
 
     def _repeat_order(self, layer_sweep: LayerSweep) -> range:
-        """Returns the inner repeats in the direction in which the layers run."""
+        """Returns the indices of the inner repeats in the order in which they run: ascending in forward passes."""
         inner_repeats = range(self.inner_repeat_counts[layer_sweep.stack_index])
         return inner_repeats if layer_sweep.is_ascending else inner_repeats[::-1]
 
     def _events_of_sweep(self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
-        """Yields the events of each repeat in execution order. inner_events: the inner repeats' events."""
+        """Yields the events of all repeats in the order in which they run. inner_events: the inner repeats'."""
         yield self._renumbered_events(layer_sweep.events_in_order[0])
         for repeat_index in self._repeat_order(layer_sweep):
             yield self._events_of_repeat(layer_sweep, inner_events, repeat_index)
@@ -656,7 +656,7 @@ class RepeatedEvents:
         return memory_events
 
     def _event_by_repeat(self, memory_event: InnerRepeatEvent) -> EventLine:
-        """Returns an event as a function of the inner repeat."""
+        """Returns a recorded event as a function of the inner repeat's index."""
         if memory_event.owner_offset is None:
             return memory_event.storage_number, 0, memory_event.nbytes, memory_event.event_detail
         if memory_event.nbytes == PLACE_EVENT:
@@ -669,7 +669,7 @@ class RepeatedEvents:
         )
 
     def place_in_full_run(self, allocation_place: AllocationPlace) -> AllocationPlace:
-        """Returns a recorded module and phase, with the layer index increased by the added repeats."""
+        """Returns a recorded module and phase with the layer index that the module has in the full run."""
         for stack_index, inner_repeats in self.inner_repeat_counts.items():
             layer_stack = self.analysis.stacks[stack_index]
             first_layer_of_last_repeat = layer_stack.layers_before + LAST_RECORDED_REPEAT * layer_stack.layer_period
@@ -681,7 +681,7 @@ class RepeatedEvents:
 
 
 def _events_of_allocator(memory_events: Sequence[Event]) -> list[Event]:
-    """Returns the events that change the allocator's state."""
+    """Returns the events that allocate or free memory, without the events that only count bytes."""
     return [memory_event for memory_event in memory_events if memory_event[1] not in EVENTS_IGNORED_BY_ALLOCATOR]
 
 

@@ -24,7 +24,7 @@ ShiftedPlaces: TypeAlias = tuple[AllocationPlace, AllocationPlace, PeaksOfPass]
 
 
 class EventMeter(Meter):
-    """A meter that also records allocations and releases for the allocator.
+    """A meter that also lists allocations and frees, for the simulated allocator.
 
     storage_count: the number of storages so far.
     step_lists: the allocator's steps, in order.
@@ -62,7 +62,7 @@ class EventMeter(Meter):
             self._steps.append(encode_release(block.handle))
 
     def end_event_list(self) -> None:
-        """Ends the current list of events, and starts the next."""
+        """Ends the current list of allocations and frees, and starts the next."""
         if self._steps:
             self.step_lists.append((self._steps, 0))
             self._steps = []
@@ -153,7 +153,7 @@ class EventMeter(Meter):
 
 
 class SummedPeak(MemoryPeak):
-    """A peak with a lazy sum of bytes by kind: the bytes before a pass plus the bytes of the pass."""
+    """A peak whose bytes by kind are summed on demand: the bytes before a pass plus the bytes that the pass adds."""
 
     __slots__ = ("_by_kind", "added_bytes", "bytes_before")
 
@@ -188,7 +188,7 @@ def _add_byte_counts(first_counts: Mapping[str, int], second_counts: Mapping[str
 
 
 class PassPlayer(PassCounter):
-    """Replays recorded passes instead of running them.
+    """Replays recorded passes, in place of a simulation of every pass.
 
     pass_traces: case → the trace of its passes.
     added_layers: chunk → layers before it that the recorded run did not have.
@@ -209,11 +209,11 @@ class PassPlayer(PassCounter):
         self.first_storage_numbers: dict[PassId, int] = {}
 
     def forward(self, model_chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
-        """Replays a forward pass."""
+        """Replays the recorded forward pass of a chunk."""
         return self._play_forward(model_chunk, *self.next_forward(model_chunk), input_tensor)
 
     def loss(self, model_chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """Replays the loss of the last forward pass."""
+        """Replays the recorded loss that follows the last forward pass."""
         return self._play_forward(model_chunk, *self.next_loss(model_chunk), output)
 
     def _play_forward(
@@ -227,7 +227,7 @@ class PassPlayer(PassCounter):
         return pass_output.create_tensor(pass_output.create_storage(self.meter, first_storage_number))
 
     def backward(self, model_chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
-        """Replays a backward pass."""
+        """Replays the recorded backward pass of a chunk."""
         pass_trace, first_storage_number = self._play_pass(model_chunk, *self.next_backward(model_chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for output_index, gradient in pass_trace.outputs:

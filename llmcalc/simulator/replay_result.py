@@ -48,7 +48,7 @@ class ReplayResult:
         self.rounding_bytes_after = allocator.allocated - requested_bytes
 
     def estimate_from_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
-        """Estimates the allocator's bytes from a run with fewer micro-batches, plus the missing ones' tensors."""
+        """Estimates the allocator's bytes from a replay of fewer micro-batches, plus the others' tensors."""
         self.reserved_bytes = shorter_replay.reserved_bytes + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
         self.rounding_bytes = shorter_replay.rounding_bytes
         self.rounding_bytes_after = shorter_replay.rounding_bytes_after
@@ -60,7 +60,7 @@ class ReplayResult:
         second_step_peaks: Mapping[AllocationPlace, MemoryPeak],
         phases: Sequence[str] = STEP_PHASES,
     ) -> None:
-        """Keeps the peaks of the second step, and for the optimizer the higher peak of both steps."""
+        """Stores the peaks of the second step; for the optimizer, the higher peak of both steps."""
         self.peaks = {peak_place: peak for peak_place, peak in second_step_peaks.items() if peak_place.phase in phases}
         step_place = AllocationPlace("step")
         if step_place in first_step_peaks and first_step_peaks[step_place].bytes > second_step_peaks[step_place].bytes:

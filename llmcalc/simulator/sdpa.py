@@ -125,7 +125,7 @@ def has_extra_mask_input(attention: Step) -> bool:
 
 
 def is_16_bit_format(compute_capability: int, dtype: Dtype) -> bool:
-    """Whether a number format has 16 bits and a compute capability's kernels support it."""
+    """Whether a number format has 16 bits and kernels for the compute capability exist."""
     return dtype is FLOAT16 or (dtype is BFLOAT16 and compute_capability >= 80)
 
 

@@ -1,4 +1,4 @@
-"""Derives passes of many equal layers from passes recorded with few layers.
+"""Derives passes with all of a stack's equal layers from passes recorded with few layers.
 
 The recorded passes have four repeats of each stack's pattern of layers. `RepeatAnalysis` checks that the second and the
 third do the same, and has the events of every repeat between the first and the last from theirs.
@@ -17,7 +17,7 @@ from .replay_result import STEP_PHASES
 
 
 class ShortenedPasses:
-    """Derives the events of passes with all layers from recorded passes with few.
+    """Derives the memory events of passes with all layers from passes recorded with few layers.
 
     memory_events, recorded_passes: those of the recorded run.
     layer_stacks: the stacks of which `RECORDED_REPEATS` repeats were recorded.
@@ -49,7 +49,7 @@ class ShortenedPasses:
         self.repeated_events: RepeatedEvents = RepeatedEvents(repeat_analysis, {})
 
     def extended_passes(self) -> tuple[list[Event], list[RecordedPass]]:
-        """Returns the events of passes extended to all layers, and the passes."""
+        """Returns the memory events of all passes with all layers, and the passes, which refer to these events."""
         full_run_events: list[Event] = []
         recorded_passes: list[RecordedPass] = []
         for i, section_events in enumerate(self.event_sections):
@@ -64,7 +64,7 @@ class ShortenedPasses:
     def _extended_pass(
         self, recorded_pass: RecordedPass, pass_events: Sequence[Event], first_event_index: int, end_event_index: int
     ) -> RecordedPass:
-        """Returns a pass extended to all layers.
+        """Returns a recorded pass extended to all layers, with its indices in the extended events.
 
         pass_events: its recorded events. first_event_index, end_event_index: indices among the full run's events.
         """
@@ -78,12 +78,12 @@ class ShortenedPasses:
         )
 
     def outputs_of_full_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
-        """Returns the tensors that outlive a pass with all layers; none of them belongs to an inner layer."""
+        """Returns the tensors that outlive a pass with all layers; none of them is allocated by an inner layer."""
         return [
             (i, shape_template, self.storage_in_full_pass(storage_number))
             for i, shape_template, storage_number in recorded_pass.outputs
         ]
 
     def storage_in_full_pass(self, storage_number: int) -> int:
-        """Converts a storage's number in the recorded passes to the number in the passes with all layers."""
+        """Returns the number that a storage of the recorded passes has in the passes with all layers."""
         return self.repeated_events.storage_numbers.get(storage_number, storage_number)

@@ -15,7 +15,7 @@ UNITS_PER_OPERATION = 50
 
 
 class CountedWork(NamedTuple):
-    """The simulated work of one run, counted separately from the search that contains it.
+    """The simulated work of one run, counted apart from the search that the run is a part of.
 
     unshared_units: the work without shared recordings.
     recordings: the shared recordings that it used, each with its key and its work.
@@ -26,7 +26,7 @@ class CountedWork(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The work of the run and of its recordings, each of which counts once."""
+        """The work of the run and of the recordings that it uses, each counted once."""
         return self.unshared_units + sum(dict(self.recordings).values())
 
 
@@ -40,7 +40,7 @@ def sum_of_work(works: Iterable[CountedWork]) -> CountedWork:
 
 
 class SimulatedWork:
-    """The counter of the work of all simulated runs so far.
+    """The counter of the work of all runs that were simulated so far.
 
     units: allocator steps and weighted program operations.
     """
@@ -51,7 +51,7 @@ class SimulatedWork:
         self._uses: list[tuple[int, int]] | None = None
 
     def begin_search(self) -> None:
-        """Begins a search, in which each recording counts when it is first used."""
+        """Begins a search, in which a recording shared by several runs counts once."""
         self._counted_recordings.clear()
 
     def subtract_work_since(self, units_before: int) -> int:
@@ -60,7 +60,7 @@ class SimulatedWork:
         return work_units
 
     def use_recording(self, recording_key: int, recording_units: int) -> None:
-        """Counts the use of a recording that other runs may share. recording_key: equal in forked processes."""
+        """Counts the work of a recording at its first use. recording_key: the same in forked processes."""
         if self._uses is not None:
             self._uses.append((recording_key, recording_units))
         elif recording_key not in self._counted_recordings:
@@ -69,7 +69,7 @@ class SimulatedWork:
 
     @contextmanager
     def count_separately(self) -> Iterator[Callable[[], CountedWork]]:
-        """Counts a block's work separately, to be added by `add`; work before an error is added at once.
+        """Counts the work inside a `with` separately, to be added by `add`; after an error it is added at once.
 
         Yields a function that returns the work so far.
         """
@@ -89,7 +89,7 @@ class SimulatedWork:
         self.subtract_work_since(units_before)
 
     def add(self, work: CountedWork) -> None:
-        """Adds work that was counted separately."""
+        """Adds work that `count_separately` has counted."""
         self.units += work.unshared_units
         for recording_key, recording_units in work.recordings:
             self.use_recording(recording_key, recording_units)
@@ -106,12 +106,12 @@ class WorkBudget:
         self.restart()
 
     def restart(self) -> None:
-        """Begins another search with the same limit of work."""
+        """Begins another search with the same limit of simulated work."""
         SIMULATED_WORK.begin_search()
         self._units_at_start: int = SIMULATED_WORK.units
 
     def is_spent(self, budget_share: float = 1) -> bool:
-        """Whether a share of the budget is spent, by default all of it."""
+        """Whether a share of the limit is used up; by default all of it."""
         return SIMULATED_WORK.units - self._units_at_start >= budget_share * self._units
 
     @property

@@ -104,7 +104,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
 
 
 class SizeProduct:
-    """A product of tensor sizes, compared with another product by value, or for symbols by equality."""
+    """A product of tensor sizes that can be compared with another: by value, or by equality of symbols."""
 
     __slots__ = ("integer_factor",)
 
@@ -124,7 +124,7 @@ class SizeProduct:
 
 
 def broadcast_shape(*shapes: Shape) -> Shape:
-    """Returns the shape of an elementwise result."""
+    """Returns the common shape to which shapes are broadcast in an elementwise operation."""
     result_shape, *other_shapes = shapes
     for shape in other_shapes:
         if shape != result_shape:
@@ -153,7 +153,7 @@ def _broadcast_size(first_axis_size: Number, second_axis_size: Number) -> Number
 
 @lru_cache(CACHED_STRIDES)
 def elementwise_strides(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
-    """Returns the strides of an elementwise result: the operands' strides if equal, otherwise dense strides in the same
+    """Returns the strides of an elementwise result: the operands' if they are equal, otherwise dense ones in the same
     axis order.
     """
     if all(operand_shape == shape for operand_shape, _ in operands):
@@ -194,7 +194,7 @@ def elementwise_strides(operands: tuple[tuple[Shape, Strides], ...], shape: Shap
 
 
 def _axis_order(operand_strides: Sequence[Strides], shape: Shape) -> list[int]:
-    """Returns the axes of an elementwise result, the axis with the smallest stride first."""
+    """Returns the axes of an elementwise result in the order of their strides, the smallest stride first."""
     axis_order = list(range(len(shape) - 1, -1, -1))
 
     def compare_axes(inner_axis: int, outer_axis: int) -> int:

@@ -18,7 +18,7 @@ from .strides import Shape, Strides, contiguous_strides, is_contiguous, numel
 
 
 class Dtype:
-    """A number format. promotion_rank: the higher-ranked format of two operands is the result's format."""
+    """A number format. promotion_rank: of two operands, the format with the higher rank is the result's."""
 
     __slots__ = ("bytes", "is_floating_point", "name", "promotion_rank")
 
@@ -68,7 +68,7 @@ class Meter(Protocol):
         """Frees the block of a storage."""
 
     def reclassify(self, block: Any, memory_kind: str) -> None:
-        """Moves a storage's bytes to another kind in the counts (`activations`, `gradients`)."""
+        """Counts a storage's bytes as another kind from now on (`activations`, `gradients`)."""
 
 
 @contextmanager
@@ -110,7 +110,7 @@ class Storage:
         self.meter, self.block = NoMeter(), None
 
     def share(self, other_storage: Storage) -> None:
-        """Uses the memory of another storage after this storage's `release`."""
+        """Lets this storage, after its `release`, use the memory of another storage."""
         self.block, self.shared = other_storage.block, other_storage
 
 
@@ -161,7 +161,7 @@ class Tensor:
 
     @property
     def bytes(self) -> Number:
-        """The bytes of the tensor's elements, which exceed the storage's bytes for an expanded tensor."""
+        """The bytes of the tensor's elements, which are more than its storage has if the tensor is expanded."""
         return numel(self.shape) * self.dtype.bytes
 
     @property
@@ -173,11 +173,11 @@ class Tensor:
         return is_contiguous(self.shape, self.strides)
 
     def detached(self) -> Tensor:
-        """Returns a tensor with the same storage, outside of the autograd graph."""
+        """Returns a tensor on the same storage that is not in the autograd graph, as `Tensor.detach`."""
         return Tensor(self.shape, self.dtype, self.storage, self.strides)
 
     def view(self, shape: Shape, strides: Strides) -> Tensor:
-        """Returns a view with another shape, outside of the autograd graph."""
+        """Returns a view with another shape and strides that is not in the autograd graph."""
         new_view = Tensor(shape, self.dtype, self.storage, strides)
         new_view.has_base = True
         return new_view

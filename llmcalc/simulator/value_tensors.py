@@ -1,4 +1,4 @@
-"""The tensors of a program's values, freed after the last reader."""
+"""Stores the tensors of a program's values, and frees each tensor after its last reader."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ValueTensors:
         )
 
     def tensor_of(self, recorded_value: Value) -> Tensor:
-        """Returns a value's tensor in the value's shape, reduced to the first rows if necessary."""
+        """Returns a value's tensor in the value's shape; only its first rows if the value has fewer."""
         tensor = self.tensors_by_value.get(id(recorded_value))
         if tensor is not None:
             return tensor
@@ -138,7 +138,7 @@ class ValueTensors:
         return self.aten.reshape(value_tensor, shape)
 
     def is_from_earlier_pass(self, recorded_value: Value) -> bool:
-        """Whether a pass reads a value that an earlier pass has cached, instead of computing it."""
+        """Whether a pass reads a value that an earlier pass has stored in the cache."""
         if id(recorded_value) in self.tensors_by_value:
             return False
         return id(recorded_value) in self.absent_value_ids or (
@@ -146,7 +146,7 @@ class ValueTensors:
         )
 
     def is_computed_earlier(self, value_rows: Rows) -> bool:
-        """Whether an earlier pass has computed all rows of a tensor, such as an encoder's output."""
+        """Whether an earlier pass has computed all rows, as of an encoder's output."""
         return (
             self.has_earlier_tokens
             and value_rows is not NO_ROWS
@@ -154,14 +154,14 @@ class ValueTensors:
         )
 
     def tensor_read_by(self, operation: Step, recorded_value: Value) -> Tensor:
-        """Returns a value's tensor, and frees the stored reference after the last read."""
+        """Returns a value's tensor for an operation that reads it, and frees the stored reference at the last read."""
         value_tensor, base_value = self.tensor_of(recorded_value), recorded_value.storage
         if self.last_reader_ids.get(id(base_value)) == id(operation):
             self.free_value(base_value)
         return value_tensor
 
     def flat_tensor(self, recorded_value: Value, operation: Step | None = None) -> Tensor:
-        """Returns a value's tensor as [batch, rows, width], copied if the heads are not contiguous.
+        """Returns a value's tensor in the shape [batch, rows, width]; it is a copy if the heads are not contiguous.
 
         operation: the step that reads it, as in `tensor_read_by`; default none.
         """
@@ -212,7 +212,7 @@ class ValueTensors:
         return computed_result
 
     def _value_with_tensor(self, recorded_value: Value | None) -> Value | None:
-        """Returns the value, or the nearest base with a stored tensor."""
+        """Returns the value itself, or the nearest value of which it is a view and for which a tensor is stored."""
         while recorded_value is not None and id(recorded_value) not in self.tensors_by_value:
             recorded_value = recorded_value.view_source
         return recorded_value
@@ -220,7 +220,7 @@ class ValueTensors:
     # --- calls of modules -------------------------------------------------------------------------------------------
 
     def module_path(self, levels_up: int = 0) -> ModulePath:
-        """Returns the current module's path, with the indices of the layers that own its parameters.
+        """Returns the current module's path, with the index of the layer that owns its parameters.
 
         levels_up: of which module around it instead, 1 for the nearest.
         """
@@ -247,7 +247,7 @@ class ValueTensors:
 
     @property
     def cache_path(self) -> ModulePath:
-        """The path of the current module with all layer indices, as the key in the cache."""
+        """The path of the current module with the indices of all layers, which is its key in the cache."""
         return tuple(
             path_part
             for module_call in self.frames
@@ -256,21 +256,21 @@ class ValueTensors:
 
     @property
     def path(self) -> str:
-        """The path of the module that runs."""
+        """The path of the running module."""
         return ".".join(module_call.scope.name for module_call in self.frames[1:] if module_call.scope.name)
 
     @property
     def place(self) -> AllocationPlace:
-        """The place (module and phase) of new storages."""
+        """The module and phase to which new storages are counted."""
         layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), -1)
         return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, operation_name: str = "") -> UnsupportedKernel:
-        """Creates the error for an operation without a kernel. operation_name: the operation's name."""
+        """Creates the error for an operation that the profile has no kernel for. operation_name: its name."""
         return UnsupportedKernel(f"{'.'.join(filter(None, (self.path, operation_name)))}: {reason}")
 
     def run_kernel_of_op(self, operation: Step, prefix: str) -> None:
-        """Runs the profile's method `<prefix>_<class of the operation>`."""
+        """Runs the profile's kernel that is named `<prefix>_<class of the op>`."""
         op_name = type(operation.op).__name__
         kernel = getattr(self, method_name(prefix, op_name), None)
         if kernel is None:
@@ -278,7 +278,7 @@ class ValueTensors:
         kernel(operation)
 
     def unknown_verb_error(self, operation: Step, verb: str) -> UnsupportedKernel:
-        """Creates the error for a verb that no profile implements."""
+        """Creates the error for an operation name (verb) that no profile implements."""
         reason = f"the memory of {verb!r} is not modelled; params, flops and kv count this model"
         return self.unsupported(reason, operation.name)
 

@@ -1,4 +1,4 @@
-"""Opens and reads the user's files, with limits on file type, bytes and number of elements.
+"""Opens and reads the user's files, with limits on the type of file, the bytes and the number of elements.
 
 Every reader of a user's file goes through `open_regular_file`. A FIFO, a device or a socket could block or never end,
 and files of `/proc` and `/sys` contain more than their size says; all of them are refused.

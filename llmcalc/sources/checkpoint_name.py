@@ -1,4 +1,4 @@
-"""Describes a checkpoint of the hub by its name, for machines that cannot read its config.
+"""Describes a checkpoint of the Hugging Face hub by its name, where its config cannot be downloaded.
 
 `unsloth/Qwen3-14B` has the sizes of the preset qwen3-14b, and `Qwen/Qwen3-14B-AWQ` also the quantization that its name
 states. The description has the table `quantization_config` that the library named in the id writes, so all commands
@@ -21,7 +21,7 @@ from .presets import known_checkpoint, known_model, publisher_of, read_preset
 def _compressed_tensors_config(
     storage_format: str, weight_format: Mapping[str, Any], *modules_in_16_bits: str
 ) -> dict[str, Any]:
-    """Returns llm-compressor's `quantization_config` for every linear layer except routers and the output head.
+    """Returns llm-compressor's `quantization_config` for all linear layers except routers and the output head.
 
     modules_in_16_bits: patterns of further modules that the recipes of this format leave out.
     """
@@ -43,7 +43,7 @@ quantization_w8a8_fp8/qwen3_next_example.py).
 
 
 def _tables_with_scale_groups(group_size: int) -> dict[str, dict[str, Any]]:
-    """Returns scheme → `quantization_config`, for schemes with one scale per group of weight columns."""
+    """Returns scheme → `quantization_config`, for schemes whose weights have a scale per group of columns."""
     weight_format = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": group_size}
     gptq_config = {"quant_method": "gptq", "group_size": group_size, "desc_act": False, "sym": True}
     awq_config = {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": "gemm"}
@@ -110,12 +110,12 @@ PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
 
 @cache
 def _read_published(file_kind: str) -> dict[str, dict[str, Any]]:
-    """Returns the contents of `published_KIND.toml`: facts about the published checkpoints of one format."""
+    """Returns the contents of `published_<file_kind>.toml`: facts about published checkpoints of one format."""
     return tomllib.loads(Path(__file__).with_name(f"published_{file_kind}.toml").read_text(encoding="utf-8"))
 
 
 def published_gptq() -> dict[str, dict[str, list[str]]]:
-    """Returns the contents of `published_gptq.toml`: preset → the `dynamic` of Qwen's checkpoint in GPTQ."""
+    """Returns the contents of `published_gptq.toml`: preset → the field `dynamic` of Qwen's GPTQ checkpoint."""
     return _read_published("gptq")
 
 
@@ -130,7 +130,7 @@ def has_nvfp4_table(preset_name: str) -> bool:
 
 
 def nvfp4_quantization_config(checkpoint_name: str, preset_name: str) -> tuple[dict[str, Any], str] | None:
-    """Returns the `quantization_config` of a checkpoint in NVFP4 known by its name, and the formats in words for notes.
+    """Returns the `quantization_config` of an NVFP4 checkpoint by its name, and its formats as text for notes.
 
     checkpoint_name: a hub id or a path. preset_name: its preset. The table is that of NVIDIA's checkpoint of the model,
     whoever publishes this one, because the model decides which layers stay in 8 or 16 bits more than the publisher
@@ -177,7 +177,7 @@ FP8_BLOCKS_OF_LLM_COMPRESSOR = _compressed_tensors_config(
 def recipe_quantization_config(
     checkpoint_name: str, preset_name: str, scheme: str
 ) -> tuple[dict[str, Any], str] | None:
-    """Returns the `quantization_config` that the recipe of a model or checkpoint writes, and its formats in words.
+    """Returns the `quantization_config` of a model's published quantization recipe, and its formats as text.
 
     None for checkpoints of NVIDIA, whose ModelOpt has no recipes, and where the scheme alone says how it is stored.
     """
@@ -207,7 +207,7 @@ def recipe_quantization_config(
 
 
 def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
-    """Returns the `quantization_config` of a checkpoint whose 16-bit layers are known, and its formats in words.
+    """Returns the `quantization_config` of a checkpoint with known 16-bit layers, and its formats as text.
 
     checkpoint_name: a hub id or a path. scheme: the scheme in its name. None if the scheme alone says how it is stored.
     """
@@ -222,7 +222,7 @@ def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: st
 
 
 def preset_in_named_format(checkpoint_name: str, preset: Preset, scheme: str) -> tuple[Preset, str, str]:
-    """Returns a preset with the weight formats of a checkpoint's name, the scheme to apply, and the formats in words.
+    """Returns a preset in the formats that a checkpoint's name states, the scheme to apply, and the formats as text.
 
     scheme: the scheme in the checkpoint's name, empty for none. It is applied unless the formats of the layers are
     known, which the preset then has in its `quantization_config`.
@@ -245,7 +245,7 @@ def _has_linear_attention(preset: Preset) -> bool:
 
 
 def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | None:
-    """Returns the preset's name, the name for error messages and the description; None for an unknown name.
+    """Returns a preset's name, the name for error messages and the description for a hub id; None if it is unknown.
 
     GGUF files have no table of a quantization, so their repositories are not described.
     """

@@ -30,7 +30,7 @@ def models_of_field(field: FieldInfo) -> list[type[BaseModel]]:
 
 
 def _choice_classes(type_metadata: Iterable[Any]) -> list[type[BaseModel]]:
-    """Returns the component classes among which the metadata of a field's type (`PartChoice`) allow a choice."""
+    """Returns the component classes that the metadata of a field's type (`PartChoice`) allow."""
     return [
         model
         for annotation in type_metadata
@@ -40,7 +40,7 @@ def _choice_classes(type_metadata: Iterable[Any]) -> list[type[BaseModel]]:
 
 
 def model_of_table(union_members: list[type[BaseModel]], description_table: dict[str, Any]) -> type[BaseModel] | None:
-    """Returns the pydantic model for a table: the union member with the table's `type`, else the first member."""
+    """Returns the pydantic model of a table: the member of the union with the table's `type`, else the first member."""
     for model in union_members:
         type_field = model.model_fields.get("type")
         if type_field is not None and description_table.get("type") in get_args(type_field.annotation):
@@ -51,7 +51,7 @@ def model_of_table(union_members: list[type[BaseModel]], description_table: dict
 def field_paths(
     description_table: dict[str, Any], model: type[BaseModel] = ModelSpec, parent_keys: tuple[str, ...] = ()
 ) -> list[list[str]]:
-    """Returns the path of every possible field in a description, including default tables."""
+    """Returns the paths of all fields that a description can have, those in tables it leaves out included."""
     paths_of_fields: list[list[str]] = []
     for field_name, field in model.model_fields.items():
         path = (*parent_keys, field_name)
@@ -99,7 +99,7 @@ def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
 def field_path(
     model: type[BaseModel], error_location: tuple[int | str, ...], has_unknown_field: bool = False
 ) -> list[str]:
-    """Converts a pydantic error's location to the path in the file, without the tags of union members.
+    """Returns the path of the field in the file for a pydantic error, without the names of union members.
 
     has_unknown_field: whether the last step is a field that does not exist.
     """

@@ -95,7 +95,7 @@ def parse_toml(toml_text: str, error_location: str) -> dict[str, Any]:
 
 
 def _require_short_keys(toml_text: str, error_location: str) -> None:
-    """Raises `InputError` for dotted keys that need too much memory in tomllib.
+    """Raises `InputError` for long dotted keys, for which tomllib would need too much memory.
 
     It keeps every prefix of a dotted key, so the memory for one key grows with the square of its parts.
     """
@@ -168,7 +168,7 @@ def require_finite(parsed_value: Any, error_location: str) -> None:
 
 
 def _values_by_depth(parsed_value: Any) -> Iterator[list[Any]]:
-    """Yields the values at each depth of nested tables and lists, the whole value first."""
+    """Yields all values at each depth of nested tables and lists, starting with the whole value."""
     values_at_depth = [parsed_value]
     while True:
         yield values_at_depth
@@ -185,7 +185,7 @@ def _too_deep_error(error_location: str) -> str:
 
 
 def validate(model_class: type[Model], description: Any, error_location: str) -> Model:
-    """Validates data as a pydantic model. Raises `InputError` with all errors on one line.
+    """Validates data as a pydantic model.
 
     Raises `InputError`, which names the first wrong field, its value, the expected value, and the number of other
     errors.

@@ -68,12 +68,12 @@ repository is that of the file. Settings of the user (GIT_CONFIG_GLOBAL, GIT_CON
 
 
 class NotAModelText(InputError):
-    """Raised if the content at a path of a commit is too large or no text, and so cannot describe a model."""
+    """Raised if a file at a commit is too large or not text, so that it cannot describe a model."""
 
 
 @dataclass(frozen=True)
 class GitAnswer:
-    """The result of a git command: exit status, standard output, and one line of standard error."""
+    """The exit status, standard output and one line of standard error of a git command."""
 
     exit_status: int
     output: bytes
@@ -144,7 +144,7 @@ def repository_root(file: Path) -> Path | None:
 
 
 def _require_root_repository(git_ref: str, repo_root: Path) -> None:
-    """Raises `InputError` unless git finds the repository in `repo_root`, not in another folder.
+    """Raises `InputError` unless git takes `repo_root` as the repository's root, and not another folder.
 
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
     """

@@ -54,7 +54,7 @@ BYTES_BY_UNIT = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2*
 
 
 def hardware_sort_key(hardware_name: str) -> list[tuple[int, int, str]]:
-    """Returns a sort key that compares numbers in names by value: a10, a40, a100."""
+    """Returns a sort key by which numbers in names are compared by value: a10, a40, a100."""
     name_parts = re.findall(r"[0-9]+|[^0-9]+", hardware_name.lower())
     return [(0, int(name_part), "") if name_part.isdigit() else (1, 0, name_part) for name_part in name_parts]
 
@@ -162,7 +162,7 @@ def load_hardware(hardware_name: str) -> Hardware:
 
 @cache
 def _preset_text(hardware_name: str) -> str:
-    """Returns the text of the preset with exactly this file name."""
+    """Returns the text of the preset file with exactly this name."""
     return read_text(presets_dir() / "hardware" / f"{hardware_name}.toml")
 
 
@@ -180,7 +180,7 @@ def find_hardware(name_or_file: str) -> Hardware:
 
 
 def split_device_count(hardware_argument: str) -> tuple[str, int | None]:
-    """Returns the accelerator's name in an argument, and how many the argument names; None if it names no number.
+    """Returns the accelerator's name in an argument such as `2x3090`, and the device count; None if it has none.
 
     `2x3090` and `dual 3090` are two of the accelerator, and a cloud's machine type has its accelerators.
     """
@@ -199,7 +199,7 @@ def split_device_count(hardware_argument: str) -> tuple[str, int | None]:
 def accelerators_and_devices(
     hardware_arguments: Sequence[str], devices: int | None = None
 ) -> tuple[list[Hardware], int | None]:
-    """Returns the accelerators of `--hardware`, and the number of devices: of `--devices`, else the number they name.
+    """Returns the accelerators of `--hardware`, and the device count: `--devices`, else the count in the names.
 
     devices: the value of `--devices`; None without it. Several machines of a cloud may be given by their devices.
     Raises `InputError` for unknown names and for numbers that contradict each other.
@@ -241,7 +241,7 @@ def read_hardware(file_name: str) -> Hardware:
 
 
 def _override_preset(preset: Hardware, hardware_description: dict[str, Any]) -> dict[str, Any]:
-    """Returns a preset's figures, overridden table by table by the figures of a user's file."""
+    """Returns a preset's values, replaced table by table by the values in a user's file."""
     base_description = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
     # the driver's total and the sizes that are sold are of the preset's memory
     if "memory_bytes" in hardware_description:
@@ -308,7 +308,7 @@ def _accelerators_by_family() -> dict[str, str]:
 
 
 def _machine_family(machine_type: str) -> str:
-    """Returns the family of a cloud's machine type, without its size: `g5`, `a3-ultragpu`, `nd_h100_v5`."""
+    """Returns a cloud machine type without its size: `g5`, `a3-ultragpu`, `nd_h100_v5`."""
     name_parts = machine_type.lower().split("_")
     if name_parts[0] == "standard" and len(name_parts) > 2:  # Azure's, whose second word has the processors
         return "_".join([name_parts[1][:2], *name_parts[2:]])
@@ -316,12 +316,12 @@ def _machine_family(machine_type: str) -> str:
 
 
 def accelerator_of_machine_family(machine_type: str) -> str:
-    """Returns the accelerator of any size of a known machine; empty if the family is unknown."""
+    """Returns the accelerator that a cloud machine type has in all sizes; empty if the type is unknown."""
     return _accelerators_by_family().get(_machine_family(machine_type), "")
 
 
 def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:
-    """Returns (accelerator, number of accelerators) of a cloud's machine such as `g5.12xlarge`; None if unknown."""
+    """Returns (accelerator, number of accelerators) of a cloud machine type such as `g5.12xlarge`; None if unknown."""
     # SageMaker writes "ml." before the type
     return _machines_by_normalized_type().get(normalized(machine_type.removeprefix("ml.")))
 
@@ -410,7 +410,7 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
 
 
 def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
-    """Returns the number of accelerators that an argument names, and the accelerator; None for other arguments."""
+    """Returns the device count in an argument such as `2x3090`, and the accelerator; None for other arguments."""
     for count_pattern in ACCELERATOR_COUNT_PATTERNS:
         if (count_match := count_pattern.fullmatch(typed_name.strip())) is None:
             continue
@@ -425,7 +425,7 @@ def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
 
 
 def preset_with_spelling(hardware_argument: str) -> Hardware | None:
-    """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
+    """Returns the preset whose name, alias or title is the argument, with or without the vendor's name."""
     normalized_names = _normalized_arguments(hardware_argument)
     matching_names = (name for name in hardware_names() if normalized(name) in normalized_names)
     # a file is parsed if its text has the letters of a name, with any punctuation between them, or an escaped character
@@ -442,7 +442,7 @@ def preset_with_spelling(hardware_argument: str) -> Hardware | None:
 
 
 def _normalized_arguments(hardware_argument: str) -> set[str]:
-    """Returns an argument without case and punctuation, with and without the names of the vendor and the computer."""
+    """Returns an argument without case and punctuation; also without the names of vendor and computer."""
     clean_argument = TRADEMARK.sub(" ", hardware_argument)
     bare_argument = SURROUNDING_WORDS.sub(" ", clean_argument)
     texts = (clean_argument, bare_argument)
@@ -456,7 +456,7 @@ def _normalized_names(hardware: Hardware) -> set[str]:
 
 
 def _hardware_of_memory_size(typed_name: str) -> Hardware | None:
-    """Returns an accelerator with the memory size at the end of a name: `m4-max-64gb`, `rtx 4060 8gb`.
+    """Returns the accelerator of a name that ends in a memory size: `m4-max-64gb`, `rtx 4060 8gb`.
 
     None for other arguments. Raises `InputError` for a size that the accelerator is not sold with.
     """
@@ -474,7 +474,7 @@ def _hardware_of_memory_size(typed_name: str) -> Hardware | None:
 
 
 def _with_memory_size(hardware: Hardware, memory_gib: int, typed_name: str) -> Hardware:
-    """Returns the accelerator with this memory size; raises `InputError` if it is not sold with it."""
+    """Returns the accelerator in the variant with this memory size. Raises `InputError` if no such variant is sold."""
     if hardware.is_processor and not hardware.configurations:  # its computer has any memory
         bandwidth = hardware.memory_bandwidth
         memory_size = MemoryConfiguration(memory_bytes=memory_gib * 2**30, memory_bandwidth=bandwidth)
@@ -500,7 +500,7 @@ def _with_memory_size(hardware: Hardware, memory_gib: int, typed_name: str) -> H
 
 
 def with_configuration(hardware: Hardware, memory_configuration: MemoryConfiguration) -> Hardware:
-    """Returns the accelerator with the memory size that a name such as `m4-max-64gb` contains."""
+    """Returns the accelerator in the memory variant that a name such as `m4-max-64gb` states."""
     memory_gib = memory_configuration.memory_bytes // 2**30
     name_fields: dict[str, Any] = {
         "name": f"{hardware.name}-{memory_gib}gb",
@@ -518,7 +518,7 @@ def with_configuration(hardware: Hardware, memory_configuration: MemoryConfigura
 
 
 def chips_of_generation(hardware: Hardware) -> list[Hardware]:
-    """Returns the chips of an Apple chip's generation (`m4-…`) in every memory size, smallest memory first."""
+    """Returns the presets of an Apple chip's generation (`m4-…`) in all memory sizes, the smallest first."""
     generation = hardware.name.partition("-")[0]
     chips = [load_hardware(name) for name in hardware_names() if name.partition("-")[0] == generation]
     return sorted(
@@ -528,7 +528,7 @@ def chips_of_generation(hardware: Hardware) -> list[Hardware]:
 
 
 def require_one_accelerator(accelerator_names: Sequence[str]) -> None:
-    """Raises `InputError` for several accelerators in a question whose answer is for a single accelerator."""
+    """Raises `InputError` for several accelerators if the command answers for a single one."""
     if len(set(accelerator_names)) > 1:
         names_text = " and ".join(accelerator_names)
         raise InputError(
@@ -537,7 +537,7 @@ def require_one_accelerator(accelerator_names: Sequence[str]) -> None:
 
 
 def find_accelerators(accelerator_names: Iterable[str]) -> list[Hardware]:
-    """Returns the accelerators with these names, without duplicates."""
+    """Returns the accelerators with these names, each once."""
     accelerators: list[Hardware] = []
     for hardware in map(find_hardware, accelerator_names):
         accelerators += [] if hardware in accelerators else [hardware]

@@ -49,7 +49,7 @@ _unreachable_until: dict[str, float] = {}
 
 
 class UnreachableHub(InputError):
-    """Raised if a file of the hub cannot be read here, whether or not its repository exists."""
+    """Raised if a file of the hub cannot be downloaded, even though its repository may exist."""
 
 
 def fetch_config(hub_id: str) -> Path:
@@ -74,7 +74,7 @@ def commit_of_repository(hub_id: str) -> str:
 
 
 def _config_path(repository: str, revision: str | None) -> Path:
-    """Returns the path of a repository's config, and fetches files beside the config that are not in the cache.
+    """Returns the path of a repository's config; downloads the files beside it that the cache lacks.
 
     A config that another program has cached is complete without the hub, whether that is unreachable or refuses access;
     a new one is not.
@@ -117,7 +117,7 @@ def fetch_headers(hub_id: str) -> Checkpoint:
 
 
 def _with_deadline(function_with_deadline: Callable[[float], Result], seconds: float) -> Result:
-    """Returns the result of a function that is called with a deadline. Raises `InputError` after `seconds`.
+    """Calls a function with a deadline and returns its result. Raises `InputError` after `seconds`.
 
     It runs in a thread that does not keep the program alive, because a server can be slow in the middle of any call.
     """
@@ -211,7 +211,7 @@ def _fetch_tensors(repository: str, revision: str | None, deadline: float) -> Ch
 
 
 def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]:
-    """Fetches the headers of files in parallel, and returns the JSON of each header by file name."""
+    """Fetches the headers of files in parallel, and returns each file's header as JSON."""
     headers_by_file: dict[str, bytes] = {}
     errors: list[BaseException] = []
     waiting_files, files_lock = list(reversed(url_by_file.items())), threading.Lock()

@@ -1,4 +1,4 @@
-"""JSON Schema of native descriptions (draft 2020-12), for editors that check and complete TOML.
+"""The JSON Schema of native descriptions (draft 2020-12), by which editors check and complete TOML.
 
 The classes of the spec are the definitions. A variant of a layer has only the fields that differ from its block, so
 every class below a layer stands there a second time, with no field required.
@@ -59,7 +59,7 @@ def description_schema() -> dict[str, Any]:
 
 
 def _class_schema(cls: type[BaseModel]) -> dict[str, Any]:
-    """Returns the schema of a class, with references to nested classes."""
+    """Returns the schema of a pydantic class, with references to nested classes."""
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
     class_definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
     text_by_field = _field_texts(cls)
@@ -71,7 +71,7 @@ def _class_schema(cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
-    """Returns the description of each field, from the docstring of the class or the nearest base class."""
+    """Returns each field's description: that in the docstring of the class, or of the nearest base class with one."""
     text_by_field: dict[str, str] = {}
     for base_class in cls.__mro__:
         field_texts: dict[str, str] = {}
@@ -90,7 +90,7 @@ def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
 
 
 def _with_references(schema: Any) -> Any:
-    """Replaces part names by references, and null by the word `none`, which TOML uses for null."""
+    """Returns a schema with references in place of class names, and with TOML's word `none` for null."""
     if isinstance(schema, list):
         return [_with_references(schema_element) for schema_element in schema]
     if not isinstance(schema, dict):
@@ -112,7 +112,7 @@ def _with_references(schema: Any) -> Any:
 
 
 def _partial_schema(schema: Any) -> Any:
-    """Points all references of a schema at the variants of classes in which no field is required."""
+    """Makes all references of a schema lead to variants of the classes in which no field is required."""
     if isinstance(schema, list):
         return [_partial_schema(schema_element) for schema_element in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""The tags of Ollama's library that leave out what a file has: its size, its format or the model's version.
+"""Names in Ollama's library whose tags leave out a size, a format or the model's version.
 
 Source: ids, sizes and contexts of all tags on 2026-08-21
 (https://github.com/auditomatic/ollama-models-registry/blob/31464bb10e1885669f65239569271651e269a072/data/models.json).
@@ -38,7 +38,7 @@ class LibraryName:
     context_lengths: Mapping[str, int] = field(default_factory=dict)
 
     def size_tag(self, tag: str) -> str:
-        """Returns the part of a tag with the size: `8b` for `8b-instruct`; for `latest` and `""` the size that they
+        """Returns the size in a tag: `8b` for `8b-instruct`; for `latest` and `""` the size that these
         mean.
         """
         if tag in self.presets or tag in self.schemes:
@@ -46,7 +46,7 @@ class LibraryName:
         return _WORD_OF_NO_SIZE.sub("", "" if tag == "latest" else tag) or self.latest
 
     def scheme_of_tag(self, size_tag: str) -> str:
-        """Returns the scheme of a tag without a format, as `size_tag` returns it."""
+        """Returns the quantization scheme of an Ollama tag that names no format. size_tag: the result of `size_tag`."""
         return self.schemes.get(size_tag, self.scheme)
 
 

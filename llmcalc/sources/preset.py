@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PublishedFigures(Record):
-    """The figures that the publisher states, or that the published weights show.
+    """The figures (such as parameter counts) that a publisher states, or that published weights show.
 
     parameters: exact parameter count of the released weights.
     parameters_difference: the model's own parameters minus that count; default 0.
@@ -143,7 +143,7 @@ class Preset(Record):
 
     @property
     def typed_name(self) -> str:
-        """The TARGET as the user typed it, without overrides; the preset's name if it was not typed."""
+        """The TARGET as the user typed it, without overrides; for a preset that was not typed, its name."""
         return self.asked or self.name
 
     @property
@@ -153,7 +153,7 @@ class Preset(Record):
 
     @property
     def checked_date(self) -> date | None:
-        """The latest date on which someone checked an original source, not a copy; None without a date."""
+        """The latest date on which an original source was checked; None without a date."""
         return max((source.checked for source in self.sources if source.checked is not None), default=None)
 
     @property
@@ -173,7 +173,7 @@ class Preset(Record):
 
     @property
     def storage_table(self) -> dict[str, Any] | None:
-        """The config table that describes the storage of the published weights; None for unquantized weights."""
+        """Returns the config table that describes how the published weights are stored; None if unquantized."""
         if self.config is None:
             return self.quantization_config
         sections = (self.config, *map(self.config.get, TEXT_SECTIONS))
@@ -189,7 +189,7 @@ class Preset(Record):
         return self.storage_table is not None or DTYPE_BITS.get(self.dtype, 16) < 16
 
     def remark_on_sizes(self, checkpoint_name: str) -> str:
-        """Returns the end of an error message: a quantized checkpoint may have other sizes than this preset's."""
+        """Returns the end of an error message, which says that a quantized checkpoint may have other sizes."""
         return (
             f". These are the sizes of {self.name}, as {short_repr(checkpoint_name)} is not here: quantized "
             "checkpoints may have padded ones; expected its config.json as TARGET"
@@ -202,7 +202,7 @@ class Preset(Record):
 
     @property
     def display(self) -> str:
-        """The name for headings: the title, after the hub id that the user typed, and with the overrides."""
+        """The name for headings: the title (after a typed hub id) and the overrides."""
         title = self.title or self.name
         preset_alias = next((alias for alias in self.aliases if normalized(alias) == normalized(self.asked)), None)
         hub_id = self.named_checkpoint or preset_alias
@@ -212,7 +212,7 @@ class Preset(Record):
 
 @contextmanager
 def target_in_errors(preset: Preset | None) -> Iterator[None]:
-    """Returns a context manager that adds the TARGET, as typed, to an `InputError`, except for a missing package."""
+    """Returns a context manager that adds the typed TARGET to an `InputError`, except one for a missing package."""
     try:
         yield
     except MissingExtra:

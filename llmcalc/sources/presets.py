@@ -32,7 +32,7 @@ def model_names() -> tuple[str, ...]:
 
 @cache
 def _preset_text(preset_name: str) -> str:
-    """Returns the text of a preset's file; cached, because it does not change during a run."""
+    """Returns the text of a preset's file, cached for the whole process."""
     return read_text(presets_dir() / "models" / f"{preset_name}.toml")
 
 
@@ -42,13 +42,13 @@ def read_preset(preset_name: str) -> dict[str, Any]:
 
 
 def _text_before_tables(preset_name: str) -> str:
-    """Returns the start of a preset's file, with the title and the aliases: TOML has such keys before all tables."""
+    """Returns the start of a preset's file, before the first table, which has the title and the aliases."""
     return _preset_text(preset_name).partition("\n[")[0]
 
 
 @cache
 def title_and_aliases(preset_name: str) -> tuple[str, tuple[str, ...]]:
-    """Returns a preset's title and aliases; cached, and without its tables, which take longer."""
+    """Returns a preset's title and aliases, read without the file's tables, which take longer; cached."""
     description = parse_toml(_text_before_tables(preset_name), preset_name)
     return description["title"], tuple(description.get("aliases", ()))
 
@@ -65,7 +65,7 @@ LONGEST_NAME = 400
 
 @cache
 def find_preset(name_or_alias: str) -> str | None:
-    """Returns the name of the preset with this name or alias, compared without case and punctuation.
+    """Returns the preset's name for a name or an alias, compared without case and punctuation.
 
     A match that keeps decimal points is preferred.
     """
@@ -78,7 +78,7 @@ def find_preset(name_or_alias: str) -> str | None:
 
 @cache
 def _preset_of_spelling(name_or_alias: str) -> str | None:
-    """Returns the preset with this name or alias in another spelling; None without one."""
+    """Returns the preset with this name or alias, spelled another way; None if there is none."""
     for normalize_name in (normalized_with_points, normalized):
         normalized_name = normalize_name(name_or_alias)
         preset = next(
@@ -105,7 +105,7 @@ NEWEST_TAG = ":latest"
 
 
 def _library_tag(name: str) -> tuple[LibraryName, str] | None:
-    """Returns a name's entry in Ollama's library with its tag, without words that change no size; None for other names.
+    """Returns a name's `LibraryName` and its tag without words such as `instruct`; None for names not in the library.
 
     `latest` and no tag are the tag of the size that `latest` has. A name without a tag is not the library's if it is a
     preset's, an alias of another model than `latest`, or a model's of which a later version is published, such as
@@ -126,7 +126,7 @@ def _library_tag(name: str) -> tuple[LibraryName, str] | None:
 
 @cache
 def _has_later_version(library_name: str, preset_name: str) -> bool:
-    """Whether a preset `library_name-VERSION`, without a size, was released after another preset."""
+    """Whether a preset named `library_name-VERSION`, without a size, is later than the preset `preset_name`."""
     version_pattern = re.compile(rf"{re.escape(library_name)}-v?[0-9]+(?:\.[0-9]+)?")
     released = load_preset(preset_name).released or ""
     versions = filter(version_pattern.fullmatch, model_names())
@@ -134,14 +134,14 @@ def _has_later_version(library_name: str, preset_name: str) -> bool:
 
 
 def library_scheme(name: str) -> str | None:
-    """Returns the scheme of an Ollama tag without a format if it is not the usual q4_k_m; None for other names."""
+    """Returns the quantization scheme of an Ollama tag that names no format, if it is not the usual q4_k_m."""
     library_tag = _library_tag(name)
     scheme = USUAL_SCHEME if library_tag is None else library_tag[0].scheme_of_tag(library_tag[1])
     return None if scheme == USUAL_SCHEME else scheme
 
 
 def library_context(name: str) -> int | None:
-    """Returns the context length in tokens of an Ollama tag if it differs from the preset's.
+    """Returns the context length in tokens that an Ollama tag stands for, if it differs from the preset's.
 
     It is that of the tag without its format: that of `codellama:70b` for `codellama:70b-instruct-q4_K_M`.
     """
@@ -166,7 +166,7 @@ _GGUF_REPOSITORY = re.compile(
 
 
 def _has_tag(name: str) -> bool:
-    """Whether a name has the form of a tag of Ollama's library."""
+    """Whether a name has the form of an Ollama tag, `name:tag`."""
     return _TAG.fullmatch(name) is not None and "gguf" not in name.lower()
 
 
@@ -186,7 +186,7 @@ def is_library_tag(name: str) -> bool:
 
 
 def larger_file_gigabytes(name: str) -> float | None:
-    """Returns the decimal GB of a tag's files if they have more bits than are counted, as listed; else None."""
+    """Returns the decimal GB of a tag's files if these have more bits than llmcalc counts; None for other tags."""
     name = name.partition("?")[0].lower()
     library_name, _, tag = name.partition(":")
     library_tag = _library_tag(name)
@@ -195,12 +195,12 @@ def larger_file_gigabytes(name: str) -> float | None:
 
 
 def names_gguf_file(name: str) -> bool:
-    """Whether a name is a tag of Ollama's library, or a known model's repository of GGUF files."""
+    """Whether a name is an Ollama tag, or the repository of a known model's GGUF files."""
     return is_library_tag(name) or checkpoint_of_tag(name) is not None
 
 
 def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
-    """Returns the preset and the scheme of a tag that states its format: `gemma3:4b-it-qat`; None for other names.
+    """Returns preset and quantization scheme of a tag that names a format: `gemma3:4b-it-qat`; None for other names.
 
     A repository of GGUF files states it too: `unsloth/Qwen3-8B-GGUF:Q8_0`, and q4_k_m without a type, which llama.cpp
     and Ollama take then. A tag without a format has that of `library_scheme`. Overrides after `?` are ignored.
@@ -220,7 +220,7 @@ def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
 
 
 def _preset_in_library(name: str) -> str | None:
-    """Returns the preset of a name or tag in Ollama's library that is listed there; None for other names."""
+    """Returns the preset that Ollama's library lists under a name or a tag; None for other names."""
     library_name, _, tag = name.lower().partition(":")
     library_tag = _library_tag(name)
     if library_tag is None:
@@ -235,7 +235,7 @@ def _preset_in_library(name: str) -> str | None:
 
 
 def _preset_of_tag(tag: str) -> str | None:
-    """Returns the preset of a tag of Ollama's library with the size alone, such as `qwen3:30b` → qwen3-30b-a3b.
+    """Returns the preset of an Ollama tag that states only a size, such as `qwen3:30b` → qwen3-30b-a3b.
 
     It is the one whose name goes on with the active parameters, else the only one whose name goes on; None without one.
     """
@@ -253,7 +253,7 @@ def _preset_of_tag(tag: str) -> str | None:
 
 
 def _preset_with_alias(preset_alias: str, normalize_name: Callable[[str], str]) -> str | None:
-    """Returns the preset with this alias, and parses only the texts that contain the alias.
+    """Returns the preset that has this alias; parses only preset files whose text contains the alias.
 
     normalize_name: `normalized_with_points` or `normalized`, the form in which aliases are compared.
     """
@@ -268,7 +268,7 @@ def _preset_with_alias(preset_alias: str, normalize_name: Callable[[str], str]) 
 
 @cache
 def names_by_alias() -> dict[str, str]:
-    """Returns the preset names by normalized alias, by reading all presets."""
+    """Returns normalized alias → preset name, by reading all presets."""
     presets_by_alias: dict[str, str] = {}
     for preset_name, alias in _preset_aliases():
         presets_by_alias.setdefault(normalized(alias), preset_name)
@@ -276,7 +276,7 @@ def names_by_alias() -> dict[str, str]:
 
 
 def _preset_aliases() -> Iterator[tuple[str, str]]:
-    """Yields each alias of each preset, behind the preset's name."""
+    """Yields (preset name, alias) for every alias of every preset."""
     for preset_name in model_names():
         for alias in title_and_aliases(preset_name)[1]:
             yield preset_name, alias
@@ -284,7 +284,7 @@ def _preset_aliases() -> Iterator[tuple[str, str]]:
 
 @cache
 def _presets_by_spelling() -> dict[str, str]:
-    """Returns the presets by name, alias and repository without its owner, normalized with decimal points."""
+    """Returns presets by name, alias and repository name, normalized with decimal points kept."""
     preset_by_spelling = {
         normalized_with_points(alias.rpartition("/")[2]): preset_name for preset_name, alias in _preset_aliases()
     }
@@ -292,15 +292,15 @@ def _presets_by_spelling() -> dict[str, str]:
 
 
 def preset_within_name(model_name: str) -> str | None:
-    """Returns the preset whose name, with its size, is the longest part of another model's name; None without one.
+    """Returns the preset whose name, including a size, is the longest part of `model_name`; None without one.
 
     `dolphin-2.9-llama3-8b` has llama3-8b in it. A part begins and ends at words; of parts of equal length the first.
     """
     words = re.split(r"[-_ :]+", model_name[:LONGEST_NAME])[:MOST_WORDS]
     name_parts = (
-        "-".join(words[first_word : first_word + word_count])
+        "-".join(words[first_word_index : first_word_index + word_count])
         for word_count in range(len(words), 0, -1)
-        for first_word in range(len(words) - word_count + 1)
+        for first_word_index in range(len(words) - word_count + 1)
     )
     preset_by_spelling = _presets_by_spelling()
     return next(
@@ -327,7 +327,7 @@ _HUB_CACHE_FOLDER = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{
 
 
 def _repository_name(model_path: str) -> str:
-    """Returns the repository name of a folder in the hub's cache; other names and paths only lose a final slash."""
+    """Returns the repository's name for a folder in the hub's cache; other names only lose a final slash."""
     cached_match = _HUB_CACHE_FOLDER.search(model_path)
     return cached_match[1].replace("--", "/") if cached_match else model_path.strip().rstrip("/")
 
@@ -337,7 +337,7 @@ LONGEST_PATH = 4_096
 
 
 def known_model(model_name: str) -> Preset | None:
-    """Returns the preset of a model's name or path in logs and launch files; None if unknown."""
+    """Returns the preset of a model that logs and launch files state by name or path; None if unknown."""
     if len(model_name) > LONGEST_PATH:
         return None
     model_name = _repository_name(model_name)
@@ -430,7 +430,7 @@ each row (https://github.com/HabanaAI/vllm-hpu-extension/pull/350).
 
 
 def scheme_in_name(checkpoint_name: str, preset: Preset) -> str | None:
-    """Returns the scheme of `--quantize` in the name of a checkpoint's file or repository; None if it names none.
+    """Returns the `--quantize` scheme in the name of a checkpoint's file or repository; None if it has none.
 
     preset: the model that the checkpoint has, whatever its name says.
     """
@@ -448,13 +448,13 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
 
 
 def _has_usual_group_size(checkpoint_name: str, preset: Preset, scheme: str) -> bool:
-    """Whether the publisher of a checkpoint quantizes in groups of the usual number of columns (`USUAL_GROUP`)."""
+    """Whether a checkpoint's publisher quantizes in groups of the usual number of columns (`USUAL_GROUP`)."""
     publisher = publisher_of(checkpoint_name, preset.name)
     return not (scheme.startswith("awq") and publisher in PUBLISHERS_OF_SMALLER_GROUPS)
 
 
 def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
-    """Returns the preset and the scheme in a checkpoint's name. find_model: finds the preset of a model name."""
+    """Returns preset and scheme in a checkpoint's name. find_model: the function that finds a name's preset."""
     if len(checkpoint_name) > LONGEST_PATH:
         return None
     last_segment = _repository_name(checkpoint_name).rpartition("/")[2]
@@ -495,12 +495,12 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
 
 
 def _is_in_fp8(published_config: dict[str, Any]) -> bool:
-    """Whether a published `quantization_config` has every layer in FP8, so that GGUF files have the types of BF16's."""
+    """Whether a published config has all layers in FP8; then GGUF files have the same types as for BF16."""
     return published_config.get("quant_method") == "fp8" and published_config.get("expert_dtype", "fp8") == "fp8"
 
 
 def _has_whole_column_groups(preset: Preset) -> bool:
-    """Whether groups of 128 columns divide the inputs of every down projection, of width `intermediate_size`."""
+    """Whether `intermediate_size`, the input width of every down projection, is a multiple of 128 columns."""
     nested_tables = [preset.model.model_dump(mode="json", include={"encoder", "decoder"})]
     for table in nested_tables:
         for field_name, field_value in table.items():
@@ -512,7 +512,7 @@ def _has_whole_column_groups(preset: Preset) -> bool:
 
 
 def publisher_of(checkpoint_name: str, preset_name: str) -> str:
-    """Returns the owner in a hub id, in lower case; for a path or a bare name, the owner of its preset's repository."""
+    """Returns a hub id's owner in lower case; for a path or a bare name, the owner of the preset's repository."""
     id_match = re.fullmatch(r"(?P<owner>[A-Za-z0-9_-][A-Za-z0-9_.-]*)/[^/]+", _repository_name(checkpoint_name))
     aliases = [] if id_match else read_preset(preset_name).get("aliases", ())
     owners = [id_match["owner"]] if id_match else [alias.partition("/")[0] for alias in aliases if "/" in alias]
@@ -520,7 +520,7 @@ def publisher_of(checkpoint_name: str, preset_name: str) -> str:
 
 
 def find_by_repository(preset_name: str) -> str | None:
-    """Returns the preset of a repository's name without the owner: `Meta-Llama-3-8B-Instruct`."""
+    """Returns the preset for a repository's name without the owner: `Meta-Llama-3-8B-Instruct`."""
     normalized_name = "" if len(preset_name) > LONGEST_NAME else normalized(preset_name)
     return _presets_by_repository().get(normalized_name) if normalized_name else None
 
@@ -538,7 +538,7 @@ _VERSION_ENDING = re.compile(r"-(?:v[0-9]+(?:\.[0-9]+)?|[0-9]{4})$", re.IGNORECA
 
 @cache
 def _presets_by_repository() -> dict[str, str]:
-    """Returns the presets by repository name without the owner, and by shorter forms that name one preset alone.
+    """Returns presets by repository name without the owner, and by shorter forms that only one preset has.
 
     `NVIDIA-Nemotron-3-Nano-30B-A3B-BF16` is also found as `NVIDIA-Nemotron-3-Nano-30B-A3B`, and
     `Meta-Llama-3-8B-Instruct` as `Llama-3-8B-Instruct`. Of names that state a size, a version is left out too.

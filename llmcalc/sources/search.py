@@ -41,12 +41,12 @@ def search_presets(search_texts: list[str]) -> tuple[list[str], bool]:
 
 
 def _is_series(search_text: str) -> bool:
-    """Whether a text is the name of several sizes in Ollama's library, such as `gpt-oss`, and no preset's alias."""
+    """Whether a text names a series of models in Ollama's library, such as `gpt-oss`, and is no preset's alias."""
     is_library_name = ":" not in search_text and is_library_tag(search_text)
     return is_library_name and normalized(search_text) not in names_by_alias()
 
 
 def _all_spellings(preset_name: str) -> str:
-    """Returns all names of a preset with separators, so that a search text cannot match across two names."""
+    """Returns all names of a preset as one text with separators, so that no search text matches across two names."""
     title, aliases = title_and_aliases(preset_name)
     return "\n".join(map(normalized, (preset_name, title, *aliases)))

@@ -64,7 +64,7 @@ def load(
 
 
 def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Applies the overrides to the model of a description.
+    """Applies `--set` overrides to the model table of a description.
 
     Published figures are removed, because they do not hold for the changed model.
     """
@@ -77,7 +77,7 @@ def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, .
 
 
 def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
-    """Splits a TARGET into the name or path and the overrides after it: `?path=value&path=value`."""
+    """Splits a TARGET `name?path=value&path=value` into the name or path and the overrides."""
     library_name = re.sub(LIBRARY_TAG_PREFIX, "", model_target)
     if library_name != model_target and not re.search("[/:?]", library_name):
         library_name += NEWEST_TAG
@@ -96,7 +96,7 @@ LIBRARY_MODELS: IdentityCache[Preset] = IdentityCache(128)
 
 
 def _validate_preset(preset_name: str, error_location: str, preset_description: dict[str, Any]) -> Preset:
-    """Validates a description as a preset; errors also name the config fields behind a computed field."""
+    """Validates a description as a preset; errors also name the config fields from which a field was computed."""
 
     def validated_preset() -> Preset:
         return validate(Preset, {**preset_description, "name": preset_name}, error_location)
@@ -121,7 +121,7 @@ def load_text(
     head_kind: HeadKind | None = None,
     allow_unknown: bool = False,
 ) -> Preset:
-    """Loads the model of a text: a `config.json` or a native description. error_location: the text's name in errors.
+    """Loads a model from the text of a config or a native description. error_location: the text's name in errors.
 
     Raises `InputError` as `load` does.
     """
@@ -147,7 +147,7 @@ def load_config(
 
 
 def _read_description(model_target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    """Returns the model's name, the name for error messages, and the description as a dict."""
+    """Returns a TARGET's model name, its name in error messages, and its description as a dict."""
     if not model_target.strip():  # Path("") would be the current folder
         raise InputError(
             f"TARGET: '{model_target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
@@ -200,7 +200,7 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
 
 
 def _with_context_of_tag(preset_description: dict[str, Any], model_target: str) -> dict[str, Any]:
-    """Returns a description with the context length of the file behind a tag of Ollama's library."""
+    """Returns a description with the context length of the model file that an Ollama tag stands for."""
     context = library_context(model_target)
     if context is None:
         return preset_description
@@ -210,7 +210,7 @@ def _with_context_of_tag(preset_description: dict[str, Any], model_target: str) 
 def _describe_hub_model(
     model_target: str, head: HeadKind | None, allow_unknown: bool
 ) -> tuple[str, str, dict[str, Any]]:
-    """Describes the model of a hub id from its config; without the hub, from the preset that the id's name states."""
+    """Describes a hub id's model from its config, or without access to the hub from the preset in the id."""
     from .hub import UnreachableHub, fetch_config
 
     try:
@@ -226,7 +226,7 @@ def _describe_hub_model(
 
 
 def load_named_checkpoint(checkpoint_path: str) -> Preset | None:
-    """Loads the preset that the name of a checkpoint's folder states, in the weight format in the name.
+    """Loads the preset that a checkpoint folder's name contains, in the weight format that the name states.
 
     None for a name that states no preset.
     """
@@ -240,7 +240,7 @@ def load_named_checkpoint(checkpoint_path: str) -> Preset | None:
 
 
 def read_checkpoint_of_target(path: Path) -> Checkpoint:
-    """Reads a checkpoint's header. The error about an absent file names the preset that the file's name states."""
+    """Reads a checkpoint's header. If the file is absent, the error suggests the preset that its name states."""
     from .checkpoints.read import read_checkpoint
 
     try:
@@ -265,7 +265,7 @@ def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tu
 
 
 def _repository_of_gguf(file_stem: str) -> str:
-    """Returns the repository and format in a GGUF file's name: `Qwen3-8B-GGUF:Q4_K_M` for `Qwen3-8B-Q4_K_M`."""
+    """Returns repository and format for a GGUF file's name: `Qwen3-8B-GGUF:Q4_K_M` for `Qwen3-8B-Q4_K_M`."""
     format_pattern = r"[-.](?=(?:UD-I?Q|(?<!UD-)I?Q)\d\w*$|B?F16$|MXFP4$)"
     return re.sub(format_pattern, "-GGUF:", file_stem, flags=re.IGNORECASE)
 
@@ -284,7 +284,7 @@ def _describe_text(model_text: str, error_location: str, head: HeadKind | None, 
 
 
 def _parse_native(model_text: str, error_location: str) -> dict[str, Any]:
-    """Parses a native description. Raises `InputError` for fields that only loaded models have."""
+    """Parses a native description. Raises `InputError` for fields that only a loaded preset has."""
     preset_description = parse_toml(model_text, error_location)
     for field_name in LOADED_FIELDS:
         if field_name in preset_description:
@@ -300,7 +300,7 @@ def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tupl
 
 
 def _is_true_of_path(path_test: Callable[[], bool]) -> bool:
-    """Returns the result of a path test; False if the text cannot be a path, for example if it is too long."""
+    """Returns the result of `path_test`; False if the text cannot be a path, for example if it is too long."""
     try:
         return path_test()
     except OSError:
@@ -318,7 +318,7 @@ MEMORY_MESSAGE_WORD = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|s
 
 
 def _is_kind_of_drafts(name: str) -> bool:
-    """Whether a name is the name of a kind of draft model; false if config readers are missing, as on the web page."""
+    """Whether a name is a draft method's, such as `eagle3`; false without config readers, as on the web page."""
     with suppress(ModuleNotFoundError):
         from .huggingface.drafts import CLASS_PATTERN_BY_TYPE
 
@@ -371,12 +371,12 @@ def _unknown_target_error(model_target: str) -> str:
 
 
 def _base_preset(model_name: str) -> str | None:
-    """Returns the preset whose name is part of a fine-tune's name; None without one."""
+    """Returns the preset that a fine-tune is based on, by its name; None without one."""
     return find_preset(VARIANT_WORD.sub("", model_name)) or preset_within_name(model_name)
 
 
 def _advice_on_base(model_name: str, base_preset: str) -> str:
-    """Returns the advice to use `base_preset` for a fine-tune of this model, as a sentence after a space.
+    """Returns a sentence that advises to use `base_preset` in place of this fine-tune.
 
     A name that starts with another wrapper's model type (`blip2-opt-2.7b`) is a model with further modules.
     """
@@ -389,7 +389,7 @@ def _advice_on_base(model_name: str, base_preset: str) -> str:
 
 
 def _wrapper_types(model_name: str, preset_name: str) -> list[str]:
-    """Returns the model types of wrappers with which the model's name begins, but not the preset's name.
+    """Returns the model types of wrappers with which the model's name starts and the preset's name does not.
 
     Empty where no configs are read, as on the page.
     """
@@ -422,7 +422,7 @@ def _starts_with_type(model_name: str, model_type: str) -> bool:
 
 
 def _advice_on_checkpoint(model_target: str) -> str:
-    """Returns the end of an error about a quantized checkpoint without a config: the preset and `--quantize` to use.
+    """Returns the end of an error about a quantized checkpoint without a config: which preset and scheme to use.
 
     Empty for a name that states no scheme.
     """
@@ -439,7 +439,7 @@ def _advice_on_checkpoint(model_target: str) -> str:
 
 
 def _advice_on_name(hub_id: str) -> str:
-    """Returns a sentence with the presets that an unreadable hub id may mean; empty if no preset is near.
+    """Returns a sentence with presets that an unreadable hub id may mean; empty if no preset's name is similar.
 
     Near are the presets whose name is a part of the repository's, else those of its family: `Qwen3-Reranker-4B` has the
     letters of qwen3-reranker-0.6b before the first digit.
@@ -456,7 +456,7 @@ def _advice_on_name(hub_id: str) -> str:
 
 
 def _suggest_relatives(model_name: str) -> str:
-    """Returns ` Did you mean a, b?` with presets of the family in a model's name; empty without near ones.
+    """Returns ` Did you mean a, b?` with presets of the model's family; empty if none has a similar name.
 
     Words of tuning and storage are left out. If the rest is like no name, near are the presets with the longest
     beginning of it, which has more than the family's letters: `Phi-4-multimodal-instruct` begins as phi-4-mini.
@@ -479,7 +479,7 @@ def _letters_before_digits(model_name: str) -> str:
 
 
 def _set_field(model_table: dict[str, Any], override: str) -> dict[str, Any]:
-    """Returns a copy of the table with one field replaced. A path may omit leading tables if only one field matches."""
+    """Returns a table with one field replaced. The path may leave out leading tables if one field matches."""
     path, equals_sign, value_text = override.partition("=")
     path = path.strip()
     if not equals_sign or not path:
@@ -550,7 +550,7 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
 
 
 def _table_paths(model_table: dict[str, Any], parent_keys: tuple[str, ...] = ()) -> list[list[str]]:
-    """Returns the path of every table and every field, parents first."""
+    """Returns the paths of all tables and fields, each table before its fields."""
     table_paths: list[list[str]] = []
     for field_name, field_value in model_table.items():
         table_paths.append([*parent_keys, field_name])

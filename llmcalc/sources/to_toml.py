@@ -46,7 +46,7 @@ UNPRINTABLE = re.compile(r"[^\n -~]")
 
 
 def _escape_character(character: str) -> str:
-    r"""Escapes an unprintable character in a quoted text (`\u202e`)."""
+    r"""Returns an unprintable character of a quoted text as an escape sequence (`\u202e`)."""
     if character.isprintable():
         return character
     return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else f"\\u{ord(character):04x}"
@@ -95,7 +95,7 @@ def _plain_value(field_value: Any, base_table: Any = None) -> Any:
 
 
 def _difference_table(base_table: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:
-    """Returns the table that turns `base_table` into `other_table` by a recursive update."""
+    """Returns a table that, merged recursively into `base_table`, gives `other_table`."""
     different_fields: dict[str, Any] = {}
     for field_name, field_value in other_table.items():
         base_value = base_table.get(field_name)

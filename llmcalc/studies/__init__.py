@@ -1,4 +1,4 @@
-"""Studies of one or several models: comparisons, budgets, layouts, shapes of equal cost, plans, rules of thumb.
+"""Studies of one or several models: comparisons, budgets, layouts, model shapes, plans, rules of thumb.
 
 A study may be changed without reading the others: each asks `costs`, `device_memory` and `frameworks`, and keeps no
 arithmetic of ops.

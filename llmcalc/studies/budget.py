@@ -27,7 +27,7 @@ from .budget_file import SETTINGS_BY_KEY, Budget, BudgetLimit, FitsBound, ModelB
 
 @dataclass(frozen=True)
 class BudgetCheck:
-    """One checked value of a model, and the value's bounds.
+    """One checked value of a model, with the limits that it must meet.
 
     target: the model, as the budget names it.
     key: the key of the budget, such as `params`.
@@ -48,12 +48,12 @@ class BudgetCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether the checked value is within all limits of its bound."""
+        """Whether the checked value meets all its limits."""
         return all(bound_limit.is_met_by(self.measured_value) for bound_limit in self.limits)
 
     @property
     def violated_limit(self) -> BudgetLimit | None:
-        """The first limit that the value violates; None if the value is within the limits."""
+        """The first limit that the checked value does not meet; None if it meets all."""
         return next(
             (bound_limit for bound_limit in self.limits if not bound_limit.is_met_by(self.measured_value)), None
         )
@@ -77,7 +77,7 @@ def _read_preset(model_budget: ModelBudget, folder: Path) -> Preset:
 
 @contextmanager
 def _errors_naming_model(budget_location: str) -> Iterator[None]:
-    """Returns a context manager that adds the budget's model and key to the message of an `InputError`."""
+    """Returns a context manager that adds the model and the budget's key to an `InputError`."""
     try:
         yield
     except InputError as error:
@@ -86,7 +86,7 @@ def _errors_naming_model(budget_location: str) -> Iterator[None]:
 
 
 def _prepare_checks(model_budget: ModelBudget, preset: Preset) -> Iterator[Callable[[], BudgetCheck]]:
-    """Checks the settings of one model's bounds, and yields functions that compute the values."""
+    """Checks the settings of one model's bounds, and yields functions that each compute and check a value."""
     for bound_key, quantity_bound in model_budget.bounds.items():
         with _errors_naming_model(f"{model_budget.target}: {bound_key}"):
             settings = _setting_values(bound_key, quantity_bound)
@@ -98,7 +98,7 @@ def _prepare_checks(model_budget: ModelBudget, preset: Preset) -> Iterator[Calla
 
 
 def _setting_values(bound_key: str, bound: QuantityBound | FitsBound) -> dict[str, Any]:
-    """Returns the values of a bound's settings. Raises `InputError` for an invalid value."""
+    """Returns the values of the settings beside a bound. Raises `InputError` for an invalid value."""
     declared_settings = SETTINGS_BY_KEY[bound_key]
     return {
         declared_settings[setting_name].name: declared_settings[setting_name].checked_value(setting_value, setting_name)
@@ -114,7 +114,7 @@ def _check_bound(
     bound_settings: dict[str, Any],
     hardware: Hardware | None,
 ) -> BudgetCheck:
-    """Counts the value of a bound. hardware: the accelerator of the key `fits`; None for the other keys."""
+    """Computes the value that a bound limits. hardware: the accelerator of the key `fits`; else None."""
     with _errors_naming_model(f"{model_target}: {bound_key}"):
         measured_value = _measured_quantity(preset, bound_key, bound_settings, hardware)
     length_note = too_long_note(preset.model, bound_settings.get("seq") or 0)

@@ -1,4 +1,4 @@
-"""Reads a budget: bounds on costs of models, in a TOML file.
+"""Reads a budget file: TOML with upper and lower bounds on the costs of models.
 
 [[model]]
 target = "configs/small.json"
@@ -91,7 +91,7 @@ _LIMIT_PATTERN = re.compile(rf"\s*+(<=|>=|==|<|>)?\s*+({NUMBER_PATTERN})\s*+([A-
 
 
 class BudgetLimit(Record):
-    """The upper or the lower limit of a bound. value: exact number of parameters, FLOPs or bytes."""
+    """The upper or lower limit of a value. value: exact number of parameters, FLOPs or bytes."""
 
     operator: Operator
     value: Fraction
@@ -102,21 +102,21 @@ class BudgetLimit(Record):
 
 
 class QuantityBound(Record):
-    """A bound on one value: an upper limit, a lower limit or both. settings: the file's settings for the value."""
+    """A bound on one value: an upper limit, a lower limit or both. settings: the settings to count it with."""
 
     limits: tuple[BudgetLimit, ...]
     settings: dict[str, Any] = {}
 
 
 class FitsBound(Record):
-    """The accelerators on which a run must fit. on: names. settings: the file's settings."""
+    """The accelerators on which a run must fit. on: their names. settings: the settings of the run."""
 
     on: tuple[str, ...]
     settings: dict[str, Any] = {}
 
 
 class ModelBudget(Record):
-    """The bounds of one model. Each field is a bound or None, except `fits`, which names accelerators."""
+    """The bounds of one model: one per key, or None; `fits` names accelerators instead of a bound."""
 
     target: str
     params: QuantityBound | None = None
@@ -131,7 +131,7 @@ class ModelBudget(Record):
     @model_validator(mode="before")
     @classmethod
     def _parse_bounds(cls, budget_table: Any) -> Any:
-        """Converts the values of a file to tables of limits and settings."""
+        """Converts the values of a budget file to tables of limits and settings."""
         if not isinstance(budget_table, dict):
             return budget_table
         for field_name in budget_table:
@@ -173,7 +173,7 @@ def read_budget(budget_path: Path) -> Budget:
 
 
 def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
-    """Raises `ValueError` for a key that a model does not have."""
+    """Raises `ValueError` for a key that a budget's model table does not have."""
     settings_key = next((key for key in reversed(known_keys) if field_name in SETTINGS_BY_KEY[key]), None)
     if settings_key is not None:
         raise ValueError(
@@ -225,7 +225,7 @@ def _parse_fits(fits_value: Any) -> Any:
 
 
 def _accelerator_names(names_value: Any) -> Any:
-    """Returns names of accelerators. Raises `ValueError` for an empty list and for too many names."""
+    """Returns the accelerators' names. Raises `ValueError` for an empty list, and for too many names."""
     if not names_value:
         raise ValueError("fits: no accelerator; expected names such as h100-sxm (llmcalc hardware lists all)")
     if isinstance(names_value, list) and len(names_value) > MOST_ACCELERATORS:
@@ -234,7 +234,7 @@ def _accelerator_names(names_value: Any) -> Any:
 
 
 def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
-    """Raises `ValueError` for a setting that does not apply to a key."""
+    """Raises `ValueError` for a setting that a key of the budget does not have."""
     allowed_keys = sorted([*other_keys, *SETTINGS_BY_KEY[bound_key]])
     if SETTINGS_BY_KEY[bound_key] is RUN_SETTINGS:
         expected_text = f"{', '.join(other_keys)} or an option of llmcalc memory"
@@ -251,7 +251,7 @@ def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_key
 def _parse_limit(
     location: str, limit_value: Any, quantity_kind: QuantityKind, default_operator: str, is_operator_fixed: bool = False
 ) -> dict[str, Any]:
-    """Parses a limit from text or a whole number.
+    """Parses a limit, such as `<= 8e9`, from a text or a whole number.
 
     default_operator: the operator of text without one.
     is_operator_fixed: whether the text must not have one.

@@ -37,14 +37,14 @@ VOCABULARY_PATHS = ("embed_tokens", "lm_head", "lm_head.decoder")
 
 
 def is_in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
-    """Whether h/L, rounded to an integer, is in the range of large dense decoders, `DENSE_BAND`."""
+    """Whether h/L, rounded to an integer, is in the usual range of large dense decoders (`DENSE_BAND`)."""
     lower_bound, upper_bound = DENSE_BAND
     return lower_bound <= round(hidden_size / num_hidden_layers) <= upper_bound
 
 
 @frozen
 class StackShape:
-    """The shape of one stack of layers, from the most frequent kind of layer.
+    """The width, depth and head sizes of a stack of layers, taken from its most frequent kind of layer.
 
     feed_forward_width: active width of the FFN per token; in a mixture of experts, experts per token × expert width +
         width of the shared experts.
@@ -193,7 +193,7 @@ def _vocabulary_params(model_tree: Node) -> int:
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
-    """Returns the shape of a stack, from the most frequent kind of layer.
+    """Returns the `StackShape` of a stack, from its most frequent kind of layer.
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """

@@ -30,7 +30,7 @@ class Cost:
 
     @property
     def includes_lost_time(self) -> bool:
-        """Whether the upper end of a training run's seconds includes lost time, see `add_lost_time`."""
+        """Whether the upper end of a training run's seconds includes lost time (`add_lost_time`)."""
         return self.devices > DEFAULT_DOMAIN_SIZE and self.seconds.low < self.seconds.high
 
     @property
@@ -43,12 +43,12 @@ class Cost:
 
     @property
     def energy_kwh(self) -> RangedAmount | None:
-        """Energy of the devices alone; None if the devices' power is unknown."""
+        """The energy of the accelerators alone; None if their power is unknown."""
         return None if self.power is None else self.device_hours.scaled_by(self.power / 1000)
 
     @property
     def money(self) -> RangedAmount | None:
-        """Money of the run; None without a price."""
+        """The price of the run in money; None if no hourly price is known."""
         return None if self.price is None else self.device_hours.scaled_by(self.price)
 
     @property

@@ -1,4 +1,4 @@
-"""The seconds per decoded token of a run's users, estimated with the software stack of the usual serving engine."""
+"""The seconds per decoded token and user, estimated for the software of the usual serving engine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
 
 
 def runs_llama_cpp(hardware: Hardware) -> bool:
-    """Whether llama.cpp runs on an accelerator."""
+    """Whether llama.cpp supports an accelerator."""
     return engine("llama.cpp").runs_on(hardware)
 
 
@@ -74,7 +74,7 @@ def time_decoded_token(
     stack_name: str | None = None,
     seq: int | None = None,
 ) -> TimedRun | None:
-    """Returns the range of seconds in which an inference run decodes a token of every sequence.
+    """Returns a range of seconds for decoding one token of every sequence in an inference run.
 
     model_memory: the run on one device. users: sequences of a replica; default those of the run.
     stack_name: the software stack that runs it; default the usual one of the accelerator.

@@ -29,7 +29,7 @@ LAYER_INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
 
 @dataclass(frozen=True)
 class FieldChange:
-    """A changed field of a description: the old and the new value; None in a model without the field."""
+    """A changed field of a description: its old and its new value; None if a model does not have the field."""
 
     name: str
     before: Any
@@ -42,7 +42,7 @@ class FieldChange:
 
 @dataclass(frozen=True)
 class QuantityChange(FieldChange):
-    """A count or a number of bytes: an exact integer, or a float for an average."""
+    """A changed count or number of bytes: exact integers, or floats for averages."""
 
     unit: QuantityUnit
 
@@ -122,7 +122,7 @@ def _quantities_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Quan
 
 
 def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, QuantityValue]:
-    """Returns the bytes of one device's memory by part; empty if llmcalc cannot simulate an operation of the model."""
+    """Returns memory term → bytes on one device; empty if an operation of the model cannot be simulated."""
     from ..device_memory.estimate import memory
     from ..device_memory.settings import Settings
 
@@ -144,7 +144,7 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, QuantityVal
 
 
 def _changed_fields(earlier_preset: Preset | None, later_preset: Preset | None) -> Iterator[FieldChange]:
-    """Yields the changed fields by their path in a native description; None for a field that is not set."""
+    """Yields the fields that differ between two descriptions, with their paths and values."""
     if earlier_preset is None or later_preset is None:
         return
     fields_of_presets = [
@@ -162,7 +162,7 @@ def _changed_fields(earlier_preset: Preset | None, later_preset: Preset | None) 
 
 
 def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, Any]:
-    """Adds the default head sizes that a description leaves out (see `Attention`)."""
+    """Fills in the default head sizes where a description does not state them (see `Attention`)."""
     completed_fields = dict(description_fields)
     for path, head_count in description_fields.items():
         attention_path, _, field_name = path.rpartition(".")
@@ -196,7 +196,7 @@ def _flatten_fields(description_table: Mapping[str, Any], path_prefix: str = "")
 def _changed_nodes(
     earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str, quantity_name: str
 ) -> list[QuantityChange]:
-    """Returns the nodes whose value of a quantity differs, largest change first."""
+    """Returns the tree's nodes in which a quantity differs, the largest change first."""
     cost_of_dtype, unit = COMPARED_COSTS[quantity_name]
     cost_function = cost_of_dtype(dtype)
     old_costs, new_costs = (
@@ -223,7 +223,7 @@ COMPARED_COSTS: dict[str, tuple[Callable[[str], Cost], QuantityUnit]] = {
 def _costs_by_path(
     model_tree: Node, cost_function: Cost, run_config: RunConfig, unit: QuantityUnit
 ) -> dict[str, Number]:
-    """Returns the sums of a quantity by path without layer indices, except optional parts and zeros."""
+    """Returns a quantity's sums by module path without layer indices; optional parts and zeros are left out."""
     sums_by_path: dict[str, Number] = {}
     for node_position in model_tree.walk(run_config):
         if not node_position.optional_part and (

@@ -1,4 +1,4 @@
-"""The kinds of layers that a model has."""
+"""The distinct layers of a model."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from ..model import ModelSpec
 
 
 def distinct_blocks(spec: ModelSpec) -> list[Layer]:
-    """Returns each distinct kind of layer of a model once, in execution order."""
+    """Returns each distinct layer of a model once, in execution order."""
     return [block for _, stack in spec.stacks() for _, block, count, _ in stack.layer_groups() if not is_zero(count)]

@@ -40,7 +40,7 @@ class DraftCosts:
 
     @property
     def shared_parts(self) -> tuple[str, ...]:
-        """The parts that the draft shares with the target model: `embed_tokens`, `lm_head`."""
+        """The modules that the draft shares with the target model: `embed_tokens`, `lm_head`."""
         return self.preset.model.from_target
 
 
@@ -52,7 +52,7 @@ def draft_costs(
     kv_dtype: str = "bfloat16",
     run_config: RunConfig | None = None,
 ) -> DraftCosts:
-    """Returns the costs of a draft model. batch, seq, kv_dtype: the draft's KV cache. run_config: the pass.
+    """Returns the costs of a draft model. batch, seq, kv_dtype: of its KV cache. run_config: of its FLOPs.
 
     Raises `InputError` if the draft does not fit the target.
     """

@@ -58,7 +58,7 @@ class SettingChange:
 
 @frozen
 class FitAnswer:
-    """The verdict on whether a run fits on one accelerator, with the largest runs and possible changes.
+    """Whether a run fits on one accelerator, with the largest runs that fit and changes that make it fit.
 
     memory: the memory of the run.
     fit: the verdict on the run.
@@ -81,7 +81,7 @@ class FitAnswer:
 
     @cached_property
     def changes(self) -> tuple[SettingChange, ...]:
-        """Changes that make the run fit, cheapest first, then insufficient ones; empty if the run fits."""
+        """Changes that make the run fit, cheapest first, then changes that save too little; empty if the run fits."""
         return tuple(self.find_changes())
 
 
@@ -106,7 +106,7 @@ def fit(model_memory: Memory, hardware: Hardware, fit_with_engine: EngineFit = l
 def with_decoding_seconds(
     fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int], has_default_length: bool = False
 ) -> FitAnswer:
-    """Adds the seconds per token and user, for several numbers of users.
+    """Adds the seconds per decoded token and user for several numbers of users.
 
     has_default_length: whether no sequence length was asked for: the first number of users is timed after fewer tokens
         too, as most requests are shorter than the longest for which memory is reserved. Default false.
@@ -123,7 +123,7 @@ def with_decoding_seconds(
 def largest_run(
     model_memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
 ) -> tuple[int, int]:
-    """Returns the most sequences of the run's length, and the longest sequences of the run's batch, that fit.
+    """Returns two maxima: the most sequences of the run's length, and the longest sequences at its batch size.
 
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
@@ -140,7 +140,7 @@ def largest_run(
         return model_memory.with_changes(**{setting_name: candidate_size})
 
     def needed_bytes(setting_name: str, candidate_size: int) -> int:
-        """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
+        """Returns the bytes that a run needs, or a lower bound of them if the bound alone exceeds the capacity."""
         least_bytes = static_bytes
         if candidate_size in (1, block_tokens) and static_bytes <= capacity_bytes:
             least_bytes = run_of_size(setting_name, candidate_size).least_device_bytes
@@ -179,7 +179,7 @@ def largest_fitting_number(
     size_step: int = 1,
     stored_bytes: Callable[[int], int] | None = None,
 ) -> int:
-    """Finds a number from 1 to `maximum` for which a run needs at most `capacity` bytes, and not for the next one.
+    """Finds the largest number up to `maximum` for which a run needs at most `capacity` bytes.
 
     Bytes that grow have one such number, the largest. Those of torch's allocator do not only grow: a larger number may
     fit again, and a smaller one may not. The answer is 0 if the smallest number does not fit.
@@ -268,7 +268,7 @@ def _next_trial_number(
     trial_number: int,
     stored_bytes: Callable[[int], int] | None,
 ) -> int:
-    """Returns the next number to try, between the largest fitting and the smallest failing number.
+    """Returns the next number to try, between the largest that fits and the smallest that does not.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
     two points up to `fitting_number` too late. The search uses both lines and bisection in turn. Where a part of the
@@ -295,7 +295,7 @@ def _next_trial_number(
 
 
 def _number_at_capacity(excess_by_number: Mapping[int, int], fitting_number: int) -> int:
-    """Returns the number at which the bytes reach the capacity, extrapolated from the two largest fitting numbers."""
+    """Returns the number at which bytes reach the capacity, extrapolated from the two largest fitting numbers."""
     lower_number = max(
         (candidate_number for candidate_number in excess_by_number if candidate_number < fitting_number),
         default=fitting_number,
@@ -309,7 +309,7 @@ def _number_at_capacity(excess_by_number: Mapping[int, int], fitting_number: int
 def _memory_saving_changes(
     model_memory: Memory, current_fit: MemoryFit, batch: int, seq: int, fit_with_engine: EngineFit
 ) -> Iterable[SettingChange]:
-    """Returns the changes of single settings that save memory.
+    """Returns changes of a single setting that save memory.
 
     If no change suffices, all cheap changes are combined with each costly one; if that does not suffice, with each pair
     of costly ones.
@@ -365,7 +365,7 @@ GGUF_SCHEMES, GGUF_CACHE = ("q8_0", "q4_k_m"), "q8_0"
 
 
 def has_many_layers(model_memory: Memory) -> bool:
-    """Whether the model has so many layers that only a few changes are tried."""
+    """Whether the model has so many layers that only a few setting changes are tried, because each is slow."""
     return model_memory.spec.layer_count > DEEP_MODEL_LAYERS
 
 
@@ -434,13 +434,13 @@ def least_static_bytes(model_memory: Memory) -> int:
 
 
 def devices_option(devices: int, layout: Layout | None, users: int | None = None) -> str:
-    """Writes a number of accelerators, their layout and a replica's users as options of the command line."""
+    """Returns a number of accelerators, a layout and a replica's users as command-line options."""
     options = [f"--devices {devices}", "" if layout is None else layout.options()]
     return " ".join(filter(None, [*options, "" if users is None else f"--users {users}"]))
 
 
 def cli_options(setting_changes: Mapping[str, Any], serves_users: bool = False) -> str:
-    """Writes settings as options of the command line.
+    """Returns settings as command-line options.
 
     serves_users: whether the sequences of a batch are named `--users`, as in inference; false by default.
     """
@@ -457,7 +457,7 @@ def cli_options(setting_changes: Mapping[str, Any], serves_users: bool = False) 
 def changes_with_more_devices(
     model_memory: Memory, hardware: Hardware, sufficient_changes: Sequence[SettingChange]
 ) -> list[dict[str, Any]]:
-    """Returns the changes of settings that are tried on several accelerators.
+    """Returns the changes of a single setting that are also tried with several accelerators.
 
     All changes that keep the results are combined into one; every other change is tried separately, unless one suffices
     on one accelerator.
@@ -474,7 +474,7 @@ def changes_with_more_devices(
 def change_to_narrow_weights(
     model_memory: Memory, current_fit: MemoryFit, fit_with_engine: EngineFit
 ) -> list[SettingChange]:
-    """Returns the change to the narrowest weights, together with the longest sequences that then fit.
+    """Returns the change to the narrowest weight format, with the longest sequences that then fit.
 
     It is empty in training, and where less than `LEAST_PART_OF_SEQUENCE` of the sequences remains.
     """
@@ -502,7 +502,7 @@ def change_to_narrow_weights(
 
 
 def _longest_seq_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_engine: EngineFit) -> int:
-    """Returns the longest sequences, up to the run's length, that fit with an engine's buffers; 0 if none fit."""
+    """Returns the longest sequences, at most the run's, that fit beside an engine's buffers; 0 if none fit."""
 
     def needed_bytes(seq: int) -> int:
         engine_fit = fit_with_engine(narrow_run.with_changes(seq=seq), hardware)
@@ -519,7 +519,7 @@ def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, 
 def single_setting_changes(
     model_memory: Memory, hardware: Hardware, batch: int, seq: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns cheap and costly changes of one setting; the costly list ends with smaller workloads.
+    """Returns two lists of single-setting changes, cheap and costly; the costly list ends with smaller workloads.
 
     batch, seq: the most sequences of the run's length, and the longest sequences of the run's batch, that fit.
     """
@@ -530,13 +530,13 @@ def single_setting_changes(
 def _possible_setting_changes(
     model_memory: Memory, hardware: Hardware
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns changes that keep the results, and changes of number formats, optimizer and trained tensors."""
+    """Returns two lists: changes that do not alter results; changes of formats, optimizer and trained tensors."""
     is_training = model_memory.settings.phase == "training"
     return _training_changes(model_memory, hardware) if is_training else _inference_changes(model_memory, hardware)
 
 
 def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns changes that keep the results, and changes of optimizer, number formats and trained tensors."""
+    """Returns two lists for training: changes that keep results; changes of optimizer, formats, trained tensors."""
     run_settings = model_memory.settings
     cheap_changes: list[dict[str, Any]] = []
     if default_attention(run_settings, model_memory.spec) not in ("flash", "sdpa"):
@@ -573,7 +573,7 @@ LEAST_CAPABILITY_OF_AWQ = 7.5
 
 
 def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns changes that keep the results, and changes to narrower cache and weight formats of the usual stack."""
+    """Returns two lists for inference: changes that do not alter results; narrower cache and weight formats."""
     run_settings, memory_use = model_memory.settings, model_memory.states
     is_llama_cpp = usual_stack(hardware, model_memory) == LLAMA_CPP_STACK
     cheap_changes: list[dict[str, Any]] = []
@@ -609,7 +609,7 @@ LARGEST_NARROWER_SHARE = 0.75
 
 
 def _is_narrower(model_memory: Memory, scheme_name: str) -> bool:
-    """Whether a scheme makes the weights smaller; quantized weights must become much smaller."""
+    """Whether a quantization scheme makes the weights smaller, and already quantized weights much smaller."""
     if model_memory.states.quantized_size is None:
         return True
     try:
@@ -624,7 +624,7 @@ LEAST_PART_OF_SEQUENCE = 1 / 8
 
 
 def _smaller_workloads(model_memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
-    """Returns the settings of fewer sequences and of shorter sequences."""
+    """Returns the setting changes to fewer sequences and to shorter sequences."""
     workload, changes = model_memory.states.workload, []
     if 0 < batch < workload.batch:
         changes.append({"batch": batch})

@@ -1,4 +1,4 @@
-"""Whether a run fits on a number of accelerators, the minimum number, and changes that make it fit."""
+"""Whether a run fits on a number of accelerators, the fewest on which it fits, and changes that make it fit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_TRIED_DEVICES = 2**16
 
 @frozen
 class DevicesFitAnswer:
-    """The verdict on whether a run fits on a number of accelerators, with the fewest accelerators and changes.
+    """Whether a run fits on a number of accelerators, with the fewest that suffice, and changes.
 
     layout_plan: the plan of all layouts.
     best_candidate: the best layout; it fits if any does.
@@ -65,7 +65,7 @@ class DevicesFitAnswer:
 
     @property
     def needed_framework(self) -> Framework | None:
-        """The framework of the layout on the fewest accelerators; None without such a layout."""
+        """The framework in which the run fits on the fewest accelerators; None if it fits on no number."""
         if self.fewest_devices is None:
             return None
         needs_more_devices = self.fewest_devices > self.layout_plan.devices
@@ -83,7 +83,7 @@ def fit_devices(
     global_batch: int | None,
     run_on_several: tuple[Memory, LayoutRequest] | None = None,
 ) -> DevicesFitAnswer:
-    """Returns whether training fits on `layout_request.devices` accelerators with the request's framework.
+    """Returns whether training fits on `layout_request.devices` accelerators in the request's framework.
 
     run_on_several: the run and the request with the framework for several accelerators; None for the same.
     global_batch: sequences per step; None for one micro-batch per accelerator, or, if all sizes of the layout are
@@ -139,7 +139,7 @@ def fit_devices(
 
 @frozen
 class DevicesQuestion:
-    """The run, the accelerator and the parallelism options of a search.
+    """A search for a layout that fits: the run, the accelerator and the parallelism options.
 
     global_batch: as in `fit_devices`. budget: the work of the search for all numbers of accelerators.
     several_devices_question: the question about several accelerators, of which another framework is usual; default this
@@ -182,7 +182,7 @@ class DevicesQuestion:
         )
 
     def _default_batch(self, layout_request: LayoutRequest) -> int:
-        """Returns the sequences per step: one micro-batch per accelerator, or `memory`'s default for a full layout."""
+        """Returns the default sequences per step: a micro-batch per device; for a full layout `memory`'s default."""
         micro_batch, devices = int(self.estimates.memory.states.workload.batch), layout_request.devices
         assert devices is not None
         if not layout_request.has_all_sizes:
@@ -191,7 +191,7 @@ class DevicesQuestion:
         return devices // (tp * pp * cp) * usual_micro_batches(pp) * micro_batch
 
     def fit_of(self, candidate: Candidate) -> MemoryFit:
-        """Returns the verdict on a layout, as `llmcalc memory` computes it.
+        """Returns whether a layout fits, as `llmcalc memory` computes it.
 
         The ranks of a layout that does not fit are replayed again if its tensors may fit, for the allocator's free
         blocks, and for what the driver may move to the host.
@@ -205,7 +205,7 @@ class DevicesQuestion:
         return rank_with_most_memory(ranks).device.fit_on(self.hardware)
 
     def best_fitting_layout(self, devices: int) -> Candidate | None:
-        """Returns the best fitting layout of a number of accelerators, including variants of a typed one, or None."""
+        """Returns the best layout that fits on these accelerators, also with options added to a typed one; or None."""
         try:
             return next(
                 iter(self.plan_devices(devices, "never", "memory", tries_variants=True).ranked_layouts.feasible), None
@@ -215,13 +215,13 @@ class DevicesQuestion:
 
 
 def _best_candidate(plan: LayoutPlan) -> Candidate | None:
-    """Returns the first layout that fits; if none fits, the layout with the least memory."""
+    """Returns the first layout that fits; if none fits, the one that needs the least memory."""
     ranked_layouts = plan.ranked_layouts
     return ranked_layouts.feasible[0] if ranked_layouts.feasible else ranked_layouts.nearest_candidate
 
 
 def _fewest_devices(devices_question: DevicesQuestion, plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
-    """Returns the fewest accelerators with a layout that fits, among n, n/2, n/4, … and 2n, 4n, ….
+    """Returns the fewest accelerators, of n, n/2, n/4, … and 2n, 4n, …, that have a layout that fits.
 
     Where all sizes are typed and do not fit, n accelerators may do with other options, such as ZeRO.
     """
@@ -245,7 +245,7 @@ def _fewest_devices(devices_question: DevicesQuestion, plan: LayoutPlan) -> tupl
 def _fewest_devices_by_halving(
     devices_question: DevicesQuestion, devices: int, best_candidate: Candidate
 ) -> tuple[int, Candidate]:
-    """Returns the fewest of n, n/2, n/4, … accelerators with a layout that fits, and the layout.
+    """Returns the fewest accelerators, of n, n/2, n/4, …, that have a layout that fits, and this layout.
 
     With one micro-batch per accelerator, a layout that fits also fits with twice the replicas. So the halves are
     searched by bisection. With a fixed batch they are tried in order.
@@ -265,7 +265,7 @@ def _fewest_devices_by_halving(
 
 
 def _length_multiple(layout: Layout) -> int:
-    """Returns the number that must divide sequence lengths, so that ranks divide sequences evenly."""
+    """Returns the number of which sequence lengths must be multiples, so that ranks get equal parts."""
     return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 
@@ -284,7 +284,7 @@ def _largest_number(
     start_size: int,
     maximum: int,
 ) -> int:
-    """Returns the most sequences or tokens that fit with a layout, as a multiple of `size_unit`; 0 if none fits.
+    """Returns the most sequences or tokens that fit in a layout, in steps of `size_unit`; 0 if none fits.
 
     The bytes of tensors are estimated for any number. The allocator's overhead is known where it was replayed, and is
     interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free
@@ -345,7 +345,7 @@ def _largest_number(
 def _changes_that_fit(
     devices_question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
 ) -> Iterator[SettingChange]:
-    """Yields changes that make the run fit: more options for a typed layout, full recomputation, more accelerators."""
+    """Yields changes that make the run fit: completing a typed layout, full recomputation, more accelerators."""
     if fewest_candidate is not None and fewest_devices == devices:
         yield SettingChange(fewest_candidate.layout.options(), devices_question.fit_of(fewest_candidate))
     estimates = devices_question.estimates

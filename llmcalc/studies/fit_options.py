@@ -42,7 +42,7 @@ RuntimeFunction = Callable[[Hardware], CudaRuntime]
 
 @frozen
 class HardwareOption:
-    """A kind and number of accelerators for a run.
+    """A number of accelerators of one kind on which a run was tried, with its layout and verdict.
 
     layout: the parallel layout; None for one accelerator. fit: the verdict.
     users: users of each replica, where replicas share those of the run; None (default) for one replica.
@@ -90,7 +90,7 @@ class _RunOnDevices(NamedTuple):
     runs_of_replicas: Callable[[], Sequence[_RunOnDevices]] = tuple
 
     def fit_on(self, hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime) -> MemoryFit:
-        """Returns whether the run fits on an accelerator, replayed with the accelerator's runtime if it may fit.
+        """Returns whether the run fits on an accelerator; replays it with the accelerator's runtime if it may fit.
 
         default_runtime: a runtime with which the memory is known already.
         """
@@ -101,7 +101,7 @@ class _RunOnDevices(NamedTuple):
     def with_most_replicas(
         self, fit: MemoryFit, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
     ) -> tuple[_RunOnDevices, MemoryFit]:
-        """Returns the run with the most replicas on equally many accelerators that fits as well as this run."""
+        """Returns the run with the most replicas, on equally many accelerators, that fits no worse than this run."""
         for replicated_run in self.runs_of_replicas() if fit.verdict != "no" else ():
             if replicated_run.static_bytes <= fit.hardware.capacity_bytes:
                 fit_of_replicas = replicated_run.fit_on(fit.hardware, default_runtime, cuda_runtime)
@@ -110,16 +110,16 @@ class _RunOnDevices(NamedTuple):
         return self, fit
 
     def option(self, fit: MemoryFit) -> HardwareOption:
-        """Returns the run as an option, with its verdict on a kind of accelerator."""
+        """Returns the run as a `HardwareOption`, with the verdict for one kind of accelerator."""
         return HardwareOption(self.devices, self.layout, fit, self.users)
 
     def lower_bounds(self, hardware: Hardware, cuda_runtime: CudaRuntime) -> Iterator[int]:
-        """Yields lower bounds of the bytes that the run needs, the quickest to compute first."""
+        """Yields lower bounds of the bytes that the run needs, starting with the quickest to compute."""
         yield from self.bounds_without_replay(cuda_runtime)
         yield self.replayed_bytes(hardware, cuda_runtime)
 
     def bounds_without_replay(self, cuda_runtime: CudaRuntime) -> Iterator[int]:
-        """Yields lower bounds that need no allocator: the persistent bytes, and each rank's tensors where possible."""
+        """Yields lower bounds that need no simulated allocator: static bytes, and each rank's tensors if supported."""
         yield self.static_bytes
         try:
             yield from self.least_tensor_bytes_on(cuda_runtime)
@@ -127,7 +127,7 @@ class _RunOnDevices(NamedTuple):
             return
 
     def replayed_bytes(self, hardware: Hardware, cuda_runtime: CudaRuntime) -> int:
-        """Returns a lower bound of the bytes that the run needs, from one replay; 0 if not known."""
+        """Returns the bytes that the run needs without the allocator's overhead, from one replay; 0 if unknown."""
         if self.memory_of_fullest_rank is None:
             return 0
         try:
@@ -136,17 +136,17 @@ class _RunOnDevices(NamedTuple):
             return 0
 
     def least_bytes(self, cuda_runtime: CudaRuntime) -> int:
-        """Returns the largest of the lower bounds that need no allocator."""
+        """Returns the largest lower bound that needs no simulated allocator."""
         return max(self.bounds_without_replay(cuda_runtime))
 
 
 def _bytes_without_overhead(memory_fit: MemoryFit, cuda_runtime: CudaRuntime) -> int:
-    """Returns the required bytes without the runtime's context and the allocator's free blocks."""
+    """Returns the bytes that a run needs, without the CUDA context and the allocator's free blocks."""
     return memory_fit.needed_bytes - (cuda_runtime.context_bytes + memory_fit.fragmentation)
 
 
 def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
-    """Returns a run divided over the ranks of a layout, with the largest rank's memory."""
+    """Returns a run in a parallel layout, with the memory of the rank that needs most."""
 
     def largest_memory(cuda_runtime: CudaRuntime) -> DeviceMemory:
         return rank_with_most_memory(
@@ -186,7 +186,7 @@ def hardware_options(
     cuda_runtime_of: RuntimeFunction,
     option_with_engine: Callable[[Hardware], HardwareOption | None] = lambda hardware: None,
 ) -> tuple[HardwareOption, ...]:
-    """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
+    """Returns the fewest accelerators of each kind on which a run fits; those that fit best come first.
 
     Of those on which it fits alike, accelerators that have no products in the run's number format come last.
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
@@ -234,7 +234,7 @@ def hardware_options(
 def _runs_on_usual_number(
     device_runs: Iterable[_RunOnDevices], hardware: Hardware, layout_request: LayoutRequest, is_training: bool
 ) -> Iterable[_RunOnDevices]:
-    """Returns the runs on a usual number of accelerators of this kind; all runs if the user states a number."""
+    """Returns the runs on a usual number of accelerators of a kind; all runs if the user states the number."""
     has_stated_number = layout_request.devices or not replace(layout_request, devices=1).is_undivided
     if has_stated_number or not is_whole_computer(hardware):
         return device_runs
@@ -299,7 +299,7 @@ def fitting_changes_on_several_devices(
     cuda_runtime_of: RuntimeFunction,
     setting_changes: Sequence[Mapping[str, Any]],
 ) -> Iterator[SettingChange]:
-    """Yields changes to several accelerators of a kind, fewest first, the unchanged run last.
+    """Yields setting changes with which the run fits on several accelerators; the unchanged run comes last.
 
     options: the fewest accelerators of each kind for the unchanged run.
     setting_changes: changes of settings that are tried on fewer accelerators than that.
@@ -340,7 +340,7 @@ def _fitting_runs(
     cuda_runtime_of: RuntimeFunction,
     most_devices: int,
 ) -> Iterator[tuple[_RunOnDevices, MemoryFit]]:
-    """Yields fitting runs on 2 to `most_devices` accelerators: all tight runs, then the first that fits well."""
+    """Yields runs that fit on 2 to `most_devices` accelerators: with little headroom, and the first with enough."""
     is_training = model_memory.settings.phase == "training"
     runs = _runs_on_usual_number(_runs_on_devices(model_memory, layout_request), hardware, layout_request, is_training)
     for device_run in takewhile(lambda device_run: device_run.devices <= most_devices, runs):
@@ -354,7 +354,7 @@ def _fitting_runs(
 
 
 def _runs_on_devices(model_memory: Memory, layout_request: LayoutRequest) -> Iterator[_RunOnDevices]:
-    """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
+    """Yields the run in possible layouts on more and more accelerators."""
     version, framework = layout_request.framework_version or "", framework_of(layout_request)
     is_training = model_memory.settings.phase == "training"
     device_counts = [2**i for i in range(MOST_DEVICES.bit_length())]
@@ -386,7 +386,7 @@ def _runs_on_devices(model_memory: Memory, layout_request: LayoutRequest) -> Ite
 def _runs_of_replicas(
     model_memory: Memory, framework_record: Framework, version: str, layouts: Sequence[Layout]
 ) -> tuple[_RunOnDevices, ...]:
-    """Returns one run for each number of replicas, most first, in the fewest stages; the replicas share the users.
+    """Returns one run per number of replicas, most replicas first; each replica serves a share of the users.
 
     layouts: layouts of as many devices, the fewest stages of each number of replicas first.
     """
@@ -401,7 +401,7 @@ def _runs_of_replicas(
 
 
 def _possible_runs(model_memory: Memory, layout_request: LayoutRequest, version: str) -> Iterator[_RunOnDevices]:
-    """Yields the run in the layout of a request, unless no layout is possible.
+    """Yields the run in the layout of the request, or nothing if no layout is possible.
 
     If the framework does not support the run, computing its memory raises `InputError`, without delay from the second
     call on.

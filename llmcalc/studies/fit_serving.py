@@ -31,12 +31,12 @@ MOST_TRIED_DEVICES = 2**10
 
 
 def is_whole_computer(hardware: Hardware) -> bool:
-    """Whether each accelerator of a kind is in a separate computer: Apple's chips, processors, and laptop GPUs."""
+    """Whether each accelerator of a kind is a computer of its own: Apple's chips, processors, laptop GPUs."""
     return hardware.vendor in COMPUTER_VENDORS or hardware.is_processor or hardware.is_laptop_gpu
 
 
 def _cannot_join(hardware: Hardware) -> bool:
-    """Whether no replica is divided among accelerators of a kind: separate computers without a link, but Macs (MLX)."""
+    """Whether a replica cannot be divided among accelerators of a kind: separate computers, except Macs (MLX)."""
     return is_whole_computer(hardware) and hardware.interconnect is None and hardware.vendor not in COMPUTER_VENDORS
 
 
@@ -58,7 +58,7 @@ class ReplicaFit:
 
 @frozen
 class ServingFitAnswer:
-    """The verdict on whether inference fits on a number of accelerators, with layouts.
+    """Whether inference fits on a number of accelerators, with the layouts that were compared.
 
     memory: the run on one device.
     tried_replicas: all layouts, most replicas first.
@@ -149,7 +149,7 @@ def serving_replicas(
     layout_request: LayoutRequest,
     uncounted_layouts: list[UncountedLayout] | None = None,
 ) -> tuple[tuple[ReplicaFit, ...], ReplicaFit, int]:
-    """Returns the layouts of inference on `layout_request.devices` accelerators, most replicas first, and the best one.
+    """Returns the layouts of inference on the request's accelerators, most replicas first, and the best layout.
 
     The best one is the first that fits, or the one that requires least. The third value is the number of layouts that
     were not tried, each with fewer replicas, since one fits and the work of the search is spent.
@@ -195,7 +195,7 @@ def serving_layouts(
     devices: int,
     uncounted_layouts: list[UncountedLayout] | None = None,
 ) -> Iterator[Layout]:
-    """Yields the layouts of a number of devices: most replicas first, then fewest stages.
+    """Yields the possible layouts on a number of devices: most replicas first, then fewest stages.
 
     uncounted_layouts: a list to which the layouts are added of which a rank cannot be counted. Default None.
     """
@@ -228,7 +228,7 @@ def serving_layouts(
 
 
 def _first_and_last_ranks(layout: Layout) -> tuple[int, ...]:
-    """Returns a rank of the first and of the last pipeline stage, which have the embedding and the head."""
+    """Returns one rank of the first stage, which has the embedding, and one of the last, which has the head."""
     return (0,) if layout.pp == 1 else (0, layout.rank(pp=layout.pp - 1))
 
 
@@ -243,7 +243,7 @@ def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout)
 
 
 def _layout_on_more_devices(model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:
-    """Returns the first layout that fits on twice the number of accelerators, four times the number, and so on."""
+    """Returns the first layout that fits on two times, four times, … the number of accelerators."""
     assert layout_request.devices is not None
     if _cannot_join(hardware):
         return None

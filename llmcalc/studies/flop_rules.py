@@ -150,7 +150,7 @@ def megatron_flops(model_sizes: ModelSizes, batch: int, seq: int, recompute: boo
 
 
 def flop_rules_for(flop_count: FlopCount) -> list[FlopRule]:
-    """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
+    """Returns the exact counts with full and causal attention, then all rules that apply to the model."""
     full_flops, causal_flops = flop_count.full, flop_count.causal
 
     def make_rule(
@@ -206,7 +206,7 @@ MEGATRON_REMARK = "for MHA with heads × head_dim = h and a non-gated FFN with d
 def _rules_with_attention(
     model_sizes: ModelSizes, parameter_count: ParameterCount, context_tokens: int, tokens: int, is_training: bool
 ) -> Iterator[RuleFields]:
-    """Yields the rules with an attention term, with the FLOPs of all tokens.
+    """Yields the rules of thumb that have a term for attention, with the FLOPs of all tokens.
 
     context_tokens: cached and new tokens per sequence; every formula per sequence has it as a factor.
     """
@@ -267,7 +267,7 @@ def _kaplan_n(parameter_count: ParameterCount) -> int:
 
 
 def _definitions_of_n(parameter_count: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
-    """Yields the common definitions of N: (key, name, counted parameters in words, source, N)."""
+    """Yields the usual definitions of N: (key, name, description of the counted parameters, source, N)."""
     has_inactive_parameters = parameter_count.active != parameter_count.total
     name_suffix = ", N non-embedding" + (" active" if has_inactive_parameters else "")
     yield "kaplan", "Kaplan §2.1", name_suffix, "Kaplan 2020, §2.1", _kaplan_n(parameter_count)

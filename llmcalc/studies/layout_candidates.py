@@ -1,4 +1,4 @@
-"""Layouts that may fit, with estimated or replayed bytes, and orders by time and memory."""
+"""Layouts that may fit, with estimated or replayed bytes; sorted by time or by memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIGURED_RECOMPUTE = ""
 
 
 class LayoutRun(NamedTuple):
-    """A layout's run. micro_batches: per step. recompute: value of `--recompute`, as in `Candidate`."""
+    """A layout to estimate or replay, with its micro-batches per step. recompute: value of `--recompute`."""
 
     layout: Layout
     micro_batches: int
@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def run(self) -> LayoutRun:
-        """The run of the layout, of which the search estimates and replays the bytes."""
+        """The `LayoutRun` of the candidate, whose bytes the search estimates and replays."""
         return LayoutRun(self.layout, self.micro_batches, self.recompute)
 
     @property
@@ -75,13 +75,13 @@ class Candidate:
 
     @property
     def options(self) -> str:
-        """The layout and recomputation as options of `memory` and `time`."""
+        """The layout and its recomputation as command-line options of `memory` and `time`."""
         recompute = "" if self.recompute == CONFIGURED_RECOMPUTE else f"--recompute {self.recompute}"
         return f"{self.layout.options()} {recompute}".strip()
 
 
 def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by seconds per step; among ties, the most common kind of layout comes first.
+    """Sorts candidates by seconds per step; if times tie, the most common kind of layout comes first.
 
     The most common layout has the smallest context parallelism, then the fewest kinds of parallelism; among equals the
     fastest comes first, then the one with the fewest bytes.
@@ -96,14 +96,14 @@ def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _parallelism_counts(candidate: Candidate) -> tuple[int, int]:
-    """Returns the size of context parallelism, and the number of kinds of parallelism of a layout."""
+    """Returns the context-parallel size, and how many kinds of parallelism a layout uses."""
     layout = candidate.layout
     group_sizes = layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.vpp
     return layout.cp, sum(group_size > 1 for group_size in group_sizes)
 
 
 def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each candidate, sorted by time, whether its time ties with the previous candidate's (`TIE_SHARE`)."""
+    """Returns, for each candidate in order of time, whether its time is about the previous one's (`TIE_SHARE`)."""
     tie_flags: list[bool] = []
     least_seconds = 0.0
     for candidate in candidates:
@@ -137,7 +137,7 @@ def parse_sizes(sizes_text: str) -> dict[str, int]:
 
 
 def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
-    """Returns the position (from 1) of the first sorted layout with these parallel sizes; None without one."""
+    """Returns the position (from 1) of the first candidate with these parallel sizes; None without one."""
     for position, candidate in enumerate(candidates, start=1):
         if all(getattr(candidate.layout, size_name) == degree for size_name, degree in layout_sizes.items()):
             return position
@@ -149,7 +149,7 @@ ENOUGH_HEADROOM = 0.1
 
 
 def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by the sum of their ranks by headroom, communication and bubble."""
+    """Sorts candidates by the sum of three ranks: in memory headroom, in sent bytes and in pipeline bubble."""
     position_sums: dict[int, int] = {}
     sort_keys: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),

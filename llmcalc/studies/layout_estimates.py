@@ -1,4 +1,4 @@
-"""Estimates of each layout in a search: bytes of the ranks, bytes that are sent, and seconds of a step.
+"""Estimates for each layout in a search: the ranks' bytes, the sent bytes and the seconds per step.
 
 A run is a layout with its micro-batches per step and its recomputation. The estimates of runs with the same
 recomputation share the measurements of their kernels.
@@ -23,7 +23,7 @@ FULL_RECOMPUTE = "full"
 
 @dataclass
 class LayoutEstimates:
-    """Peak estimates in bytes of a model's layouts, with several kinds of recomputation."""
+    """Estimates of the peak bytes of a model's layouts, for several values of `--recompute`."""
 
     memory: Memory
     framework: Framework
@@ -32,7 +32,7 @@ class LayoutEstimates:
 
     @cached_property
     def estimates_as_configured(self) -> PeakEstimate:
-        """The memory estimates with the recomputation that the run's settings state."""
+        """The peak estimates with the recomputation of the run's own settings."""
         memory_estimate = self.framework.estimate(self.memory)
         if self._without_recompute is not None:
             memory_estimate.share_parameter_counts(self._without_recompute.estimates_as_configured)
@@ -40,11 +40,11 @@ class LayoutEstimates:
 
     @property
     def recomputed(self) -> LayoutEstimates:
-        """The memory estimates with every layer recomputed in the backward pass."""
+        """The peak estimates with every layer recomputed in the backward pass."""
         return self.with_recompute(FULL_RECOMPUTE)
 
     def with_recompute(self, recompute_mode: str) -> LayoutEstimates:
-        """Returns the estimates with another value of `--recompute`; the same object for an equal value."""
+        """Returns the estimates under a value of `--recompute`; the same object for the same value."""
         if recompute_mode == CONFIGURED_RECOMPUTE:
             return self
         if recompute_mode not in self._estimates_by_recompute:
@@ -57,7 +57,7 @@ class LayoutEstimates:
 
 @dataclass(eq=False)
 class RunEstimates:
-    """The estimates of runs in one search.
+    """Estimates of memory, communication and time for the layouts of one search.
 
     version: of the framework; empty for the newest.
     layout_times: seconds of a step with the configured recomputation; None without times.
@@ -71,21 +71,21 @@ class RunEstimates:
 
     @property
     def framework(self) -> Framework:
-        """The framework that runs them."""
+        """The framework that runs the layouts."""
         return self.layout_estimates.framework
 
     @property
     def estimate_errors(self) -> EstimateErrors:
-        """The bounds of the error of `tensor_bytes`."""
+        """The bounds of the error of the estimate `tensor_bytes`."""
         return self.framework.estimate_errors
 
     @property
     def are_timed(self) -> bool:
-        """Whether the seconds of a step are estimated."""
+        """Whether the seconds per step are estimated."""
         return self.layout_times is not None
 
     def memory_of_run(self, run: LayoutRun) -> Memory:
-        """Returns the model and its run; the same object for the same run."""
+        """Returns the model's memory with the settings of a layout run; the same object for equal settings."""
         micro_batches, recompute = memory_key = run.micro_batches, run.recompute
         if memory_key not in self._memories_by_run:
             memory = self.layout_estimates.with_recompute(recompute).memory
@@ -93,27 +93,27 @@ class RunEstimates:
         return self._memories_by_run[memory_key]
 
     def cluster(self, run: LayoutRun) -> Cluster:
-        """Returns the ranks of a run."""
+        """Returns the cluster (all ranks) of a layout run."""
         return Cluster.with_framework(self.memory_of_run(run), run.layout, self.framework, self.version)
 
     def peak_estimate(self, recompute: str) -> PeakEstimate:
-        """Returns the estimate of the peaks of all runs with this value of `--recompute`."""
+        """Returns the peak estimate for all layout runs with this value of `--recompute`."""
         return self.layout_estimates.with_recompute(recompute).estimates_as_configured
 
     def stage_peaks(self, run: LayoutRun) -> Sequence[int]:
-        """Returns the bytes of the tensors of each pipeline stage's first rank."""
+        """Returns the estimated tensor bytes of the first rank of each pipeline stage."""
         return self.peak_estimate(run.recompute).peaks_by_stage(run.layout, run.micro_batches)
 
     def tensor_bytes(self, run: LayoutRun) -> int:
-        """Returns the bytes of the tensors of the largest rank."""
+        """Returns the estimated tensor bytes of the largest rank."""
         return max(self.stage_peaks(run))
 
     def least_bytes(self, run: LayoutRun) -> int:
-        """Returns a lower bound of `tensor_bytes`, which is known sooner. Its micro-batches may be 0 for any number."""
+        """Returns a lower bound of `tensor_bytes`, faster to compute. micro_batches 0: for any number of them."""
         return self.peak_estimate(run.recompute).lower_bound_bytes(run.layout, run.micro_batches)
 
     def has_too_large_rank(self, run: LayoutRun, is_too_large: Callable[[int], bool]) -> bool:
-        """Whether the bytes of a rank's tensors are too large, which is known sooner than `tensor_bytes`."""
+        """Whether some rank's tensor bytes are too large; faster to compute than `tensor_bytes`."""
         return self.peak_estimate(run.recompute).exceeds(run.layout, run.micro_batches, is_too_large)
 
     def sent_bytes(self, run: LayoutRun) -> int:
@@ -122,7 +122,7 @@ class RunEstimates:
         return sum(message.wire_bytes * message.count for message in messages)
 
     def step_seconds(self, run: LayoutRun) -> float:
-        """Returns the seconds of a step."""
+        """Returns the estimated seconds of a training step."""
         assert self.layout_times is not None
         if run.recompute not in self._times_by_recompute:
             memory = self.layout_estimates.with_recompute(run.recompute).memory

@@ -48,7 +48,7 @@ NEAREST_REPLAYS = 4
 
 @dataclass
 class RankedLayouts:
-    """The sorted layouts of a search: layouts that fit come first.
+    """The sorted layouts of a search, those that fit first.
 
     tried_count: number of layouts.
     feasible: layouts that fit in a replay, best first.
@@ -69,18 +69,18 @@ class RankedLayouts:
     ended_early: bool = False
 
     def most_frequent_refusal(self, default: str) -> str:
-        """Returns the reason against most layouts. default: the reason if none was refused."""
+        """Returns the reason for which most layouts were refused. default: the text if none was refused."""
         return max(self.refusal_counts, key=self.refusal_counts.__getitem__, default=default)
 
 
 def search_budget() -> WorkBudget:
-    """Starts a search: returns the limit of the work that it may do."""
+    """Begins a search, and returns the limit of the work that it may do."""
     return WorkBudget(WORK_OF_SEARCH)
 
 
 @frozen
 class LayoutOrder:
-    """Sorts layouts by time, or by combined ranks of headroom, communication and bubble.
+    """Sorts layouts by time, or by the sum of their ranks in headroom, sent bytes and bubble.
 
     The best are replayed. Each layout recomputes as little as it needs to fit.
 
@@ -103,7 +103,7 @@ class LayoutOrder:
     def plan(
         self, rows: int, suggests_nearest: NearestPolicy = "always", replay_limit: int | None = None
     ) -> RankedLayouts:
-        """Returns the ranked layouts, of which at least `rows` fit if possible.
+        """Returns the sorted layouts; at least `rows` of them fit, if so many can be found.
 
         rows: number of fitting layouts after which replays end.
         replay_limit: number of layouts after which replays end, whether they fit or not; None (default) for
@@ -134,7 +134,7 @@ class LayoutOrder:
         return self._with_refusals(ranked_layouts, len(unfit_candidates) + len(too_large_layouts))
 
     def plan_of_fastest(self) -> RankedLayouts:
-        """Returns the plan with only the fastest layout, sooner than `plan(1, "never")`, which returns the same.
+        """Returns only the fastest layout, as `plan(1, "never")` does, but faster.
 
         The seconds of layouts are known sooner than their bytes. So bytes are estimated from the fastest layout on,
         until the next layout is slower than a tie with the fastest that may fit; first with the most recomputation. A
@@ -178,7 +178,7 @@ class LayoutOrder:
         return self._with_refusals(ranked_layouts, too_large_count + len(too_large_candidates))
 
     def _candidate_that_may_fit(self, layout: Layout, micro_batches: int) -> Candidate | None:
-        """Returns the candidate of a layout with as little recomputation as it needs; None if it does not fit.
+        """Returns a layout as a `Candidate` with the least recomputation that fits; None if it does not fit.
 
         Bounds that are known sooner than the estimate come first. Raises `InputError` for a layout that can have no
         kind of recomputation.
@@ -194,7 +194,7 @@ class LayoutOrder:
         return candidate if candidate is not None and candidate.may_fit else None
 
     def _with_refusals(self, ranked_layouts: RankedLayouts, too_large_count: int) -> RankedLayouts:
-        """Returns the ranked layouts with the number of other layouts that each reason refuses.
+        """Adds to the ranked layouts how many other layouts were refused for each reason.
 
         too_large_count: number of layouts that do not fit.
         Raises the most frequent error if no layout fits, may fit or is too large.
@@ -207,14 +207,14 @@ class LayoutOrder:
         return ranked_layouts
 
     def _least_seconds(self, layout: Layout, micro_batches: int) -> float:
-        """Returns the seconds of a layout's step with the least recomputation; 0 if they are not known."""
+        """Returns the seconds per step of a layout with the least recomputation; 0 if they are not estimated."""
         try:
             return self.run_estimates.step_seconds(LayoutRun(layout, micro_batches, self.recompute_modes[0]))
         except InputError:
             return 0.0
 
     def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Returns candidates in the order of the plan: by time if it is estimated, otherwise by memory."""
+        """Returns candidates sorted as in the plan: by time if it is estimated, otherwise by memory."""
         return (sorted_by_time if self.run_estimates.are_timed else sorted_by_memory)(candidates)
 
     def _replay_in_order(
@@ -225,7 +225,7 @@ class LayoutOrder:
         with_further_candidates: Callable[[list[Candidate]], list[Candidate]] = list,
         replay_limit: int | None = None,
     ) -> list[Candidate]:
-        """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
+        """Replays the candidates of a plan in order until enough fit; returns the candidates that do not fit.
 
         A candidate that does not fit, or cannot be replayed, is tried again with more recomputation, at its new
         position in the order. with_further_candidates: (waiting candidates) → the same with others, in order; default
@@ -265,7 +265,7 @@ class LayoutOrder:
         return too_large_candidates
 
     def _replay_with_messages(self, candidate: Candidate) -> Candidate | InputError:
-        """Returns a candidate with replayed and sent bytes, or the error if either cannot be computed."""
+        """Returns a candidate with replayed bytes and sent bytes, or the `InputError` if either cannot be computed."""
         try:
             _ = candidate.communication_bytes
             return self._replay(candidate, self.capacity)
@@ -273,7 +273,7 @@ class LayoutOrder:
             return error
 
     def _raise_most_frequent_error(self, counts_by_reason: Mapping[str, int]) -> None:
-        """Raises the most frequent error against layouts that is not about group sizes, if all layouts were tried.
+        """Raises the most frequent error against layouts, except errors about group sizes, if all layouts were tried.
 
         An error about an option, such as a `--tp 2` that nobody typed, comes after one about the model, and that of
         layouts of one replica last. Nothing is raised if all errors are about group sizes.
@@ -300,7 +300,7 @@ class LayoutOrder:
         return replace(candidate, device_bytes=candidate_bytes, upper_bound_bytes=candidate_bytes, is_replayed=True)
 
     def _candidates_of_layouts(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
-        """Returns the candidate of each layout, or the error if the framework refuses the recomputation.
+        """Returns each layout as a `Candidate`, or the error if the framework cannot recompute as asked.
 
         The entry is None for a layout that surely does not fit and whose kernels other layouts have; nothing more of it
         is estimated. Layouts with many stages come first, because they show how many bytes layers save. Layouts that
@@ -323,11 +323,11 @@ class LayoutOrder:
         return candidates_or_errors
 
     def _needs_estimate(self, layout: Layout, has_too_large_static_bytes: bool) -> bool:
-        """Whether a layout must be estimated: its static bytes may fit, or no earlier layout has the same kernels."""
+        """Whether a layout must be estimated: its static bytes may fit, or its kernels are not measured yet."""
         return not has_too_large_static_bytes or _kernel_layout_sizes(layout) not in self._estimated_sizes
 
     def _candidate_or_error(self, layout: Layout, micro_batches: int) -> Candidate | InputError | None:
-        """Returns the candidate of a layout, None if it surely does not fit, or the error against it."""
+        """Returns a layout as a `Candidate`, None if it surely does not fit, or the error that refuses it."""
         try:
             return self._fitting_candidate(layout, micro_batches, self.recompute_modes, needs_fit=True)
         except InputError as error:
@@ -336,7 +336,7 @@ class LayoutOrder:
     def _estimates_from_processes(
         self, layouts: Sequence[tuple[Layout, int]], order: Sequence[int], too_large_flags: Sequence[bool]
     ) -> dict[int, EstimatedLayout]:
-        """Returns the estimates of layouts by their numbers, as far as other processes have them.
+        """Returns layout number → the layout's estimate from another process, for the layouts estimated there.
 
         Layouts with other kernels share no measurements, so that a process estimates those with the same kernels as
         this one would. order: the numbers of the layouts, in the order in which they are estimated.
@@ -375,13 +375,13 @@ class LayoutOrder:
         }
 
     def _peak_estimates(self) -> list[PeakEstimate]:
-        """Returns the estimate of each kind of recomputation, whose measurements processes share."""
+        """Returns the peak estimate for each value of `--recompute`; processes share its measurements."""
         return [self.run_estimates.peak_estimate(recompute) for recompute in self.recompute_modes]
 
     def _estimated_layout(
         self, peak_estimates: Sequence[PeakEstimate], layout: Layout, micro_batches: int
     ) -> EstimatedLayout:
-        """Returns the estimate of a layout for another process. Its work is not counted."""
+        """Returns a layout's estimate, computed in a forked process, where its work is not counted."""
         earlier_measurements = [peak_estimate.measurements() for peak_estimate in peak_estimates]
         with SIMULATED_WORK.count_separately() as counted_work:
             candidate = self._candidate_or_error(layout, micro_batches)
@@ -400,7 +400,7 @@ class LayoutOrder:
     def _candidate_of_estimate(
         self, estimate: EstimatedLayout, layout: Layout, micro_batches: int
     ) -> Candidate | InputError | None:
-        """Returns the candidate of an estimate from another process, and counts its work and measurements here."""
+        """Returns the `Candidate` of an estimate from a forked process, and counts the estimate's work here."""
         SIMULATED_WORK.add(estimate.work)
         for peak_estimate, measurements in zip(self._peak_estimates(), estimate.measurements, strict=True):
             peak_estimate.add_measurements(measurements)
@@ -417,18 +417,18 @@ class LayoutOrder:
         return replace(candidate, layout=layout, count_sent_bytes=count_sent_bytes)
 
     def _has_too_large_static_bytes(self, layout: Layout) -> bool:
-        """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
+        """Whether a layout's weights, gradients and optimizer states alone exceed the capacity."""
         return self._is_too_large(LayoutRun(layout, 0))
 
     def _least_layout_bytes(self, layout: Layout, micro_batches: int) -> int:
-        """Returns a lower bound of a layout's bytes with the most recomputation; 0 if unknown."""
+        """Returns a lower bound of a layout's bytes under full recomputation; 0 if unknown."""
         try:
             return self.run_estimates.least_bytes(LayoutRun(layout, micro_batches, self.recompute_modes[-1]))
         except InputError:
             return 0
 
     def _is_too_large(self, layout_run: LayoutRun) -> bool:
-        """Whether a lower bound of a run's bytes exceeds the capacity."""
+        """Whether a lower bound of a layout run's bytes exceeds the device's capacity."""
         try:
             return self._exceeds_capacity(self.run_estimates.least_bytes(layout_run))
         except InputError:
@@ -448,7 +448,7 @@ class LayoutOrder:
     def _fitting_candidate(
         self, layout: Layout, micro_batches: int, recompute_modes: Sequence[str], needs_fit: bool = False
     ) -> Candidate | None:
-        """Returns the candidate with the first `--recompute` value that may fit, else the last value.
+        """Returns the candidate under the first value of `--recompute` with which it may fit, otherwise the last value.
 
         needs_fit: whether values with which the layout surely does not fit are passed over where others have its
             kernels, and None is returned if it does not fit with the rest; false by default.
@@ -499,7 +499,7 @@ class LayoutOrder:
         return None if has_skipped_mode else last_candidate
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
-        """Returns the candidate with the next `--recompute` value that may fit; None if no value may fit."""
+        """Returns the candidate under the next value of `--recompute` with which it may fit; None if none may."""
         modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (
@@ -512,7 +512,7 @@ class LayoutOrder:
     def _all_unfit_candidates(
         self, estimated_candidates: list[Candidate], too_large_layouts: list[tuple[Layout, int]]
     ) -> list[Candidate]:
-        """Returns all candidates that do not fit, including layouts that were too large to be estimated earlier.
+        """Returns all candidates that do not fit, with layouts whose lower bound alone was too large.
 
         The order is that of the search; replayed candidates come later, and last those that fit with no run. Layouts
         with the smallest lower bound are estimated first; where the budget is spent, the rest is left out.
@@ -546,7 +546,7 @@ class LayoutOrder:
         return sorted(unfit_candidates, key=candidate_key)
 
     def _smallest_replayed_candidate(self, unfit_candidates: list[Candidate]) -> Candidate | None:
-        """Returns the non-fitting layout with the least replayed memory; None if all fit.
+        """Returns, of the layouts that do not fit, the one with the least replayed bytes; None if all fit.
 
         It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout
         that cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest one.
@@ -582,5 +582,5 @@ class LayoutOrder:
 
 
 def _kernel_layout_sizes(layout: Layout) -> tuple[object, ...]:
-    """Returns the layout sizes that determine a rank's kernels."""
+    """Returns the parallel sizes that determine which kernels a rank runs."""
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel

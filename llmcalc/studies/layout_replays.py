@@ -1,4 +1,4 @@
-"""Replays a search's layouts on the caching allocator, in several processes if the command may fork.
+"""Replays the layouts of a search on the simulated allocator, in several processes if these can be forked.
 
 The result and the work of a replay depend neither on the process that runs it nor on replays before it. The same
 processes estimate layouts before they replay some.
@@ -22,7 +22,7 @@ from .layout_estimates import RunEstimates
 
 
 class ReplayTask(NamedTuple):
-    """The task of replaying the memory of a layout's ranks on the simulated allocator.
+    """A task for a process: replay a layout's ranks on the simulated allocator.
 
     run: the layout and its run.
     stage_peaks: the estimated bytes of each pipeline stage's ranks, which are not replayed if they surely need no more
@@ -38,12 +38,12 @@ class ReplayTask(NamedTuple):
 
     @property
     def first_stage(self) -> int | None:
-        """The stage with the largest estimate, whose rank is replayed first; None for the order of the ranks."""
+        """The stage with the largest estimate, whose rank is replayed first; None to replay ranks in their order."""
         return self.stage_peaks.index(max(self.stage_peaks)) if self.stage_peaks else None
 
 
 class ReplayedLayout(NamedTuple):
-    """The bytes of a replayed layout, and the work of the replay.
+    """A replayed layout: its bytes, and the work of the replay.
 
     first_rank_bytes, first_rank_work: of the rank that was replayed first; 0 where the ranks had their own order.
     bytes, work: of the largest of all replayed ranks, and of all of them.
@@ -56,21 +56,21 @@ class ReplayedLayout(NamedTuple):
 
 
 class StageTask(NamedTuple):
-    """The task of replaying ranks of one pipeline stage of a layout, which share recorded passes."""
+    """A task for a process: replay ranks of one pipeline stage, which share recorded passes."""
 
     run: LayoutRun
     ranks: tuple[int, ...]
 
 
 class RankReplay(NamedTuple):
-    """The bytes of a replayed rank, and the work of the replay."""
+    """A replayed rank: its bytes, and the work of the replay."""
 
     bytes: int
     work: CountedWork
 
 
 def replay_layout(cluster: Cluster, replay_task: ReplayTask) -> ReplayedLayout:
-    """Replays the ranks of a layout that may need the most, on the allocator as in `llmcalc memory`.
+    """Replays those ranks of a layout that may need most, on the simulated allocator as `llmcalc memory` does.
 
     The work is not counted, but returned. cluster: the ranks of the task's run.
     """
@@ -79,7 +79,7 @@ def replay_layout(cluster: Cluster, replay_task: ReplayTask) -> ReplayedLayout:
 
 
 def _replay_rank(cluster: Cluster, rank: int) -> RankReplay:
-    """Replays a rank. The work is not counted, but returned."""
+    """Replays a rank, and returns the work of the replay instead of counting it."""
     with SIMULATED_WORK.count_separately() as counted_work:
         device_bytes = cluster.rank_memory(rank, cluster.memory.cuda_runtime).device.device_bytes
         return RankReplay(device_bytes, counted_work())
@@ -91,7 +91,7 @@ def _largest_replay(
     ranks: Sequence[int],
     replay_rank: Callable[[int], RankReplay],
 ) -> ReplayedLayout:
-    """Returns the replay of a layout's largest rank; skips ranks that surely need no more than a replayed rank.
+    """Returns the replay of a layout's largest rank; ranks that surely need less are left out.
 
     ranks: those that may need the most. replay_rank: rank → its replay. Work before an error is counted.
     """
@@ -132,7 +132,7 @@ def _largest_replay(
 
 
 class EstimateTask(NamedTuple):
-    """A task of one process: to estimate the time of layouts with the same kernels, independently of other layouts.
+    """A task for a process: estimate layouts with the same kernels, independently of all other layouts.
 
     layout_numbers: their numbers in the search, in the order in which they are estimated.
     work_limit: units of work after which no further one is estimated.
@@ -143,7 +143,7 @@ class EstimateTask(NamedTuple):
 
 
 class EstimatedLayout(NamedTuple):
-    """The estimate of a layout from another process.
+    """The estimate of a layout, computed in a forked process.
 
     candidate: the candidate; None if it does not fit, or the error against it. Where seconds are estimated, its sent
         bytes are counted when they are asked for, by the process that asks.
@@ -167,7 +167,7 @@ SearchTask: TypeAlias = ReplayTask | StageTask | EstimateTask
 
 
 class LayoutReplays:
-    """The memory replays of the layouts in one search, with their results.
+    """The memory replays of a search's layouts, and their results.
 
     run_estimates: the estimates of the runs, and their models.
     budget: the work of the search. A run without a limit of bytes replays the rank with the largest estimate, and
@@ -192,13 +192,13 @@ class LayoutReplays:
 
     @property
     def can_fork(self) -> bool:
-        """Whether estimates and replays may run in other processes."""
+        """Whether estimates and replays may run in forked processes."""
         return self._calls.can_fork
 
     def estimates(
         self, estimate_tasks: Sequence[EstimateTask], estimate_layouts: EstimateLayouts
     ) -> Iterator[dict[int, EstimatedLayout]]:
-        """Yields the estimates of each task, all of which run at once."""
+        """Yields the estimates of each task; the tasks run at the same time in several processes."""
         self._estimate_layouts = estimate_layouts
         rank_memory = self._run_estimates.framework.rank_memory
         if isinstance(rank_memory, LazyFunction):
@@ -227,7 +227,7 @@ class LayoutReplays:
         self._calls.begin(tasks)
 
     def _stage_tasks(self, replay_task: ReplayTask) -> dict[int, StageTask]:
-        """Returns the tasks of a layout that will probably fit: pipeline stage → its task, the largest stage first.
+        """Returns pipeline stage → the task of its ranks, the largest stage first; empty if the layout hardly fits.
 
         Stages that surely need no more than the largest are left out. The result is empty for a single task.
         """
@@ -272,7 +272,7 @@ class LayoutReplays:
         return replayed_layout.bytes
 
     def _replayed_layout(self, replay_task: ReplayTask, stage_tasks: Mapping[int, StageTask]) -> ReplayedLayout:
-        """Returns a replayed layout, from the tasks of its stages if they have begun."""
+        """Returns a layout's replay, joined from the tasks of its stages if they were started."""
         if not stage_tasks:
             replayed_layout: ReplayedLayout = self._calls.result(replay_task)
             return replayed_layout
@@ -289,12 +289,12 @@ class LayoutReplays:
         return replayed_layout
 
     def _replay_task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
-        """Returns the replay task of a run. has_no_limit: whether only its work ends the replay, and no byte limit."""
+        """Returns the replay task of a layout run. has_no_limit: whether `byte_limit` does not end the replay."""
         stage_peaks = () if layout_run.layout.pp == 1 else tuple(self._run_estimates.stage_peaks(layout_run))
         return ReplayTask(layout_run, stage_peaks, byte_limit, self._budget.units_left if has_no_limit else None)
 
     def _run_task(self, task: SearchTask) -> Any:
-        """Runs a task, possibly in another process. The caller that uses the result counts the task's work."""
+        """Runs a task, possibly in a forked process. The caller counts the task's work when it uses the result."""
         if isinstance(task, EstimateTask):
             assert self._estimate_layouts is not None
             return self._estimate_layouts(task)
@@ -305,6 +305,6 @@ class LayoutReplays:
 
 
 def _pass_sizes(layout_run: LayoutRun) -> tuple[object, ...]:
-    """Returns the sizes that determine a layer's recorded pass. Runs with equal sizes share the recordings."""
+    """Returns the parallel sizes that determine a layer's recorded pass; runs with equal sizes share it."""
     layout = layout_run.layout
     return layout.tp, layout.cp, layout.cp_comm, layout.ep, layout.sequence_parallel, layout_run.recompute

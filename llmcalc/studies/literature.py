@@ -1,4 +1,4 @@
-"""Findings of published studies on depth against width, with sources and limits.
+"""Findings of published studies on depth against width, with their sources and limits.
 
 Every figure here is stated by its source: Kaplan 2020 (arXiv:2001.08361, §3.1 and Figure 5), Hoffmann 2022
 (arXiv:2203.15556, §3 and Table 4), Tay 2021 (arXiv:2109.10686, its DeepNarrow recommendation), Fahim & Karim 2026
@@ -28,7 +28,7 @@ CRITICAL_ANCHOR = (16, 512)
 
 @dataclass(frozen=True)
 class PublishedFinding:
-    """The finding of one study. says: the result. limits: the conditions that the study did not examine."""
+    """The result of one study. says: the result. limits: the conditions that the study did not examine."""
 
     key: str
     source: str
@@ -79,14 +79,14 @@ def kaplan_range() -> tuple[float, float]:
 
 
 def critical_depth(hidden_size: int) -> float:
-    """Returns the depth beyond which loss rises: 16·(h/512)^0.44 layers (Fahim & Karim 2026)."""
+    """Returns the depth beyond which more layers raise the loss: 16·(h/512)^0.44 (Fahim & Karim 2026)."""
     layers, reference_width = CRITICAL_ANCHOR
     return float(layers * (hidden_size / reference_width) ** CRITICAL_EXPONENT)
 
 
 @dataclass(frozen=True)
 class StudyVerdicts:
-    """The comparison of one shape with the figures of published studies.
+    """The comparison of one model shape with the figures of published studies.
 
     in_kaplan_range: whether h/L is between those of Kaplan's two models.
     past_tay: whether the shape has more layers than the depth at which Tay's gain converges.

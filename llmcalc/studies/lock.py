@@ -1,4 +1,4 @@
-"""The entry of a model in a lock file: source, counts, bytes by number format, and evidence.
+"""A model's entry in a lock file: source, counts, bytes by number format, and evidence of the counts.
 
 The entry of a model is a function of its description and of llmcalc's version alone, so it can be compared in CI.
 """
@@ -46,7 +46,7 @@ class LockEntry:
 
 @dataclass(frozen=True)
 class LockChange:
-    """A value that differs from the lock file.
+    """A value in which a model differs from its lock-file entry.
 
     target: the model.
     key: the value's path in the entry.
@@ -60,7 +60,7 @@ class LockChange:
 
 
 def program_version() -> str:
-    """Returns the version of llmcalc, which the package's own file states."""
+    """Returns llmcalc's version, read from the package."""
     return str(import_module(__name__.partition(".")[0]).__version__)
 
 
@@ -91,7 +91,7 @@ def locked_model(preset: Preset) -> LockEntry:
 
 
 def _config_digest(preset: Preset) -> str:
-    """Returns the SHA-256 of a model's config (or description) as JSON with sorted keys and no spaces.
+    """Returns the SHA-256 of a model's config or description, written as JSON with sorted keys and no spaces.
 
     A description has no fields with default values, so that its digest stays when a later version has more fields.
     """
@@ -101,7 +101,7 @@ def _config_digest(preset: Preset) -> str:
 
 
 def _hub_revision(preset: Preset) -> str | None:
-    """Returns the hub commit of the config; None for a preset or a file."""
+    """Returns the hub commit of a model's config; None for a preset or a file."""
     model_target = preset.target.removesuffix("?" + "&".join(preset.changes))
     hub_id = hub_id_of(model_target) or model_target
     if not is_hub_id(hub_id) or find_preset(hub_id) is not None or Path(hub_id).exists():
@@ -112,7 +112,7 @@ def _hub_revision(preset: Preset) -> str | None:
 
 
 def _cache_bytes(preset: Preset) -> dict[str, Any] | None:
-    """Returns the bytes of the bfloat16 cache at the model's usual context; None for an encoder."""
+    """Returns the bytes of a bfloat16 KV cache at the model's usual context length; None for an encoder."""
     if preset.model.one_pass_model_name:
         return None
     cache_size = kv(preset.model)
@@ -120,7 +120,7 @@ def _cache_bytes(preset: Preset) -> dict[str, Any] | None:
 
 
 def _weight_bytes(preset: Preset) -> dict[str, int | None]:
-    """Returns the bytes of the weights as published and by number format; None for formats that cannot store them."""
+    """Returns the weights' bytes as published, and in each number format; None for formats that cannot store them."""
     published_memory = memory(preset.model, published_dtype=preset.dtype, model_config=preset.checkpoint)
     bytes_by_format: dict[str, int | None] = {"published": published_memory.weights}
     for format_name in (short_dtype("bfloat16"), *LOCKED_FORMATS):
@@ -135,7 +135,7 @@ def _weight_bytes(preset: Preset) -> dict[str, int | None]:
 
 
 def lock_changes(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[LockChange]:
-    """Returns the values that differ between two entries, in the order of the newer entry."""
+    """Returns the values that differ between two lock-file entries, in the order of the newer entry."""
     locked_values, current_values = dict(_nested_values(locked_entry)), dict(_nested_values(current_entry))
     model_target = str(current_entry["target"])
     return [
@@ -146,7 +146,7 @@ def lock_changes(locked_entry: Mapping[str, Any], current_entry: Mapping[str, An
 
 
 def _nested_values(locked_table: Any, parent_path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values inside nested tables, each with a path of keys."""
+    """Yields the values inside nested tables, each with its path of keys."""
     if isinstance(locked_table, Mapping) and locked_table:
         for value_path, entry_value in locked_table.items():
             yield from _nested_values(entry_value, f"{parent_path}.{value_path}" if parent_path else str(value_path))

@@ -22,7 +22,7 @@ ATTENTION_EXAMPLES = f"{', '.join(KINDS_BY_HEADS)}, mla, mamba2, gated_delta_net
 
 @frozen(slots=True)
 class ModelFilter:
-    """The filter for models; a field with None filters nothing.
+    """A filter of models; a field that is None excludes no model.
 
     kind: one of `MODEL_KINDS`.
     attention: one of the names that `attention_kinds` returns.
@@ -37,7 +37,7 @@ class ModelFilter:
     max_params: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for an unknown kind or kind of attention, or a lower bound above the upper bound."""
+        """Raises `InputError` for an unknown kind of model or attention, or a lower bound above the upper one."""
         if self.kind is not None and self.kind not in MODEL_KINDS:
             raise InputError(
                 f"--kind: '{self.kind}' is not known; expected one of {', '.join(MODEL_KINDS)}."
@@ -76,7 +76,7 @@ def _check_attention_name(attention_name: str) -> None:
 
 
 def require_attention(attention_name: str | None, specs: Sequence[ModelSpec]) -> str | None:
-    """Returns a kind of attention in the models' spelling. Raises `InputError` for a kind that no model has.
+    """Returns a kind of attention as the models' specs spell it.
 
     Raises `InputError`, which lists the kinds of the models, if no model has it.
     """

@@ -1,4 +1,4 @@
-"""Finds the layouts of a model that fit on a number of devices, and the reasons against others.
+"""Finds the layouts in which a model fits on a number of devices, and why others do not.
 
 A layout fits if its largest rank fits in a replay on the allocator, as in `llmcalc memory`. An estimate of the peak of
 its tensors is faster and decides which layouts are replayed, and in which order. It does not know the fragmentation of
@@ -52,7 +52,7 @@ SCREEN_LAYOUTS = 5
 
 @frozen
 class ComparedLayout:
-    """The fastest layout under another framework or with longer micro-batches, whose others are not listed, or none.
+    """The fastest layout under another framework, or with longer micro-batches, shown beside a plan; None if none fits.
 
     framework_name: name of the framework.
     candidate: the layout, which fits; None (default) if none was found to fit.
@@ -78,7 +78,7 @@ CompareFrameworks: TypeAlias = Callable[[str, int], tuple[ComparedLayout, ...]]
 
 @frozen
 class LayoutPlan:
-    """The sorted layouts of a model on a number of devices, with the search and the times behind the order.
+    """The sorted layouts of a model on a number of devices, with the search and the time estimates they come from.
 
     estimates: peak estimates of the model.
     hardware: the accelerator.
@@ -117,13 +117,13 @@ class LayoutPlan:
 
     @property
     def assumed_batch(self) -> str:
-        """The `--global-batch` option of an assumed batch below one micro-batch per device; else empty."""
+        """The option `--global-batch` if the plan assumed a batch smaller than a micro-batch per device; else empty."""
         is_small = self.is_batch_assumed and self.global_batch < self.devices * int(self.memory.states.workload.batch)
         return f"--global-batch {self.global_batch}" if is_small else ""
 
     @property
     def batch_of_cost(self) -> int:
-        """The sequences per step that `llmcalc cost` assumes, if more than this plan assumes; otherwise 0."""
+        """The sequences per step that `llmcalc cost` assumes if they are more than this plan's; otherwise 0."""
         model_memory, tokens = self.memory, int(self.memory.states.workload.seq)
         if not self.is_batch_assumed or not is_pretraining(model_memory.spec, model_memory.settings.lora_rank):
             return 0
@@ -132,12 +132,12 @@ class LayoutPlan:
 
     @property
     def step_tokens(self) -> int:
-        """The tokens of a training step of all devices."""
+        """The tokens that all devices process in a training step."""
         return self.global_batch * int(self.memory.states.workload.seq)
 
     @property
     def memory(self) -> Memory:
-        """The model and its training settings, whose memory the plan estimates."""
+        """The model's memory under the plan's training settings."""
         return self.estimates.memory
 
     @property
@@ -146,7 +146,7 @@ class LayoutPlan:
 
     @property
     def order(self) -> list[tuple[LayoutPlan, Candidate]]:
-        """The candidates in order, each with the plan of its framework.
+        """The candidates in order, each with the `LayoutPlan` of its framework.
 
         Fitting layouts come as listed, then layouts that may fit but were not replayed.
         """
@@ -158,12 +158,12 @@ class LayoutPlan:
 
     @property
     def first_row(self) -> tuple[LayoutPlan, Candidate | None]:
-        """The first layout that fits, with the plan of its framework; this plan and None if none fits."""
+        """The first layout that fits, with its framework's `LayoutPlan`; this plan and None if none fits."""
         return next(iter(self.rows_of_frameworks), (self, None))
 
     @cached_property
     def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
-        """The layouts that fit, each with the plan of its framework: sorted by time if all are timed."""
+        """The layouts that fit, each with its framework's `LayoutPlan`; sorted by time if all times are known."""
         layouts_and_plans = [
             (framework_plan, candidate)
             for framework_plan in (self, *self.other_plans)
@@ -183,7 +183,7 @@ class LayoutPlan:
         return training_times.time_range(candidate.seconds, candidate.layout, candidate.micro_batches)
 
     def host_wait_share(self, candidate: Candidate) -> float:
-        """Returns the share of a layout's step in which its kernels wait for the host; 0 without a time estimate."""
+        """Returns the fraction of a layout's step in which kernels wait for the host; 0 without a time estimate."""
         if self.training_times is None:
             return 0.0
         training_times = self.training_times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
@@ -191,13 +191,13 @@ class LayoutPlan:
         return timed_run.host_wait_seconds / timed_run.seconds
 
     def _run_memory(self, candidate: Candidate) -> Memory:
-        """Returns the model and its run with the recomputation and micro-batches of a candidate."""
+        """Returns the model's memory with a candidate's recomputation and micro-batches."""
         run_memory = self.estimates.with_recompute(candidate.recompute).memory
         return run_memory.with_changes(num_microbatches=candidate.micro_batches)
 
     @cached_property
     def expandable_bytes(self) -> int | None:
-        """The bytes that the nearest layout requires with expandable segments of torch's allocator, if it fits then.
+        """The bytes that the layout nearest to fitting needs with torch's expandable segments, if it then fits.
 
         None if a layout fits without them, if the run has them already, if the search ended early, and if it does not
         fit with them.
@@ -219,7 +219,7 @@ class LayoutPlan:
 
     @cached_property
     def recomputed(self) -> int | None:
-        """Number of layouts whose tensors fit with full recomputation.
+        """The number of layouts that fit only with every layer recomputed.
 
         None if enough layouts fit without it, if the user set recomputation, if the plan tried it, or ended early.
         """
@@ -350,17 +350,17 @@ def plan_layouts(
 
 
 def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
-    """Returns the first plan with a fitting layout, joined with other such plans; the last plan if there is none."""
+    """Returns the first of the plans that has a fitting layout, with the other such plans added; else the last."""
     fitting_plans = [plan for plan in plans if plan.ranked_layouts.feasible]
     return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
 
 class IncompleteSearchError(InputError):
-    """Raised for a search that ended early and found no fitting layout, although one may exist."""
+    """Raised if a search ended early without a layout that fits, although one may exist."""
 
 
 def incomplete_search_error(plan: LayoutPlan) -> IncompleteSearchError:
-    """Returns the error of a search that ended early and found no fitting layout, although one may exist."""
+    """Returns the error of a search that ended early without a layout that fits, although one may exist."""
     ranked_layouts = plan.ranked_layouts
     return IncompleteSearchError(
         f"--devices {plan.devices}: nothing fits so far, and the search ended before all "
@@ -385,7 +385,7 @@ def _layout_times(
     time_settings: Callable[[Framework], TimeSettings] | None,
     framework_record: Framework,
 ) -> tuple[TrainingTimes | None, str]:
-    """Returns the seconds per step of layouts, or the reason why they are unknown."""
+    """Returns the estimator of layouts' seconds per step, or the reason why they cannot be estimated."""
     if order_name == "memory":
         return None, ""
     if time_settings is None:
@@ -403,7 +403,7 @@ def _layout_times(
 
 
 def replayed_bytes(model_memory: Memory, framework: Framework, version: str, candidate: Candidate) -> int:
-    """Returns the bytes of the largest rank of a candidate's layout, replayed on the allocator as in `llmcalc memory`.
+    """Returns the bytes of a layout's largest rank, replayed on the simulated allocator as `llmcalc memory` does.
 
     model_memory: the model and its run, with the number of its micro-batches.
     """

@@ -1,4 +1,4 @@
-"""The memory of a device during reinforcement learning, shared by an inference engine and training.
+"""The memory of a device in reinforcement learning, on which an inference engine and training take turns.
 
 The update is the replayed training step. The engine has its own rule. What other models and passes take is estimated:
 their weights, and for a pass without gradients the logits of a micro-batch or the widest layer's activations.
@@ -31,7 +31,7 @@ TRAINED_STATE_KINDS = ("weights", "gradients", "optimizer")
 
 
 class PhaseTerm(NamedTuple):
-    """A memory term of a phase. status: verification status. source: the file, rule or check behind the bytes."""
+    """A memory term of a phase. status: verification status. source: the file, rule or check behind its bytes."""
 
     name: str
     bytes: int
@@ -40,7 +40,7 @@ class PhaseTerm(NamedTuple):
 
 
 class RolloutPhase(NamedTuple):
-    """A phase: `rollout`, `weight_transfer`, `log_probabilities` or `update`, with the terms at its peak."""
+    """A phase (`rollout`, `weight_transfer`, `log_probabilities` or `update`), with its memory terms at the peak."""
 
     name: str
     terms: tuple[PhaseTerm, ...]
@@ -54,7 +54,7 @@ class RolloutPhase(NamedTuple):
 def rollout_phases(
     cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, cuda_runtime: CudaRuntime
 ) -> list[RolloutPhase]:
-    """Returns the phases of a reinforcement-learning run on an accelerator, in execution order.
+    """Returns the phases of a reinforcement-learning step on an accelerator, in execution order.
 
     cluster: the update of the trained model. cuda_runtime: the CUDA runtime of the accelerator.
     Raises `InputError` for flags of the engine that contradict the model.
@@ -64,7 +64,7 @@ def rollout_phases(
 
 
 class _PhaseCalculator:
-    """Computes the phases of one device. device: the device's memory in the update phase."""
+    """Computes a device's memory terms in each phase. device: its memory in the update phase."""
 
     def __init__(
         self, cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, device: DeviceMemory
@@ -84,7 +84,7 @@ class _PhaseCalculator:
         self.shared_budget = self._shared_budget(hardware.capacity_bytes) if rollout.shares_weights else 0
 
     def _shared_budget(self, device_capacity: int) -> int:
-        """Returns the memory budget of an engine that shares its weights with training: a share of the device."""
+        """Returns the engine's memory budget on a device it shares with training: a fraction of the device's memory."""
         memory_shares = (
             memory_share
             for least_gib, memory_share in self.rollout.memory_fractions_by_capacity
@@ -93,7 +93,7 @@ class _PhaseCalculator:
         return int(next(memory_shares, self.rollout.flags["gpu_memory_utilization"]) * device_capacity)
 
     def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:
-        """Returns the inference engine's memory on the device.
+        """Returns the inference engine's memory on the device, by term.
 
         Its budget is a share of the device, or of the memory that training leaves free.
         """
@@ -138,7 +138,7 @@ class _PhaseCalculator:
         return list(_nonzero_terms([*self._trained_model_terms(()), *other_states, self._context_term()]))
 
     def _trained_model_terms(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
-        """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""
+        """Yields the trained model's memory terms. loaded_states: states that this phase copies from the host."""
         for memory_kind in TRAINED_STATE_KINDS:
             if memory_kind not in self.rollout.offloaded_states or memory_kind in loaded_states:
                 yield PhaseTerm(memory_kind, self.states[memory_kind], "source", self.rollout.source)
@@ -172,7 +172,7 @@ class _PhaseCalculator:
         return PhaseTerm("context", process_count * self.context, "estimate", "the CUDA context of each process")
 
     def _engine_terms(self, *term_names: str) -> Iterator[PhaseTerm]:
-        """Yields the engine's memory terms, all or the named ones, without the memory budget itself."""
+        """Yields the engine's memory terms, all or those named; its memory budget is not a term."""
         if self.rollout.shares_weights:
             if not term_names or "kv_cache" in term_names:
                 cache_bytes = self.shared_budget - self.states["weights"]
@@ -185,7 +185,7 @@ class _PhaseCalculator:
                 yield PhaseTerm(f"engine_{memory_term.name}", memory_term.bytes, term_status, memory_term.source)
 
     def _idle_engine_terms(self) -> Iterator[PhaseTerm]:
-        """Yields the terms of the idle engine; in the same process, training reuses the engine's activation blocks."""
+        """Yields the idle engine's memory terms; in the same process, training reuses its activation blocks."""
         if self.engine is None and not self.rollout.shares_weights:
             return
         term_names = ["non_torch", "cuda_graphs"]
@@ -198,7 +198,7 @@ class _PhaseCalculator:
         yield from self._engine_terms()
 
     def _weight_transfer_terms(self) -> Iterator[PhaseTerm]:
-        """Yields the terms while the engine receives weights. An engine that slept has no cache then."""
+        """Yields the terms while the engine receives weights; after sleep mode it has no cache at that time."""
         yield from self._terms_between_passes()
         yield from self._idle_engine_terms()
         if self.rollout.sleeps_while_idle:
@@ -207,7 +207,7 @@ class _PhaseCalculator:
         yield PhaseTerm("weights_sent", byte_count, "estimate", self.rollout.source)
 
     def _largest_matrix_bytes(self) -> int:
-        """Bytes of the largest matrix of the whole model, in two bytes per element."""
+        """The bytes of the largest matrix of the undivided model, at two bytes per element."""
         dense_width, _, experts = EngineRank(self.preset, includes_towers=False).widest_networks
         hidden_size = self.model.hidden_size
         matrix_width = max(
@@ -218,7 +218,7 @@ class _PhaseCalculator:
         return 2 * matrix_width * hidden_size
 
     def _log_probability_terms(self) -> Iterator[PhaseTerm]:
-        """Yields the terms of the passes without gradients: trained model, reference and critic."""
+        """Yields the memory terms of passes without gradients: of the trained model, the reference and the critic."""
         rollout = self.rollout
         yield from self._trained_model_terms(("weights",))
         yield from self._other_model_terms()
@@ -248,7 +248,7 @@ class _PhaseCalculator:
         return row_count * element_bytes * (HIDDEN_VECTORS * self.model.hidden_size + network_width)
 
     def _update_terms(self) -> Iterator[PhaseTerm]:
-        """Yields the terms of the training step, with an idle engine. A critic is trained after the trained model."""
+        """Yields the terms of the training step, beside the idle engine. The critic is trained after the model."""
         device = self.device
         tensors_term = device.terms[0]
         for memory_kind, byte_count in device.by_kind.items():

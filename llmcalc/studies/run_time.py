@@ -63,7 +63,7 @@ DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "
 
 
 def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> InputError:
-    """Returns the error for training in a precision that the accelerator's matrix units do not support."""
+    """Returns the error for training in a precision for which the accelerator has no matrix units."""
     sixteen_bit_option = "no --precision, which is fp16 there," if hardware.lacks_bfloat16 else "bf16-master"
     return InputError(
         f"--precision {precision}: {hardware.name} has no {dtype} units; expected {sixteen_bit_option} or another "
@@ -86,7 +86,7 @@ SELECTIVE_RECOMPUTE_SHARE = 0.5
 
 @frozen
 class TimeSettings:
-    """The settings of a time estimate in addition to the settings of memory.
+    """The settings of a time estimate that the memory settings do not have.
 
     stack: name of the stack.
     overlap: messages that run beside products: none, all, or some of dp, tp and ep with commas; None for the stack's.
@@ -118,7 +118,7 @@ class TimeSettings:
         return self.factors.device(device_of(hardware, self.nic))
 
     def supporting_stack(self, phase: TimePhase) -> SoftwareStack:
-        """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
+        """Returns the named software stack. Raises `InputError` for one that cannot run the phase."""
         software_stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         software_stack = with_overlapped_groups(software_stack, self.overlapped_groups)
         return self.factors.stack(with_overlap(software_stack, self.overlap))
@@ -139,7 +139,7 @@ CUDNN_CAPABILITIES = "9.", "10."
 def _with_attention_of_run(
     software_stack: SoftwareStack, model_memory: Memory, hardware: Hardware, calls_torch: bool = False
 ) -> SoftwareStack:
-    """Returns a software stack with the stated attention implementation, by default the one of transformers.
+    """Returns a software stack with the run's attention implementation; the default is transformers' default.
 
     Torch's own attention runs the kernel that the run's version of torch prefers on the accelerator. calls_torch:
     whether `flash` is torch's own.
@@ -156,7 +156,7 @@ def _with_attention_of_run(
 
 
 class TrainingTimes:
-    """The seconds of training steps of one model in many layouts, which share the computation of equal parts."""
+    """The seconds of training steps of one model in many layouts, which share the results for equal ranks."""
 
     def __init__(self, model_memory: Memory, hardware: Hardware, time_settings: TimeSettings) -> None:
         self.adapters: Adapters | None = _adapters_of_run(model_memory)
@@ -207,7 +207,7 @@ class TrainingTimes:
         return other_times
 
     def with_schedule(self, schedule: Schedule) -> TrainingTimes:
-        """Returns the time estimates with messages hidden by a pipeline's schedule, unless `--overlap` is given."""
+        """Returns the time estimates with the messages that a pipeline schedule hides, unless `--overlap` is given."""
         software_stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
         if software_stack is self.stack:
             return self
@@ -218,22 +218,22 @@ class TrainingTimes:
 
     @property
     def unpriced_options(self) -> list[str]:
-        """The options of the run whose effect on kernels the time estimate ignores."""
+        """The run's options whose effect on kernels is missing from the time estimate."""
         return [*unpriced_options(self.memory, self.stack), *self.settings.unpriced_settings]
 
     def _ignored_overlap(self, layout: Layout) -> list[str]:
-        """Returns a stated overlap of tensor-parallel messages that a layout without sequence parallelism ignores."""
+        """Returns a given overlap of tensor-parallel messages, which is ignored without sequence parallelism."""
         overlapped_groups = (self.settings.overlap or "").split(",")
         is_ignored = layout.tp > 1 and not layout.sequence_parallel and not self.stack.hides_all_reduces
         return ["--overlap tp (it needs --sequence-parallel)"] if "tp" in overlapped_groups and is_ignored else []
 
     @property
     def _stops_early(self) -> bool:
-        """Whether the recomputation of a layer stops at the last tensor that the backward pass needs."""
+        """Whether a recomputed layer stops running after the last tensor that the backward pass needs."""
         return self.stack.stops_early and not self.recompute.reentrant and not self.recompute.saved_operations
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
-        """Returns the plan of a training step in a layout: batch, micro-batches, length and recomputation."""
+        """Returns the `StepPlan` of a layout: batch, micro-batches, length and recomputation."""
         workload, included_parts = self.memory.states.workload, self.memory.states.parameter_count.include
         is_stated_by_file = self.recompute == NO_RECOMPUTATION  # else an option says what runs again
         return StepPlan.from_layout(
@@ -252,11 +252,11 @@ class TrainingTimes:
         )
 
     def step(self, layout: Layout, micro_batches: int) -> StepTime:
-        """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
+        """Returns the estimated training step. Raises `InputError` for a layout that is not modelled."""
         return self.step_timer.step(self.plan(layout, micro_batches))
 
     def seconds_on(self, software_stack: SoftwareStack, layout: Layout, micro_batches: int) -> float:
-        """Returns the seconds of a step of a layout under another software stack."""
+        """Returns the seconds of a layout's step under another software stack."""
         step_timer = StepTimer(self.memory.spec, self.device, software_stack)
         return float(step_timer.step(self.plan(layout, micro_batches)).seconds)
 
@@ -286,7 +286,7 @@ class TrainingTimes:
         )
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
-        """Returns the timed run of a layout with all of its parts."""
+        """Returns the `TimedRun` of a layout, with all parts of its step."""
         check_exchanged_heads(self.memory.spec, layout)
         step_plan, timed_step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         timed_pass = timed_step.timed_pass
@@ -327,7 +327,7 @@ class TrainingTimes:
 
     @staticmethod
     def _run_count(timed_pass: TimedPass, step_plan: StepPlan, operation: TimedOperation) -> float:
-        """Returns how often a kernel runs in one micro-batch, over all layers and with recomputation."""
+        """Returns how often a kernel runs in one micro-batch: once per layer, and again where it is recomputed."""
         run_count = 1.0
         if not operation.is_backward and operation.layer_kind_index >= 0:
             is_skipped = step_plan.stops_early and operation.ends_layer
@@ -344,7 +344,7 @@ class TrainingTimes:
         return self.stack.layer_wait * layer_count * (2 + step_plan.recomputed_share)
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
-        """Returns the seconds in which a micro-batch through all layers waits for the host."""
+        """Returns the seconds in which the device waits for kernel launches in a micro-batch through all layers."""
         seconds = 0.0
         repeated_modules = step_plan.repeated_modules(timed_pass)
         for layer_index in range(len(timed_pass.rank_work.layer_kinds)):
@@ -361,7 +361,7 @@ class TrainingTimes:
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
-        """Yields settings that often slow down runs, with the estimated seconds."""
+        """Yields settings that often slow down runs, each with the seconds that the step would take."""
         step_plan, spec = self.plan(layout, micro_batches), self.memory.spec
         device, software_stack = self.device, self.stack
         older_stack = software_stack.model_copy(update={"attention": "fa2"})
@@ -391,7 +391,7 @@ class TrainingTimes:
 
 
 def recomputed_share(recompute: Recompute) -> float:
-    """Returns the share of the layers whose whole forward pass runs again."""
+    """Returns the fraction of layers whose whole forward pass is recomputed."""
     return (SELECTIVE_RECOMPUTE_SHARE if recompute.saved_operations else 1.0) * recompute.share_of_layers
 
 
@@ -411,7 +411,7 @@ def _gradient_buffer_bytes(model_memory: Memory) -> float | None:
 
 
 def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
-    """Returns the bytes of the optimizer's states and the FLOPs of its matrix products, per trained parameter."""
+    """Returns, per trained parameter, the bytes of optimizer states and the FLOPs of the optimizer's products."""
     memory_use = memory.states
     assert memory_use.optimizer is not None
     product_flops, parameter_count = optimizer(memory_use.optimizer.name).product_flops, memory_use.parameter_count
@@ -456,13 +456,13 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
 
 
 def _refuse_wide_products(model_memory: Memory) -> None:
-    """Raises `InputError` for weights in 64 bits, whose products have no measured efficiency."""
+    """Raises `InputError` for 64-bit weights, for whose matrix products no efficiency was measured."""
     if model_memory.states.dtype == "float64":
         raise InputError("--dtype fp64: the time of products in 64 bits is not modelled; expected fp32, bf16 or fp16")
 
 
 def _training_format(model_memory: Memory) -> str:
-    """Returns the number format of matrix products in training, which is 16-bit under autocast."""
+    """Returns the number format of matrix products in training; under autocast a 16-bit format."""
     precision = model_memory.settings.precision or ""
     if precision in PRODUCT_FORMAT_BY_PRECISION:
         return PRODUCT_FORMAT_BY_PRECISION[precision]
@@ -501,7 +501,7 @@ def inference_formats(model_memory: Memory, cached_tokens: int) -> NumberFormats
 
 
 def _cache_bits(model_memory: Memory, cached_tokens: int) -> float:
-    """Returns the bits per cached element, including the element's share of the scales."""
+    """Returns the bits per cached element, including its share of the scales."""
     if not model_memory.states.kv_dtype:
         return 16.0
     run_config, model_tree = RunConfig(Workload(1, cached_tokens)), model_memory.states.parameter_count.tree
@@ -516,7 +516,7 @@ def _cache_bits(model_memory: Memory, cached_tokens: int) -> float:
 def time_training(
     model_memory: Memory, hardware: Hardware, layout: Layout, micro_batches: int, time_settings: TimeSettings
 ) -> TimedRun:
-    """Returns the timed run of a training step. Raises `InputError` for a run that is not modelled."""
+    """Returns the `TimedRun` of a training step. Raises `InputError` for a run that is not modelled."""
     return (
         TrainingTimes(model_memory, hardware, time_settings)
         .with_schedule(layout.schedule)
@@ -525,7 +525,7 @@ def time_training(
 
 
 def with_format_of_stack(model_memory: Memory, software_stack: SoftwareStack) -> Memory:
-    """Returns an inference run with the software stack's weight format, unless the user states a format.
+    """Returns an inference run with weights in the software stack's format, unless the user states a format.
 
     The format is 16 bits if the stack halves weights published in float32, and the stack's own scheme for weights
     published in 4 bits. GGUF files keep the published format (ollama issue 16416).
@@ -552,7 +552,7 @@ def time_inference(
     context: int = 0,
     has_server_delay: bool = False,
 ) -> TimedRun:
-    """Returns the timed run of a prompt batch, or of decoding one token per sequence.
+    """Returns the `TimedRun` of a batch of prompts, or of decoding one token per sequence.
 
     context: in prefill, tokens of each sequence that are cached before the prompt.
     has_server_delay: whether the time of a server before the first token is added.
@@ -616,7 +616,7 @@ def time_inference(
 
 
 def _resident_bytes(model_memory: Memory, layout: Layout, pass_work: RankWork) -> int:
-    """Returns the bytes of a rank's weights and of its part of the cache."""
+    """Returns the bytes of a rank's weights, and of its shard of the KV cache."""
     memory_use = model_memory.states
     weight_bytes = float(memory_use.weights) * float(pass_work.parameters) / float(memory_use.parameter_count.total)
     return int(weight_bytes / layout.pp + float(memory_use.kv_cache) / (layout.tp * layout.pp))

@@ -1,4 +1,4 @@
-"""Servers that serve a request trace: latency percentiles, and the fewest replicas within limits."""
+"""Servers that serve a request trace: their latency percentiles, and the fewest replicas within latency limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_REPLICAS = 64
 
 @frozen
 class RequestTrace:
-    """Requests in the order of arrival, and the fraction of each prompt that the prefix cache holds."""
+    """Requests in the order of arrival, and the fraction of each prompt that is in the prefix cache."""
 
     requests: tuple[TracedRequest, ...]
     cached_share: float = 0.0
@@ -46,7 +46,7 @@ class RequestTrace:
 
     @property
     def longest_request(self) -> int:
-        """Tokens of the longest request."""
+        """The tokens of the longest request, prompt and answer together."""
         return max(request.input_tokens + request.output_tokens for request in self.requests)
 
     @property
@@ -70,7 +70,7 @@ class TraceTimes:
 
 
 def trace_times(server: Server, trace: RequestTrace, step_seconds: StepSeconds, budget: StepBudget) -> TraceTimes:
-    """Simulates a trace on a server, with the likely seconds per step and with both ends of the range.
+    """Simulates a trace on a server three times: with the likely seconds per step, and with both ends of the range.
 
     step_seconds: of the server's replica. budget: the steps that may be simulated.
     """
@@ -109,7 +109,7 @@ def _tpots_of_requests(served_requests: Sequence[ServedRequest]) -> list[float]:
 
 
 def _percentiles_of_runs(simulated_latencies: Sequence[Sequence[float]]) -> dict[int, RangedAmount]:
-    """Returns each latency percentile of the likely, fast and slow simulations; 0 if no request has the latency."""
+    """Returns each latency percentile in the likely, the fast and the slow simulation; 0 if no request has it."""
     return {
         percentile: RangedAmount(*(_percentile(seconds_of_run, percentile) for seconds_of_run in simulated_latencies))
         for percentile in PERCENTILES
@@ -125,7 +125,7 @@ def _percentile(seconds: Sequence[float], percent: int) -> float:
 def size_server_for_trace(
     server: Server, replicas: int | None, trace: RequestTrace, latency_limits: LatencyLimits, budget: StepBudget
 ) -> tuple[Server, TraceTimes, str]:
-    """Returns the server with the fewest replicas within the limits, or the reason why there is none.
+    """Returns the server with the fewest replicas that meet the latency limits, or the reason why none does.
 
     replicas: their number, if it is given. Without limits one replica is enough. The upper end of TTFT's range is
         compared with its limit.

@@ -23,13 +23,13 @@ SECONDS_OF_AN_HOUR = 3600.0
 
 
 def largest_number(is_within_limits: Callable[[int], bool], maximum: int) -> int:
-    """Returns the largest number from 1 to `maximum` that satisfies a monotonic condition; 0 for none."""
+    """Returns the largest number from 1 to `maximum` for which a monotonic condition holds; 0 if none does."""
     return bisect_left(range(1, maximum + 1), True, key=lambda request_count: not is_within_limits(request_count))
 
 
 @frozen
 class LatencyLimits:
-    """The latency limits of a server; None means no limit.
+    """The latency limits that a server must meet; a field that is None is no limit.
 
     concurrency: requests at any time. rate: requests per second that arrive.
     ttft, tpot: seconds to the first token and of each further token, at most.
@@ -41,7 +41,7 @@ class LatencyLimits:
     tpot: float | None = None
 
     def violated_limits(self, load_latencies: LoadLatencies) -> str:
-        """Returns the reason why the latencies of a replica exceed the limits; empty if within the limits."""
+        """Returns the reason why a replica's latencies exceed the limits; empty if they do not."""
         if self.tpot is not None and load_latencies.tpot > self.tpot:
             return "TPOT above --tpot"
         if self.ttft is not None and load_latencies.ttft > self.ttft:
@@ -49,13 +49,13 @@ class LatencyLimits:
         return ""
 
     def are_at_risk(self, ttft: TimeRange) -> bool:
-        """Whether the range of the time to the first token ends above its limit."""
+        """Whether the range of the time to the first token (TTFT) ends above its limit."""
         return self.ttft is not None and bool(ttft.high > self.ttft)
 
 
 @frozen
 class LayoutSizes:
-    """The sizes of a replica's layout. dp: data-parallel attention ranks, which share the experts."""
+    """The parallel sizes of a replica. dp: data-parallel attention ranks, which share the experts."""
 
     tp: int = 1
     pp: int = 1
@@ -77,7 +77,7 @@ class LayoutSizes:
 
 @frozen
 class LoadPoint:
-    """The latencies, rates and cost of a server at one concurrency. ttft, tpot: seconds with ranges.
+    """The latencies, rates and cost of a server at one concurrency. ttft, tpot: in seconds, with ranges.
 
     replica_latencies: load of one replica, as its requests arrive. spread_latencies: the same requests where arrivals
         are spread.
@@ -106,7 +106,7 @@ class LoadPoint:
 
     @property
     def end_to_end_seconds(self) -> RangedAmount:
-        """The seconds from a request's arrival to its last token, with a range from the ranges of TTFT and TPOT."""
+        """The seconds from a request's arrival to its last token, with a range."""
         further_tokens = self.replica_latencies.output_tokens - 1
         latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
         return RangedAmount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
@@ -149,7 +149,7 @@ class Server:
 
     @property
     def arrives_in_waves(self) -> bool:
-        """Whether requests end together, so that the next ones arrive at once.
+        """Whether requests end at the same time, so that the next requests also arrive together.
 
         Equal requests at a fixed concurrency do, as those of `vllm bench serve --max-concurrency`
         (tests/data/timing/CAUSES.md). Replicas for prompts compute them one by one, so that their requests end apart.
@@ -172,7 +172,7 @@ class Server:
         return self.memory.kv_tokens * self.sizes.dp
 
     def time_range(self, seconds: float, phase: str, burst_seconds: float | None = None) -> TimeRange:
-        """Returns the range of an estimate in seconds. burst_seconds: as in `expected_range`.
+        """Returns the range around an estimate in seconds. burst_seconds: as in `expected_range`.
 
         The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
@@ -183,13 +183,13 @@ class Server:
         return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, reason, burst_seconds)
 
     def load_point(self, concurrency: int) -> LoadPoint:
-        """Returns the load point at a concurrency, which is divided evenly over the replicas."""
+        """Returns the `LoadPoint` at a concurrency, which is divided evenly over the replicas."""
         replica_concurrency = concurrency / self.replicas
         replica_load = replace(self._spread_latencies(max(1.0, replica_concurrency)), concurrency=replica_concurrency)
         return self._point_of_load(concurrency, replica_load)
 
     def point_at_rate(self, request_rate: float) -> LoadPoint | None:
-        """Returns the load point at `request_rate` requests per second; None if the server completes fewer.
+        """Returns the `LoadPoint` at `request_rate` requests per second; None if the server completes fewer.
 
         As many requests complete as arrive. The mean number of requests in a replica is their rate times their latency
         (Little's law). A request that is alone most of the time has the latencies of a single request.
@@ -210,7 +210,7 @@ class Server:
         return self._point_of_load(replica_load.concurrency * self.replicas, replica_load)
 
     def _point_of_load(self, concurrency: float, spread_load: LoadLatencies) -> LoadPoint:
-        """Returns the load point of a server from one replica's latencies with spread arrivals."""
+        """Returns the server's `LoadPoint`, computed from one replica's latencies under evenly spread arrivals."""
         load_latencies = self._load_as_requests_arrive(spread_load)
         tokens_per_second = self.replicas * load_latencies.output_tokens_per_second
         cost_per_million = (
@@ -222,7 +222,7 @@ class Server:
         )
 
     def _ttft_range(self, load_latencies: LoadLatencies) -> TimeRange:
-        """Returns the range of a load's TTFT: the low end with spread arrivals, the high end in a burst.
+        """Returns the range of the TTFT: low end with evenly spread arrivals, high end in a burst.
 
         A first token beside other requests takes as long as a request alone at least, although other measured rows
         give the ends of its range.
@@ -236,11 +236,11 @@ class Server:
 
     @cached_property
     def _lowest_ttft(self) -> Number:
-        """The lower end of the range of the time to first token, for a single request."""
+        """The lower end of the range of the TTFT of a single request."""
         return self.time_range(self.latencies(1).ttft, "prefill").low
 
     def violated_limits(self, latency_limits: LatencyLimits, concurrency: int) -> str:
-        """Returns the reason why one replica's latencies exceed the limits; empty if within the limits."""
+        """Returns the reason why one replica's latencies exceed the limits; empty if they do not."""
         return latency_limits.violated_limits(self.latencies(concurrency))
 
     def with_replicas(self, replica_count: int) -> Server:
@@ -253,7 +253,7 @@ class Server:
         return self.most_sequences * self.replicas
 
     def curve(self, requested_point: LoadPoint | None = None) -> list[LoadPoint]:
-        """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the server's maximum.
+        """Returns the server's `LoadPoint`s at 1, 2, 4, … concurrent requests and at its maximum.
 
         requested_point: the point of the load that is asked for; default none.
         """

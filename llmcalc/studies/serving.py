@@ -54,7 +54,7 @@ MOST_STAGES = 8
 
 @frozen
 class SizesRequest:
-    """The requested sizes of a server; None for a size to search. devices: devices of the whole server."""
+    """The parallel sizes that a user gave for a server; None for sizes to search. devices: of the whole server."""
 
     devices: int | None = None
     tp: int | None = None
@@ -64,11 +64,11 @@ class SizesRequest:
 
     @property
     def states_layout(self) -> bool:
-        """Whether the request states a replica's layout; if so, omitted sizes are 1."""
+        """Whether the user gave any size of a replica's layout; then the other sizes are 1."""
         return any(degree is not None for degree in (self.tp, self.pp, self.dp, self.ep))
 
     def candidates(self, experts: int) -> Iterator[list[LayoutSizes]]:
-        """Yields lists of a replica's possible layouts. A list is tried only if no layout of the earlier lists fits.
+        """Yields lists of a replica's layouts; a list is tried only if no layout of the lists before it fits.
 
         After the usual layouts come those with any number of stages or of ranks with attention of their own: at first
         those that use all devices, then those that leave as few devices idle as possible, each with as few stages as
@@ -99,14 +99,14 @@ class SizesRequest:
 
     @staticmethod
     def _layouts_by_devices(all_sizes: Iterable[LayoutSizes], devices: int | None) -> list[LayoutSizes]:
-        """Returns the layouts whose replicas use all devices, sorted by devices per replica."""
+        """Returns the layouts whose replicas use all devices; layouts with small replicas come first."""
         return sorted(
             (layout_sizes for layout_sizes in all_sizes if devices is None or devices % layout_sizes.devices == 0),
             key=lambda layout_sizes: (layout_sizes.devices, layout_sizes.pp, layout_sizes.dp, layout_sizes.ep),
         )
 
     def replicas(self, layout_sizes: LayoutSizes) -> int | None:
-        """Returns the number of replicas; None if the load determines the number."""
+        """Returns the number of replicas on the given devices; None if the load determines it."""
         if self.devices is not None:
             return self.devices // layout_sizes.devices
         return self.dp if self.dp is not None and layout_sizes.dp == 1 else None
@@ -132,7 +132,7 @@ def _replica_layouts(
 
 @frozen
 class ChosenServer:
-    """The cheapest server within the limits, with the load. server_index: the server's index."""
+    """The cheapest server within the latency limits, with its load point. server_index: index of the server."""
 
     server_index: int
     load_point: LoadPoint
@@ -140,7 +140,7 @@ class ChosenServer:
 
 @frozen
 class StudiedServers:
-    """The serving configurations that were tried for a model, and their load points.
+    """The server configurations that a search tried, with their load points.
 
     servers: all that fit, the fewest devices first. load_curves: the points of each.
     load_points: of each, the one at the load that is asked for, or at the largest that keeps the limits; None for none.
@@ -163,7 +163,7 @@ class StudiedServers:
 
 @frozen
 class ServeStudy:
-    """The model, accelerator, load and latency limits of a search for servers.
+    """The model, accelerator, load and latency limits for which a server is searched.
 
     preset, hardware, device, stack: the model and what runs it. engine, version: whose rules say what fits.
     memory_by_formats: (quantize, kv_dtype) → the model's memory on one device with these formats.
@@ -197,12 +197,12 @@ class ServeStudy:
 
     @property
     def longest_request(self) -> int:
-        """Tokens of the longest request."""
+        """The tokens of the longest request: prompt and answer."""
         return self.request_sizes.total_tokens if self.trace is None else self.trace.longest_request
 
     @property
     def long_request_variable(self) -> str:
-        """The environment variable that the engine needs for the longest request; empty if it needs none."""
+        """The environment variable that the engine needs for requests this long; empty if it needs none."""
         flags = {self.engine.field_of_option("--seq"): self.longest_request, **self.engine_flags}
         variable_name: str = self.engine.server(self.preset, self.hardware, self.version, flags).missing_variable
         return variable_name
@@ -252,7 +252,7 @@ class ServeStudy:
         )
 
     def _fitting_servers(self, rejection_counts: Counter[str]) -> Iterator[Server]:
-        """Yields a replica of every fitting layout, and counts the reasons against the other layouts."""
+        """Yields a replica of every layout that fits, and counts why the other layouts were rejected."""
         for sizes_to_try in self.sizes.candidates(self.preset.model.routed_experts):
             has_fitting_server = False
             for server in self._replicas_of_layouts(sizes_to_try, rejection_counts):
@@ -264,7 +264,7 @@ class ServeStudy:
     def _replicas_of_layouts(
         self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]
     ) -> Iterator[Server]:
-        """Yields a replica of every fitting layout among these, and counts the reasons against the other layouts."""
+        """Yields a replica of each of these layouts that fits, and counts why the others were rejected."""
         layer_count = self.preset.model.layer_count
         refusal_reason = no_pipeline_reason(self.preset.model)
         for layout_sizes in sizes_to_try:
@@ -369,7 +369,7 @@ class ServeStudy:
         )
 
     def _exchange_flags(self, layout: Layout, used_flags: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the flags of the library that sends tokens to experts; empty if all tokens are gathered."""
+        """Returns the engine's flags for its expert-parallel library; empty if it all-gathers tokens instead."""
         if not self.stack.exchange or self.stack.gathers_on(layout.dp, layout.ep):
             return {}
         option_name, library_name = self.stack.exchange.split()
@@ -380,7 +380,7 @@ class ServeStudy:
         return exchange_flags
 
     def _disaggregated_server(self, server: Server) -> Server:
-        """Returns a group of replicas, some for prompts and others for decoding.
+        """Returns a server of replica groups, in which some replicas process prompts and the others decode.
 
         Raises `ReplicaDoesNotFit` if the requested devices are too few for both, or no whole number of groups.
         """
@@ -405,14 +405,14 @@ class ServeStudy:
         )
 
     def _replica_count(self, server: Server) -> int | None:
-        """Returns the number of replicas or replica groups; None if the load determines the number."""
+        """Returns the number of replicas or of replica groups; None if the load determines it."""
         replicas = self.sizes.replicas(server.sizes)
         if replicas is None or server.disaggregated_server is None:
             return replicas
         return replicas // server.disaggregated_server.replicas
 
     def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
-        """Returns the server with enough replicas for load and latencies, or the reason why no number suffices.
+        """Returns the server with enough replicas for the load and the limits, or the reason why no number suffices.
 
         Without a stated load, the load is the largest one within the limits.
         """
@@ -447,7 +447,7 @@ class ServeStudy:
 def _cheapest_server_index(
     load_points: Sequence[LoadPoint | None], limit_verdicts: Sequence[bool], traces: Sequence[TraceTimes]
 ) -> ChosenServer | None:
-    """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
+    """Returns the index of the server with the most output tokens/s per device, so the cheapest at any price.
 
     Among tied servers it is the one with the fewest devices, then the one with the simplest layout, which comes first.
     Among servers of a trace, which serve the same tokens, it is the one with the fewest devices.
@@ -472,11 +472,11 @@ def _cheapest_server_index(
 
 
 class ReplicaDoesNotFit(Exception):
-    """Raised for a replica whose weights and cache do not fit, with a short reason."""
+    """Raised if a replica's weights and KV cache do not fit, with a short reason."""
 
 
 def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
-    """Returns the engine's flag value for the cache's number format, matched by prefix.
+    """Returns the engine's command-line value for a KV-cache number format, matched by prefix.
 
     Raises `InputError` for a format that the engine does not have.
     """
@@ -497,7 +497,7 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
 
 
 def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, float], ...]:
-    """Returns the Pareto front: points that no other point beats in both TPOT and tokens/s per device."""
+    """Returns the Pareto front: the load points that no other point beats in both TPOT and tokens/s per device."""
     load_points = [(server_index, load_point) for server_index, curve in enumerate(curves) for load_point in curve]
     load_points.sort(
         key=lambda indexed_point: (

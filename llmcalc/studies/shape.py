@@ -1,4 +1,4 @@
-"""Depth against width: the shapes of equal cost in one family of models.
+"""Depth against width: the shapes of equal cost among models of one architecture.
 
 A family has the ratios of a model (d_ff/h, heads·head_dim/h, key/value heads over heads, head size, vocabulary, tying,
 norms) and varies hidden size and depth only. The family is a spec whose sizes are functions of (h, L); the closed
@@ -55,7 +55,7 @@ parameters have the same ratios, vocabulary and head size (Allal 2025, arXiv:250
 
 
 def standard_preset(parameters: int | None = None, train_flops: int | None = None, tokens: int | None = None) -> str:
-    """Returns the name of the preset with the default proportions, for a budget without a model.
+    """Returns the preset whose proportions are the default for a budget without a model.
 
     A budget of training FLOPs C is converted to C/6D parameters, or to sqrt(C/120) at 20 tokens per parameter
     (Hoffmann 2022, C = 6ND).
@@ -68,7 +68,7 @@ def standard_preset(parameters: int | None = None, train_flops: int | None = Non
 
 @dataclass(frozen=True)
 class ShapeFamily:
-    """A family of models that differ only in hidden size and depth.
+    """Models that differ only in hidden size and depth; all other sizes follow in fixed proportions.
 
     spec: the model that the ratios come from.
     head_dim, kv_ratio, ffn_ratio: replace the model's own if given.
@@ -92,12 +92,12 @@ class ShapeFamily:
 
     @property
     def least_depth(self) -> int:
-        """The smallest depth, with one layer of each kind in the layer pattern."""
+        """The smallest depth: the first layers and one repeat of the layer pattern."""
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
     def width_step(self) -> int:
-        """The number that divides all hidden sizes, for integer head counts; at least `size_unit`."""
+        """The number of which all hidden sizes are multiples, so that head counts are integers."""
         width_fractions = [
             width_fraction
             for head_sizes in self._head_sizes_of_layers()
@@ -110,7 +110,7 @@ class ShapeFamily:
         return width_step
 
     def _head_shares(self, head_sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
-        """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
+        """Returns (query heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
         heads, kv_heads = head_sizes.heads, head_sizes.kv_heads
         head_dim = (self.head_dim or head_sizes.head_dim) // self.head_divisor
         query_heads_per_width = Fraction(heads * head_sizes.head_dim, self.spec.hidden_size * head_dim)
@@ -124,7 +124,7 @@ class ShapeFamily:
         )
 
     def finer_family(self, keep_heads: bool) -> ShapeFamily | None:
-        """Returns the family with a smaller step between hidden sizes; None if there is none.
+        """Returns the family with smaller steps between hidden sizes; None if none can be smaller.
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
@@ -167,7 +167,7 @@ class ShapeFamily:
         return block.scaled(self.spec.hidden_size, scaled_heads, lambda width: self._scaled_width(width, hidden_size))
 
     def _scaled_width(self, width: int, hidden_size: Number) -> Number:
-        """Scales a width with h, rounded to a multiple of `width_unit`.
+        """Returns a width scaled in proportion to the hidden size h, rounded to a multiple of `width_unit`.
 
         If the model's width is a multiple of a smaller power of two only, it is rounded to that power.
         """
@@ -193,7 +193,7 @@ def build_family(
     vocab_size: int | None = None,
     ties_head: bool | None = None,
 ) -> ShapeFamily:
-    """Returns a model's family, with replaced ratios and sizes.
+    """Returns the family of a model, with the given ratios and sizes in place of the model's.
 
     kv_ratio: key/value heads over heads, one over a whole number.
     ties_head: whether the language-model head is tied to the embedding.
@@ -234,7 +234,7 @@ def build_family(
 
 
 def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, ties_head: bool | None) -> ModelSpec:
-    """Returns the model with another vocabulary size or head tying, validated again."""
+    """Returns the model with another vocabulary size or another tying of the head, validated again."""
     if ties_head is not None and not isinstance(spec.head, LMHead):
         option_name = "--tie" if ties_head else "--no-tie"
         raise InputError(f"{option_name}: this model has no language-model head; expected a model that has one")
@@ -248,7 +248,7 @@ def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, ties_head: bool | 
 
 @dataclass(frozen=True)
 class CostBudget:
-    """The cost that every shape must have: a number of parameters or of training FLOPs.
+    """The cost that all shapes must have: a number of parameters, or of training FLOPs.
 
     kind: parameters or training FLOPs.
     value: the number of parameters or FLOPs.
@@ -265,7 +265,7 @@ class CostBudget:
         return TOKENS_PER_PARAMETER * active_params if self.tokens is None else self.tokens
 
     def cost_of(self, spec: ModelSpec) -> Number:
-        """Returns the cost of a model or of an array of models. Training FLOPs: forward and backward, full pairs."""
+        """Returns the cost of a model, or of an array of models. Training FLOPs count full attention pairs."""
         parameter_count = params(spec)
         if self.kind == "parameters":
             return parameter_count.total
@@ -280,7 +280,7 @@ def budget_for(
     tokens: int | None = None,
     seq: int = 2048,
 ) -> CostBudget:
-    """Returns the budget of the options; by default the target model's parameters.
+    """Returns the budget that the options state; by default the target model's parameters.
 
     Raises `InputError` if no budget or two budgets are given, or tokens without training FLOPs.
     """
@@ -349,7 +349,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ShapeStudy:
-    """The shapes of equal cost that were found, deepest first, with the budget and the tolerance.
+    """The shapes of equal cost that a search found, deepest first, with the budget and the tolerance.
 
     family: their family, with the step and the head sizes that were chosen for the budget.
     searched_count: number of shapes that were counted in the search.
@@ -375,7 +375,7 @@ def find_shapes(
     seq: int = 2048,
     dtype: str = "bfloat16",
 ) -> ShapeStudy:
-    """Finds about `row_count` shapes whose cost is within `tolerance_percent` of the budget, evenly spaced in log h/L.
+    """Finds about `row_count` shapes that cost the budget within `tolerance_percent`, evenly spaced in log h/L.
 
     target_spec: the original model of the family; its shape is one of the rows if its cost matches the budget.
     Raises `InputError` if no shape matches the budget.
@@ -402,7 +402,7 @@ def find_shapes(
 
 
 def _cost_matches(model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, tolerance: float) -> bool:
-    """Whether a shape's cost is within `tolerance` of the budget; False for non-integer head counts."""
+    """Whether a shape costs the budget up to `tolerance`; False if head counts are not integers."""
     try:
         shape_cost = budget.cost_of(model_family.scaled_to(*shape_size))
     except ArithmeticError:
@@ -427,7 +427,7 @@ def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, tolerance_pe
 
 
 def refine_step(model_family: ShapeFamily, budget: CostBudget, tolerance: float, keep_heads: bool) -> ShapeFamily:
-    """Reduces the step between hidden sizes until the budget allows `FEWEST_ALLOWED_WIDTHS` sizes, if possible.
+    """Makes steps between hidden sizes smaller until the budget allows `FEWEST_ALLOWED_WIDTHS` sizes.
 
     keep_heads: whether head sizes must stay unchanged.
     """
@@ -440,14 +440,14 @@ def refine_step(model_family: ShapeFamily, budget: CostBudget, tolerance: float,
 
 
 def _depth_range(model_family: ShapeFamily, hidden_size: int) -> tuple[int, int]:
-    """Returns the (smallest, largest) depth with h/L in range; smallest > largest if there is none."""
+    """Returns the smallest and largest depth with h/L in range; smallest > largest if there is none."""
     return max(model_family.least_depth, -(-hidden_size // MOST_ASPECT)), min(
         hidden_size // LEAST_ASPECT, LARGEST_DEPTH
     )
 
 
 def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: float) -> range:
-    """Returns every hidden size for which a shape with h/L in range has the budget's cost.
+    """Returns every hidden size for which a depth with h/L in range costs the budget.
 
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
@@ -503,7 +503,7 @@ def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, lower_d
 def search_shapes(
     model_family: ShapeFamily, budget: CostBudget, tolerance: float, most_widths: int = MOST_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
-    """Finds for each hidden size the depth with the cost nearest to the budget, within `tolerance`.
+    """Returns, for each hidden size, the depth whose cost is nearest to the budget, within `tolerance`.
 
     It also returns the number of shapes that were counted.
     most_widths: largest number of hidden sizes; if the budget allows more, they are evenly spaced in log h.
@@ -526,7 +526,7 @@ def search_shapes(
 
 
 def _spaced_widths(widths: range, width_limit: int) -> list[int]:
-    """Returns all hidden sizes, or at most `width_limit` of them, evenly spaced in log h."""
+    """Returns at most `width_limit` of the hidden sizes, evenly spaced in log h; all of them if they are fewer."""
     if len(widths) <= width_limit:
         return list(widths)
     smallest_width, width_step = widths[0], widths.step
@@ -540,7 +540,7 @@ def _spaced_widths(widths: range, width_limit: int) -> list[int]:
 def spread_evenly(
     shape_sizes: list[tuple[int, int]], row_count: int, required_size: tuple[int, int] | None = None
 ) -> list[tuple[int, int]]:
-    """Returns at most `row_count` shapes, evenly spaced in log h/L, including `required_size` if present."""
+    """Returns at most `row_count` shapes, evenly spaced in log h/L; `required_size` is one of them if present."""
     sorted_sizes = sorted(shape_sizes, key=lambda shape_size: shape_size[0] / shape_size[1])
     if len(sorted_sizes) <= row_count:
         return sorted_sizes
@@ -583,7 +583,7 @@ def _shape_of_size(
 
 
 def _scaled_target(target_spec: ModelSpec | None, budget: CostBudget) -> tuple[float, float, float] | None:
-    """Returns the target model's h and L scaled to the budget's training compute, and the ratio of both computes.
+    """Returns the target's h and L scaled to the budget's training compute, and the ratio of the computes.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).

@@ -31,12 +31,12 @@ MOST_MICRO_BATCHES = 64
 
 
 def usual_step_tokens(devices: int) -> int:
-    """Returns the tokens of a usual training step: 4M, or 1,024 per device if this is more."""
+    """Returns the usual tokens per training step: 4M, or 1,024 per device if that is more."""
     return max(STEP_TOKENS, LEAST_DEVICE_TOKENS * devices)
 
 
 def usual_batch(seq: int, devices: int, step_tokens: int | None = None) -> int:
-    """Returns the sequences of a usual step: a multiple or a divisor of the number of devices.
+    """Returns the usual sequences per step: a multiple or a divisor of the number of devices.
 
     step_tokens: tokens of the model's published step; default `usual_step_tokens`.
     """
@@ -56,7 +56,7 @@ def default_batch(seq: int, devices: int, micro_batch: int) -> int:
 
 
 def is_pretraining(spec: ModelSpec, lora_rank: int | None) -> bool:
-    """Whether a run trains all weights of a language model, as runs with usual steps do."""
+    """Whether a run trains all weights of a language model, for which the usual step size is assumed."""
     return spec.kind == "decoder" and not spec.model_without_tokens and lora_rank is None
 
 

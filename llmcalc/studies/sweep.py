@@ -1,4 +1,4 @@
-"""Parameter counts of a million shapes at once: a family's closed form, evaluated on NumPy arrays.
+"""Parameter counts of a million shapes at once: one closed form, evaluated on NumPy arrays.
 
 This is the only part of llmcalc that needs NumPy (the extra `sweep`). Totals are exact 64-bit integers.
 """

@@ -1,4 +1,4 @@
-"""Closed forms of the seconds of a node's kernels on one device: symbols, numbers, values and sources.
+"""Closed forms of the seconds of a module's kernels on one device: symbols, numbers, values and sources.
 
 They are the forms that `timing/time_estimator.py` evaluates. A kernel takes the longer of computing and of moving its
 bytes, and the time until it starts:
@@ -44,7 +44,7 @@ SYMBOL_MEANINGS = {
 
 @dataclass(frozen=True)
 class TimeFormula:
-    """The closed form of the seconds of one kernel.
+    """The closed form of the seconds of one kernel, with symbols and with numbers.
 
     path: path of its node. kernel: what it does. backward: whether it runs in the backward pass.
     symbolic_text, substituted_text: its closed form in symbols, and with numbers.
@@ -65,7 +65,7 @@ class TimeFormula:
 
 @dataclass(frozen=True)
 class _FormulaTerm:
-    """A term of a time formula: in symbols, and with numbers."""
+    """A term of a time formula, in symbols and with numbers."""
 
     symbolic: str
     substituted: str
@@ -80,7 +80,7 @@ NO_TERM = _FormulaTerm("", "")
 def time_formulas(
     spec: ModelSpec, node: str | None, hardware: Hardware, stack_name: str, phase: Phase, batch: int, seq: int
 ) -> list[TimeFormula]:
-    """Returns the formulas of the seconds of a node's kernels.
+    """Returns the closed forms of the seconds of a module's kernels.
 
     node: its path, such as `layers.0-31.mlp`, or a part of it, such as `mlp.gate_proj`; None for all of the model.
     stack_name: name of the stack. phase: training, prefill or decode.
@@ -120,7 +120,7 @@ LAYER_PATH = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
 
 
 def _belongs_to_node(kernel: Kernel, node: str | None, pass_work: RankWork) -> bool:
-    """Whether a kernel belongs to a node of the model or a descendant."""
+    """Whether a kernel runs for a node of the model's tree or for a node below it."""
     layer_match = LAYER_PATH.fullmatch(node or "")
     if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
@@ -171,7 +171,7 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count
 
 
 def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _FormulaTerm:
-    """Returns the formula F / (P · e) of the seconds of matrix products."""
+    """Returns the formula of matrix products' seconds: FLOPs / (peak · efficiency), F / (P · e)."""
     if not operation.compute:
         return NO_TERM
     device, seconds = time_estimator.device, float(operation.compute)
@@ -202,7 +202,7 @@ def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: T
 
 
 def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _FormulaTerm:
-    """Returns the formula B / (W · w) of the seconds of memory traffic."""
+    """Returns the formula of memory traffic's seconds: bytes / (bandwidth · share), B / (W · w)."""
     if not operation.memory:
         return NO_TERM
     device, seconds = time_estimator.device, float(operation.memory)
@@ -223,13 +223,13 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
 
 
 def _is_vector_read(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
-    """Whether a matrix-vector kernel is limited by the compute units' read rate instead of the memory bandwidth."""
+    """Whether a matrix-vector kernel is limited by the compute units' read rate, not by the memory bandwidth."""
     is_product = kernel.kind in ("product", "experts")
     return is_product and bool(time_estimator.vector_rate(kernel) < time_estimator.device.memory_rate)
 
 
 def _memory_figure_name(time_estimator: TimeEstimator, kernel: Kernel) -> str:
-    """Returns the name of the generation's figure behind a kernel's memory traffic."""
+    """Returns the name of the measured bandwidth share that applies to a kernel's memory traffic."""
     if _reads_cache(time_estimator, kernel):
         return "cache"
     return "vector_read" if _is_vector_read(time_estimator, kernel) else "memory"
@@ -242,7 +242,7 @@ def _formula_source(
     memory_term: _FormulaTerm,
     wait_term: _FormulaTerm,
 ) -> str:
-    """Returns the sources of a formula's efficiency factors, with evidence and measurements."""
+    """Returns the sources of a formula's efficiency factors, with the evidence and the measurements."""
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
     figure_names = [
         *(["attention"] if is_fused_attention and compute_term else ["products"] if compute_term else []),
@@ -265,7 +265,7 @@ def _reads_cache(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
 
 
 def _source_of_figure(generation: AcceleratorGeneration, figure_name: str) -> FigureSource | None:
-    """Returns the source of a figure: the accelerator's generation, or the generation whose figure is reused."""
+    """Returns the source of a figure: the accelerator's generation, or the generation it is taken from."""
     for figure_source in generation.sources:
         if figure_name in figure_source.fields:
             return figure_source
@@ -273,5 +273,5 @@ def _source_of_figure(generation: AcceleratorGeneration, figure_name: str) -> Fi
 
 
 def _number_text(formula_number: float) -> str:
-    """Writes a number with all digits that are needed for the formula's value."""
+    """Returns a number as text, with all digits that the formula's value needs."""
     return f"{formula_number:.12g}"

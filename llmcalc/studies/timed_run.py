@@ -1,4 +1,4 @@
-"""A timed run: its seconds by part, bound and module, its utilization, and explanations of a measured time."""
+"""A run's estimated seconds by part, bound and module, its utilization, and explanations of a measured time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ UNCOUNTED_EFFECTS = {
 
 
 class TimedNode(NamedTuple):
-    """A part of the model or of the run, with its share of the estimated seconds.
+    """A node of the model's tree, or a part of the run outside of it, with its estimated seconds.
 
     path: path in the model, or the name of a part of the run.
     kind: kind of its kernel or message.
@@ -128,7 +128,7 @@ class TimedRun:
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """The costs that the time estimate leaves out, as text, such as sampling on the host."""
+        """The costs that the time estimate leaves out, in words, such as sampling on the host."""
         includes_sampling = self.phase == "decode" and self.stack.host_sequence > 0
         return tuple(
             text for text in UNCOUNTED_EFFECTS[self.phase] if not (includes_sampling and text == HOST_SAMPLING)
@@ -136,17 +136,17 @@ class TimedRun:
 
     @property
     def fits(self) -> bool:
-        """Whether the bytes that stay on a device fit in its memory, or the layout was chosen so that it fits."""
+        """Whether static bytes fit in the device's memory, or the layout was chosen because it fits."""
         return bool(self.chosen_options) or self.resident_bytes <= self.hardware.capacity_bytes
 
     @property
     def leaves_layers_on_host(self) -> bool:
-        """Whether the run does not fit, and its software runs the other layers on the host, with separate memory."""
+        """Whether the run does not fit, and its software runs the layers that do not fit from host memory."""
         return not self.fits and self.stack.splits_to_host and not self.hardware.unified_memory
 
     @property
     def seconds_with_host(self) -> float | None:
-        """The least seconds of a token if the layers that do not fit run on a host; None if all layers fit.
+        """The least seconds per token if layers that do not fit run on the host; None if all layers fit.
 
         One host reads the weights of those layers of all ranks, at most at `HOST_BANDWIDTH` and no faster than a device
         reads those of its own rank. The device's part is at the low end of the range.
@@ -183,7 +183,7 @@ class TimedRun:
 
     @property
     def peak(self) -> float:
-        """Peak FLOP/s of a device in the number format of the products."""
+        """The device's peak FLOP/s in the number format of the matrix products."""
         return self.device.peak_rates[self.device.format_of(self.number_formats.product_format)]
 
     def model_flops(self, pairs: Pairs) -> int:
@@ -212,7 +212,7 @@ class TimedRun:
 
     @cached_property
     def hardware_utilization(self) -> float:
-        """Hardware FLOPs utilization with causal attention pairs, including recomputed layers."""
+        """The hardware FLOPs utilization (HFU) with causal attention pairs, including recomputed layers."""
         recompute_share = 0.0 if self.step_plan is None else self.step_plan.recomputed_share / 3
         return self.utilization("causal") * (1 + recompute_share)
 
@@ -228,12 +228,12 @@ class TimedRun:
         return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.step_plan.recomputed_share else None}
 
     @property
-    def bounds(self) -> dict[Bound, float]:
-        """Seconds by bound (compute, memory, …) of the nodes with that bound; the sum is the estimate."""
+    def seconds_by_bound(self) -> dict[Bound, float]:
+        """Seconds by bound (compute, memory, network or wait), summed over the whole run."""
         return {time_bound: sum(node.seconds_by_bound[time_bound] for node in self.nodes(0)) for time_bound in BOUNDS}
 
     def nodes(self, depth: int = 2) -> list[TimedNode]:
-        """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree (0: none)."""
+        """Returns the run's nodes, longest first. depth: levels of the model's tree; 0 for the model as a whole."""
         seconds_by_node: dict[tuple[str, str], dict[Bound, float]] = {}
         for run_count, operation in self.operations:
             path = ".".join(operation.path.split(".")[:depth]) if depth else "model"
@@ -257,7 +257,7 @@ class TimedRun:
         return sorted(timed_nodes, key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, MemoryTraffic]:
-        """Returns the matrix products of an inference pass by module path, summed over equal layers.
+        """Returns the FLOPs and bytes of an inference pass's matrix products by module path.
 
         Raises `InputError` for a training step.
         """
@@ -271,7 +271,7 @@ class TimedRun:
         return traffic_by_module
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
-        """Yields the parts of the run outside of the model's nodes, each with the resource that bounds its time."""
+        """Yields the run's parts outside of the model, such as the pipeline bubble, each with its bound and seconds."""
         yield "layer waits", "wait", self.seconds_by_part.get("layer waits", 0.0)
         yield "pipeline bubble", "wait", self.seconds_by_part.get("bubble", 0.0)
         yield "gradients and weights", "network", self.seconds_by_part.get("data", 0.0)

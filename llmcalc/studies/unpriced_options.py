@@ -1,4 +1,4 @@
-"""Finds training options whose effect on the step's kernels is missing from the estimated seconds."""
+"""Finds training options whose effect on kernels is missing from the estimated seconds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dro
 
 
 def is_stepwise_adamw(memory: Memory) -> bool:
-    """Whether the optimizer is torch's AdamW and runs step by step, which the time estimate prices."""
+    """Whether the optimizer is torch's AdamW with one kernel per operation, which the time estimate includes."""
     optimizer_state = memory.states.optimizer
     is_adamw = optimizer_state is not None and optimizer_state.name == "adamw"
     return is_adamw and memory.settings.optimizer_impl in ("foreach", "loop")
 
 
 def unpriced_options(memory: Memory, software_stack: SoftwareStack) -> list[str]:
-    """Returns the options of a training run whose effect on kernels the time estimate ignores.
+    """Returns the training run's options whose effect on kernels is missing from the time estimate.
 
     software_stack: the software that the run is timed with.
     """

@@ -17,7 +17,7 @@ from .flop_rules import RULE_WITH_RECOMPUTE, FlopRule, flop_rules_for
 
 @frozen(slots=True)
 class ConventionUtilization:
-    """The utilization of a measured run under one convention.
+    """The MFU and HFU of a measured run under one convention for counting FLOPs.
 
     key, name, formula, source: as of `FlopRule`.
     flops_per_token: FLOPs that the model needs, by this convention.
@@ -98,7 +98,7 @@ def utilization(
 
 @frozen(slots=True)
 class MeasuredRun:
-    """A run with user-measured speed; an unset field is None.
+    """A run whose speed the user has measured; a field that was not given is None.
 
     tokens_per_second: of all devices together, as text such as `12k`, or a number.
     hardware: the accelerator, by name. devices: number of them, 1 by default.

@@ -39,7 +39,7 @@ def explain_activations(
     training: TrainingSetting = DEFAULT_TRAINING_SETTING,
     included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Explains the saved activations of `query` (any suffix of a path in the tree), or of every component of the model.
+    """Explains the saved activations of the nodes that `query` names, or of every component of the model.
 
     Raises `InputError` for a node that the model does not have and for kernels that cannot run it, and
     `ArithmeticError` where a formula's value differs from the bytes of a run with integers.
@@ -80,7 +80,7 @@ class ActivationFormulas:
             self.symbolic_sums = self.saved_sums("letters", training.batch)
 
     def saved_sums(self, notation: SizeNotation, batch: int) -> SavedByteSums:
-        """Returns the saved bytes of every node, for a number of sequences."""
+        """Returns the saved bytes of every node for a batch size, as numbers or as formulas."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
         repeats_by_stack = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.is_extrapolated}
         if notation == "letters":
@@ -105,7 +105,7 @@ class ActivationFormulas:
                 clear_caches()
 
     def section(self, node: FormulaNode, depth: int = 0) -> FormulaSection:
-        """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
+        """Returns the formula of a layer, or of a module in a layer including all its repeats there."""
         byte_count, symbolic_sum = self.numeric_sums.saved_bytes_of(node), self.symbolic_sums.saved_bytes_of(node)
         formula = self.formulas.formula_of_activations(symbolic_sum, int(byte_count), node, group_by_token)
         repeat_count = self.numeric_sums.repeat_counts.get(node.walk_indices[0]) if node.walk_indices else None
@@ -119,7 +119,7 @@ class ActivationFormulas:
         )
 
     def components(self) -> list[tuple[int, FormulaNode]]:
-        """Returns the parts of the model and of layers, storages shared by layers, and the loss."""
+        """Returns layers and their modules, with entries for the storages that layers share and for the loss."""
         component_nodes = components(self.formulas)
         for stack_path in self.numeric_sums.shared_bytes:
             last_layer_index = max(
@@ -131,7 +131,7 @@ class ActivationFormulas:
         return [*component_nodes, (0, _entry_outside_nodes(LOSS_NAMES))]
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
-        """Finds the nodes that match a name, including the entries for shared storages and for the loss."""
+        """Finds the nodes that a query names; storages shared by layers, and the loss, count as nodes."""
         added_nodes = [
             node for _, node in self.components() if not node.walk_indices and _path_names(node)[-1] == query.lower()
         ]
@@ -152,7 +152,7 @@ class ActivationFormulas:
         return trained_nodes
 
     def notes(self) -> tuple[str, ...]:
-        """Returns notes about cases in which the saved bytes differ from the formulas."""
+        """Returns notes on where the saved bytes differ from the formulas."""
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
         root_node, batch_of_two = self.formulas.root, {sequences_symbol(): 2}
@@ -165,7 +165,7 @@ class ActivationFormulas:
 
 
 class SavedByteSums:
-    """The saved bytes of every node, summed over tensor storages.
+    """The bytes that every node saves for the backward pass, summed over its tensor storages.
 
     root_node: the whole model.
     memory_blocks: the storages.
@@ -220,7 +220,7 @@ class SavedByteSums:
     def _layer_sum(
         self, node_path: LabelledPath, bytes_by_repeat: Counter[int], repeats_of_path: dict[LabelledPath, set[int]]
     ) -> Any:
-        """Returns the saved bytes of a layer. Storages that only some of the equal layers save count as shared."""
+        """Returns the saved bytes of a layer; storages that only some of the equal layers save count as shared."""
         layer_path = next((node_path[:i] for i in range(len(node_path), 0, -1) if node_path[:i] in self._paths), ())
         if not layer_path:
             return sum(bytes_by_repeat.values())
@@ -238,7 +238,7 @@ class SavedByteSums:
         unclaimed_bytes: dict[LabelledPath, Any],
         repeat_count: Any = None,
     ) -> Any:
-        """Returns the saved bytes of a node with all nodes below, and stores the bytes of each node.
+        """Returns the saved bytes of a node and all nodes below it, and stores the bytes of each of these nodes.
 
         unclaimed_bytes: per path what no node has claimed yet; a step that is no node belongs to the module around it.
         repeat_count: the number of equal layers that it stands in; None outside the layers.
@@ -266,7 +266,7 @@ class SavedByteSums:
 
 
 def group_by_token(expression: Any) -> Any:
-    """Gathers the terms that grow with tokens in one bracket: B·S·(…)."""
+    """Rewrites a sum with the terms that grow with tokens in one bracket: B·S·(…)."""
     import sympy
 
     token_factor = sequences_symbol() * keys_symbol()
@@ -299,11 +299,11 @@ def _path_names(node: FormulaNode) -> PathNames:
 
 
 def _shared_entry_path(stack: PathNames) -> PathNames:
-    """Returns the path of the table entry for storages that layers share. stack: the path of the layers."""
+    """Returns the path under which storages shared by layers are listed. stack: the path of the layers."""
     return *stack[:-1], f"shared by {stack[-1]}"
 
 
 def _entry_outside_nodes(path_names: PathNames) -> FormulaNode:
-    """Returns a table entry for saved bytes that belong to no node, such as the loss's saved bytes."""
+    """Returns a node under which saved bytes outside the model's tree are listed, such as the loss's."""
     node = Node(path_names[-1])
     return FormulaNode(tuple((name, "", ()) for name in path_names), ".".join(path_names), (), node, node, 1, "", "")

@@ -1,4 +1,4 @@
-"""The papers behind the formulas, as BibTeX entries; `papers.toml` lists each paper under its formula's source."""
+"""The papers behind the formulas, as BibTeX entries; `papers.toml` has each paper under a formula's source."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Paper(NamedTuple):
 
 @cache
 def paper_of_source() -> dict[str, Paper]:
-    """Returns a dict from the source text of a formula to its paper."""
+    """Returns formula source → the paper, by the source's text."""
     paper_tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
     return {source: Paper(**paper_fields) for source, paper_fields in paper_tables.items()}
 
 
 def papers(sources: Iterable[str]) -> tuple[list[Paper], list[str]]:
-    """Splits sources such as `Vaswani et al. 2017, §3.2.2` into (papers, other sources), without duplicates."""
+    """Splits sources such as `Vaswani et al. 2017, §3.2.2` into those with a known paper and the others."""
     known_papers, other_sources = dict[str, Paper](), dict[str, None]()
     for source in sources:
         paper_name = source.partition(", §")[0]

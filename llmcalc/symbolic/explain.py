@@ -1,4 +1,4 @@
-"""Selects the formulas that `llmcalc explain` prints, for the requested nodes or the whole model."""
+"""Selects the formulas that `llmcalc explain` prints, for one query or for the whole model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_LAYER_KINDS = 40
 
 @dataclass(frozen=True, slots=True)
 class FormulaSection:
-    """The formulas of one node of the model, for one of its repeats.
+    """The formulas of one node of the model (of a single repeat of it).
 
     formula_nodes: every place in the tree where they apply.
     formulas: the formulas.
@@ -72,7 +72,7 @@ def explain(
     formula_setting: FormulaSetting = DEFAULT_SETTING,
     included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Explains `query` (any suffix of a path in the tree) or the whole model by formulas with values.
+    """Explains the nodes that `query` names, or the whole model, by formulas with values.
 
     Raises `InputError` for a node that the model does not have or that has no cost of the requested kind, and
     `ArithmeticError` where a formula's value differs from the count.
@@ -104,7 +104,7 @@ def explain(
 
 
 def merge_sections(formula_sections: Iterable[FormulaSection]) -> list[FormulaSection]:
-    """Returns the sections with formulas; nodes with the same name and equal formulas share a section."""
+    """Returns the sections that have formulas; nodes of the same name with equal formulas share one section."""
     merged_sections: dict[tuple[object, ...], FormulaSection] = {}
     for section in formula_sections:
         formula_keys = ((formula.quantity, formula.expression) for formula in section.formulas)
@@ -117,7 +117,7 @@ def merge_sections(formula_sections: Iterable[FormulaSection]) -> list[FormulaSe
 
 
 def check_layer_kinds(spec: ModelSpec) -> None:
-    """Raises `InputError` for a model with too many kinds of layers."""
+    """Raises `InputError` for a model with too many kinds of layers to explain."""
     kind_count = max(len({*stack.first_layers, *stack.pattern}) for _, stack in spec.stacks())
     if kind_count > MOST_LAYER_KINDS:
         raise InputError(
@@ -126,12 +126,12 @@ def check_layer_kinds(spec: ModelSpec) -> None:
 
 
 def _nonzero_formulas(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Returns the formulas whose value is not 0, and the formula of active parameters."""
+    """Returns the formulas whose value is not 0; the formula of active parameters always stays."""
     return tuple(formula for formula in formulas if formula.value or formula.quantity == "active")
 
 
 def _remove_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Removes the formula of absorbed attention if it equals the formula of expanded attention."""
+    """Leaves out the formula of attention in MLA's absorbed form if it equals that of the expanded form."""
     expanded_formulas = [formula.expression for formula in formulas if formula.quantity == "flops"]
     return tuple(
         formula
@@ -160,7 +160,7 @@ def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOr
 
 
 def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
-    """Returns (depth, part) of the model, layers and experts in the tree; a layer's norms are one part."""
+    """Returns (depth, node) of the model, its layers and their modules; a layer's norms are one node."""
     component_nodes: list[tuple[int, FormulaNode]] = []
 
     def add_component(formula_node: FormulaNode, depth: int) -> None:

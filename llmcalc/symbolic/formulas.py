@@ -1,4 +1,4 @@
-"""The formulas of every node of a model, from the tree in symbols, checked against the tree in numbers.
+"""The formulas of a model's nodes: computed on the tree with symbols, checked against the tree with numbers.
 
 A formula whose value at the model's numbers differs from the count is never returned: `ArithmeticError` is raised.
 """
@@ -68,7 +68,7 @@ SumStyle: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class FormulaSetting:
-    """The sequence length, counting convention and cache format at which formulas are evaluated.
+    """The sequence length, counting convention and cache format for which formulas are evaluated.
 
     seq: the number of tokens per sequence, which with full pairs is the number of keys S per token; 2048 by default.
     pairs: the (query, key) pairs that count.
@@ -85,7 +85,7 @@ DEFAULT_SETTING = FormulaSetting()
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetting:
-    """The training settings under which saved activations are explained.
+    """The training settings for which saved activations are explained.
 
     batch: the number of sequences, 1 by default.
     attention: how attention runs, `eager` by default.
@@ -125,7 +125,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class CostTerm:
-    """A cost summed over the model's tree in one run; a quantity is a sum of such terms."""
+    """The sum of one cost over the model's tree in one run; a quantity is a sum of such terms."""
 
     cost: Cost
     run_config: RunConfig | None = None
@@ -133,7 +133,7 @@ class CostTerm:
 
 @dataclass(frozen=True, slots=True)
 class FormulaNode:
-    """A node of the tree, once with numbers and once with symbols as sizes.
+    """A node of the tree in two forms: with numbers and with symbols as sizes.
 
     walk_indices: indices of its places in a walk over the tree; several where a layer's norms are shown together.
     copies: the number of copies in the model.
@@ -161,7 +161,7 @@ class FormulaNode:
 
 
 class Formulas:
-    """The formulas of one model in one setting; without sympy, each formula is only a number."""
+    """The formulas of one model for one `FormulaSetting`; without sympy, each formula is only a number."""
 
     def __init__(
         self,
@@ -193,11 +193,11 @@ class Formulas:
         )
 
     def nodes(self) -> list[FormulaNode]:
-        """Returns the whole model and every node, parents first."""
+        """Returns the root (the whole model) and every node below it, parents first."""
         return list(_nodes_in_preorder(self.root))
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
-        """Finds the nodes with paths that end in `query`, else nodes with paths that have the query's names in order.
+        """Finds the nodes whose paths end in `query`; without any, those whose paths have its names in order.
 
         Raises `InputError` if there are none either.
         """
@@ -233,7 +233,7 @@ class Formulas:
         return exact_matches
 
     def formula(self, node: FormulaNode, quantity: Quantity) -> Formula | None:
-        """Returns the formula of one repeat of the node. FLOPs and parameters may be 0.
+        """Returns the formula of a quantity for one repeat of a node. FLOPs and parameters may be 0.
 
         None for a node or a model without a cache or state, and for the absorbed form in a model without one. Raises
         `ArithmeticError` if the formula's value differs from the count.
@@ -253,7 +253,7 @@ class Formulas:
     def formula_of_activations(
         self, expression: Any, known_value: int, node: FormulaNode, rewrite_sums: SumStyle
     ) -> Formula:
-        """Returns the formula of saved activations for an expression whose numeric value is known.
+        """Returns the formula of saved activations, from an expression and its known value.
 
         rewrite_sums: a function that rewrites the expression's sums.
 
@@ -277,7 +277,7 @@ class Formulas:
         return Formula(quantity, expression, expected_value, formula_in_numbers, formula_in_hidden_units)
 
     def _sum_terms(self, root_node: Node, cost_terms: Iterable[CostTerm], node: FormulaNode) -> Any:
-        """Returns the sum of the cost terms for one repeat of the node."""
+        """Returns the sum of cost terms for one repeat of a node."""
         cost_sum: Any = 0
         for cost_term in cost_terms:
             preorder_nodes = self._nodes_in_preorder(root_node, cost_term.run_config)
@@ -286,7 +286,7 @@ class Formulas:
         return cost_sum
 
     def _nodes_in_preorder(self, root_node: Node, run_config: RunConfig | None) -> list[NodePosition]:
-        """Returns, from a cache, every node of the tree in a run, in the order of `walk_indices`."""
+        """Returns all nodes of a tree with their run config, cached, in the order of `walk_indices`."""
         cache_key = (id(root_node), run_config)
         if cache_key not in self._preorder_nodes:
             self._preorder_nodes[cache_key] = list(root_node.walk(run_config))
@@ -328,7 +328,7 @@ class Formulas:
         return _cache_terms(quantity, run_without_tokens, run_of_one_token, element_bits, state_bits, bytes_per_bit)
 
     def _check_whole_blocks(self) -> None:
-        """Raises `InputError` for a cache format whose blocks of elements do not fit the head size or the latent."""
+        """Raises `InputError` for a cache format whose element blocks do not divide the head size or the latent."""
         stored_format, block_elements = self._stored_format, self._stored_format.keys.block_elements
         head_sizes = {
             head_size
@@ -347,7 +347,7 @@ class Formulas:
             )
 
     def _evaluate_at_numbers(self, expression: Any, expected_value: Fraction, node: FormulaNode) -> Any:
-        """Returns the expression with all symbols except S replaced by numbers.
+        """Returns the expression with numbers in place of all symbols except the sequence length S.
 
         Raises `ArithmeticError` if its value differs from `expected_value`.
         """
@@ -364,7 +364,7 @@ class Formulas:
         return sympy.expand(expression.xreplace(value_of_symbol))
 
     def _combine_equal_layers(self, expression: Any, rewrite_sums: SumStyle) -> Any:
-        """Adds the terms of equal layers, and multiplies each sum by the number of these layers.
+        """Writes the terms of equal layers once, times the number of these layers.
 
         rewrite_sums: function that rewrites the combined sums.
         """
@@ -397,7 +397,7 @@ class Formulas:
         return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*terms_without_layers)))
 
     def _rewrite_in_hidden_units(self, expression: Any) -> Any:
-        """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
+        """Rewrites f and heads × head size as multiples of h, term by term."""
         import sympy
 
         hidden_symbol = next(
@@ -442,7 +442,7 @@ class Formulas:
         return self._combine_by_power(total_sum) if is_readable and total_sum != expanded_sum else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
-        """Returns widths as multiples of the hidden size h: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
+        """Returns (width, the width as a multiple of h): (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
         import sympy
 
         value_of_symbol = {size_symbol: symbol_meaning.value for size_symbol, symbol_meaning in self.meanings.items()}
@@ -472,7 +472,7 @@ class Formulas:
         return width_ratios
 
     def _combine_by_power(self, total_sum: Any) -> Any:
-        """Combines the terms that differ only in the layer into one term times the number of layers."""
+        """Combines terms that are equal for all kinds of layers into one term times the number of layers."""
         import sympy
 
         for depth_symbol, kind_counts in self.symbolic.depth_symbols.items():
@@ -497,7 +497,7 @@ def _cache_terms(
     state_bits: Number,
     bytes_per_bit: Any,
 ) -> list[CostTerm]:
-    """Returns the terms of the cache bytes of one token or, for `state`, of the bytes before any token.
+    """Returns the cost terms of the cache bytes per token, or for `state` of the bytes that do not grow with tokens.
 
     Assumes that no window is full yet; a recurrent state does not grow.
     """
@@ -516,7 +516,7 @@ def _cache_terms(
 
 
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:
-    """Returns a cost function multiplied by a factor."""
+    """Returns a cost function whose result is multiplied by a factor."""
 
     def scaled_cost(counted_op: CountedOp) -> Number:
         unscaled_cost = cost(counted_op)
@@ -532,7 +532,7 @@ def _symbolic_bytes_per_bit() -> Any:
 
 
 def _expand_if_shorter(expression: Any) -> Any:
-    """Returns the expanded expression if it is shorter, else the expression: 2E(hf + f), but a(n + r)q."""
+    """Returns the expanded form of an expression if it is shorter, else the expression itself."""
     import sympy
 
     expanded_sum = sympy.expand(expression)
@@ -546,7 +546,7 @@ def _build_node(
     walk_indices: Iterator[int],
     formula_source: str = "",
 ) -> FormulaNode:
-    """Builds a formula node and its children. walk_indices: yields each node's index in a walk of the tree."""
+    """Builds a formula node with its children. walk_indices: yields the nodes' indices in a walk of the tree."""
     node, walk_index = numeric_position.node, next(walk_indices)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
         raise ArithmeticError(f"{numeric_position.path}: the tree in symbols is not the tree in numbers")
@@ -600,7 +600,7 @@ def _nodes_in_preorder(node: FormulaNode) -> Iterator[FormulaNode]:
 
 
 def _matches_path_end(query_names: list[str], path_names: NodePath, allows_gaps: bool) -> bool:
-    """Whether a path ends in these names; a name may include the layer's label or number."""
+    """Whether a path ends in these names; a name may include a layer's label or number."""
     if not query_names or not path_names:
         return False
     (node_name, layer_label, layer_numbers), outer_path_names = path_names[-1], path_names[:-1]

@@ -36,7 +36,7 @@ LOSS_PATH: LabelledPath = (("loss", ""),)
 
 
 class StorageLocation(NamedTuple):
-    """The node of the model that is running when a pass allocates, saves or frees a tensor.
+    """The tree node whose module runs when a pass allocates, saves or frees a tensor.
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.
@@ -54,7 +54,7 @@ class StorageLocation(NamedTuple):
 
     @property
     def stack_path(self) -> PathNames:
-        """The names on the path of the enclosing layer, without labels of kinds of layers."""
+        """The module names on the path of the enclosing layer, without labels of layer kinds."""
         return tuple(stack_name for stack_name, _ in self.layer_path)
 
 
@@ -78,7 +78,7 @@ class SavedBlock:
 
     @property
     def location(self) -> StorageLocation:
-        """The first node that saves the block, or else the node that created the block."""
+        """The first node that saves the block; if none does, the node that created it."""
         return self.saving_nodes[0] if self.saving_nodes else self.creator_location
 
     @property
@@ -91,7 +91,7 @@ class SavedBlock:
 
 
 class SavedStorages:
-    """A meter of a training pass that lists the live tensor storages and the nodes that save them."""
+    """A meter that also lists the live storages of a training pass, with the nodes that save them."""
 
     def __init__(self) -> None:
         self.kind: str = "temporary"
@@ -113,14 +113,14 @@ class SavedStorages:
 
 
 class NodeTrackingEager(EagerKernels):
-    """Eager kernels that report the currently running module to the meter of storages."""
+    """Eager kernels that tell the meter which module is running."""
 
     @property
     def place(self) -> Any:
         return self.location(self.frames[1:])
 
     def location(self, frames: Sequence[ModuleFrame]) -> StorageLocation:
-        """Returns the location of the module that the innermost of these frames runs."""
+        """Returns the location of the module in the innermost of these frames."""
         named_frames = [frame for frame in frames if frame.scope.name]
         layers = [
             (i + 1, frame.layer_index) for i, frame in enumerate(named_frames) if frame.scope.first_input is not None
@@ -173,7 +173,7 @@ def _tensors_inside(nested_values: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class RecordedPass:
-    """A training pass to record: its batch, sequence length, number format and kernels.
+    """The settings of a training pass that is simulated: batch, sequence length, number format and kernels.
 
     batch: sequences.
     seq: tokens per sequence, also of an encoder.
@@ -194,7 +194,7 @@ class RecordedPass:
 def saved_blocks(
     spec: ModelSpec, training_pass: RecordedPass, kernel_profile: type[NodeTrackingEager] = NodeTrackingEager
 ) -> list[SavedBlock]:
-    """Returns every storage that is saved for the backward pass, without weights and inputs.
+    """Returns every storage that a training pass saves for backward, without weights and inputs.
 
     Raises `UnsupportedKernel` for a step of the model without kernels.
     """

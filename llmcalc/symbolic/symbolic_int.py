@@ -1,4 +1,4 @@
-"""Integers that remember the formula of their computation.
+"""An integer that remembers the formula by which it was computed.
 
 Kernels compare sizes (whether a reshape copies, how many chunks there are), which a symbol alone cannot do. A symbolic
 integer takes the branch of its value, and its formula holds wherever the same branches are taken.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class SymbolicInt(int):
-    """An integer that remembers the formula of its computation.
+    """An integer that remembers the formula by which it was computed.
 
     formula: a SymPy expression, whose value is the integer.
 

@@ -40,7 +40,7 @@ SIDE_NAMES = {"encoder": "enc", "decoder": "dec"}
 
 @dataclass(frozen=True, slots=True)
 class SizeOccurrence:
-    """An occurrence of a size: stack, kind of layer, component, field, letter and value."""
+    """A place in a spec where a size occurs: stack, kind of layer, component, field, letter and value."""
 
     side: str
     layer: str
@@ -64,7 +64,7 @@ SizeReplacer: TypeAlias = Callable[[SizeOccurrence], Any]
 
 @dataclass(frozen=True, slots=True)
 class SymbolicModel:
-    """The tree of a model with sizes as numbers, and the same tree with sizes as symbols.
+    """The tree of a model with numbers as sizes, and the same tree with symbols as sizes.
 
     symbol_meanings: symbol → its meaning.
     depth_symbols: symbol of a stack's depth → symbols of the numbers of its kinds of layers.
@@ -88,7 +88,7 @@ def missing_sympy_error(feature_text: str) -> MissingExtra:
 
 
 def numeric_tree(spec: ModelSpec) -> SymbolicModel:
-    """Returns the formulas' tree with numbers instead of symbols, without importing sympy."""
+    """Returns the tree for formulas with numbers instead of symbols, which needs no sympy."""
     model_tree = spec.tree()
     return SymbolicModel(spec, model_tree, model_tree, {}, {})
 
@@ -189,7 +189,7 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
 
 
 def _layer_counts(stack: Stack, rank_model: RankModel | None) -> dict[str, Number]:
-    """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
+    """Returns the number of layers of each kind, in a stack or in the part of it on a pipeline rank."""
     if rank_model is None or rank_model.layout.pp == 1:
         return {name: layer_count for name, _, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)}
     layer_counts = {
@@ -206,7 +206,7 @@ def _rank_suffix(rank_model: RankModel | None) -> str:
 def _rank_in_symbols(
     rank_model: RankModel, size_replacer: SizeReplacer, create_symbol: Callable[[str, str, Number], Any]
 ) -> Node:
-    """Returns the tree of one rank in symbols, computed with integers that remember their formulas."""
+    """Returns the tree of one rank in symbols, recorded with integers that remember their formulas."""
 
     def traced_size(size_occurrence: SizeOccurrence) -> Any:
         symbol = size_replacer(size_occurrence)
@@ -230,7 +230,7 @@ def _rank_in_symbols(
 
 
 def _replace_by_formulas(symbolic_value: Any) -> Any:
-    """Returns a tree, an operation or a size with every `SymbolicInt` replaced by its formula."""
+    """Returns a tree, operation or size with the formula of every `SymbolicInt` in its place."""
     if isinstance(symbolic_value, SymbolicInt):
         return symbolic_value.formula
     if isinstance(symbolic_value, tuple):
@@ -304,7 +304,7 @@ def _letter_inside(field_annotation: Any) -> str | None:
 
 
 def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
-    """Returns a copy of `spec` in which `size_replacer` replaces every size that has a letter, except depths."""
+    """Returns a copy of `spec` with a symbol for every size that has a letter; depths stay numbers."""
     changed_fields: dict[str, Any] = {
         stack_name: _stack_in_symbols(stack, stack_name, size_replacer) for stack_name, stack in spec.stacks()
     }
@@ -344,7 +344,7 @@ def _symbol_changes(
     size_replacer: SizeReplacer,
     unchanged_fields: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
-    """Returns the fields of a part that get symbols, each with its new value."""
+    """Returns the fields of a component that get a symbol as value."""
     new_values: dict[str, Any] = {}
     for field_name, field_info in type(spec_part).model_fields.items():
         field_value, symbol_letter = getattr(spec_part, field_name), letter_of_field(field_info)
@@ -365,7 +365,7 @@ def _depth_size_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
 
 
 def _size_occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
-    """Returns the sizes that occur in any primitive operation of the model, in the order of the spec, stacks first."""
+    """Returns the sizes that occur in some operation of the model, in the order of the spec's fields, stacks first."""
     placeholder_symbols: dict[SizeOccurrence, Any] = {}
 
     def symbol_or_size(size_occurrence: SizeOccurrence) -> Any:
@@ -389,7 +389,7 @@ def _free_symbols(op: Any) -> set[Any]:
 
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
-    """Returns a label for each kind of layer: its variant's name or, for `block`, a property that no variant has."""
+    """Returns a label per kind of layer: its variant's name, or for `block` a property that no variant has."""
     blocks = {name: layer for name, layer, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)}
     if len(blocks) == 1:
         return dict.fromkeys(blocks, "")
@@ -412,7 +412,7 @@ def _add_depth_symbols(
     layer_groups: dict[tuple[str, str], tuple[Any, str]],
     shared_kinds: frozenset[str] = frozenset(),
 ) -> Node:
-    """Adds labels, and symbols for the repeats of each kind of layer.
+    """Adds labels of layer kinds, and symbols for the number of layers of each kind.
 
     shared_kinds: the kinds in which one layer has the parameters; the other layers share them and are a separate node.
     """
@@ -441,7 +441,7 @@ def _add_depth_symbols(
 
 
 def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
-    """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
+    """Returns the name of each size's symbol: a letter, with subscripts where several sizes have it."""
     symbol_names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(size_occurrence.symbol_letter for size_occurrence in size_occurrences):
         letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.symbol_letter == letter]
@@ -468,7 +468,7 @@ def _short_name(field_name: str) -> str:
 
 
 def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
-    """Returns the shortest subscripts that determine a size's value; empty if all values are equal."""
+    """Returns the shortest subscripts that tell sizes of different values apart; empty if all are equal."""
     if len({size_occurrence.value for size_occurrence in size_occurrences}) == 1:
         return dict.fromkeys(size_occurrences, "")
     for trait_names in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):

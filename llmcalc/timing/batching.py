@@ -1,4 +1,4 @@
-"""A server under load: continuous batching, where decoding steps also process chunks of prompts.
+"""A server under load by continuous batching: decoding steps that also process chunks of prompts.
 
 `concurrency` requests are in a replica at any time; when one ends, the next takes its place. With C requests of O
 output tokens, d seconds of a step that decodes C sequences, p seconds of a request's own prompt with the steps that it
@@ -73,12 +73,12 @@ class RequestSizes:
 
     @property
     def computed_tokens(self) -> int:
-        """The number of computed tokens of a prompt: at least the last, whose logits give the first output token."""
+        """The number of a prompt's tokens that are computed, not read from the cache: at least the last token."""
         return max(1, self.input_tokens - self.cached_tokens)
 
     @property
     def mean_context(self) -> int:
-        """The mean number of cached tokens of a sequence during its answer."""
+        """The mean number of a sequence's tokens in the cache while its answer is decoded."""
         return self.input_tokens + self.output_tokens // 2
 
     @property
@@ -112,7 +112,7 @@ class LoadLatencies:
 
     @property
     def latencies_in_waves(self) -> LoadLatencies:
-        """The latencies if requests arrive in waves: all at once, and the next wave when all have ended."""
+        """The latencies if requests arrive in waves: all at once, and again when all have ended."""
         return replace(self, ttft=self.ttft_of_burst, tpot=self.tpot_of_burst)
 
     @property
@@ -158,7 +158,7 @@ class Replica:
 
     @property
     def tokens_of_sequence(self) -> int:
-        """The number of tokens per sequence that a decoding step computes: one, plus the drafted tokens."""
+        """The number of tokens that a decoding step computes per sequence: one, plus the drafted tokens."""
         return 1 if self.speculation is None else 1 + self.speculation.drafted_tokens
 
     @property
@@ -168,12 +168,12 @@ class Replica:
 
     @property
     def steps_ahead(self) -> int:
-        """The number of steps scheduled after the running step; 0 in a pipeline, whose stages run a batch each."""
+        """The number of steps scheduled ahead of the running step; 0 in a pipeline, where each stage runs a batch."""
         return 0 if self.layout.pp > 1 else self.stack.steps_ahead
 
     @property
     def steps_before_prompt(self) -> float:
-        """The number of other requests' decoding steps for which a request waits before its first prompt step."""
+        """The number of other requests' decoding steps that a request waits for before its first prompt step."""
         return self.waited_step_share / self.layout.pp + self.steps_ahead
 
     @property
@@ -189,7 +189,7 @@ class Replica:
         return max(self.step_tokens, -(-self.requests.computed_tokens // MAX_CHUNKS))
 
     def decoding_pass(self, concurrency: float) -> InferencePass:
-        """Returns the pass of one decoding step of all sequences, without any prompt.
+        """Returns the estimated decoding step of all sequences, without any prompt.
 
         Sequences that pad a batch have no cache to read.
         """
@@ -200,7 +200,7 @@ class Replica:
         )
 
     def batch_pass(self, batch: float, cached_tokens: float) -> InferencePass:
-        """Returns the pass of a batch's decoding step, including the draft model's passes.
+        """Returns the estimated decoding step of a batch, including the draft model's passes.
 
         cached_tokens: cached tokens per sequence.
         """
@@ -216,7 +216,7 @@ class Replica:
         return target_pass.with_part("draft", draft_seconds)
 
     def prompts_pass(self, prompt_count: float, has_server_delay: bool = False) -> InferencePass:
-        """Returns the pass of a step that processes several prompts at once.
+        """Returns the estimated step in which several prompts are processed at once.
 
         has_server_delay: whether a server's time before the first token counts.
         """
@@ -231,13 +231,13 @@ class Replica:
 
     @cached_property
     def _timed_prompts(self) -> dict[float, InferencePass]:
-        """The cached passes of a step's prompts, by the number of prompts."""
+        """The estimated steps by number of prompts, cached."""
         return {}
 
     def prompt_pass(
         self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None
     ) -> InferencePass:
-        """Returns the pass that processes prompts with new and cached tokens, including the draft model's pass.
+        """Returns the estimated pass over prompts of new and cached tokens, including the draft model's pass.
 
         chunk: tokens of each prompt in one pass; None for all.
         """
@@ -257,16 +257,16 @@ class Replica:
 
     @property
     def most_prompts(self) -> float:
-        """The maximum number of prompts per step; a long prompt takes several steps."""
+        """The most prompts that a step processes; a long prompt takes several steps."""
         return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed_tokens)
 
     @property
     def graph_tokens(self) -> int:
-        """The largest prompt step in tokens that a captured CUDA graph can launch; 0 without such graphs."""
+        """The most prompt tokens of a step that a captured CUDA graph can launch; 0 without such graphs."""
         return graph_prompt_tokens(self.spec, self.stack, self.layout.pp)
 
     def uncaptured_share(self, concurrency: float) -> float:
-        """The share of prompts in steps with too many tokens for a captured CUDA graph.
+        """The fraction of prompts in steps that have too many tokens for a captured CUDA graph.
 
         The tokens of decoding sequences count, as do those of the prompts that a step has by chance (Poisson).
         """
@@ -283,7 +283,7 @@ class Replica:
 
     @cached_property
     def saturation_concurrency(self) -> float:
-        """The concurrency at which every step processes prompts, so that more requests only wait."""
+        """The concurrency from which on every step processes prompts, so that more requests only wait."""
         step_count = len(self.prompts_pass(1).timed_passes)
         return 1 + self.steps_after_first_token * self.most_prompts * self.batch_count / step_count
 
@@ -300,7 +300,7 @@ class Replica:
         return replace(partial_load, concurrency=concurrency, ttft=ttft, ttft_of_burst=ttft_of_burst)
 
     def _load_below_saturation(self, concurrency: float) -> LoadLatencies:
-        """Returns the latencies at a concurrency below saturation, where some steps only decode."""
+        """Returns the latencies at a concurrency at which some steps only decode, because no prompt is waiting."""
         other_requests, steps_after_first_token = concurrency - 1, self.steps_after_first_token
         decoding_pass = self.decoding_pass(concurrency)
         step_seconds = float(decoding_pass.seconds)
@@ -314,7 +314,7 @@ class Replica:
         uncaptured_share = self.uncaptured_share(concurrency)
 
         def added_launch_seconds(prompt_count: float) -> float:
-            """Returns the mean seconds of the host in steps without graphs, beyond those of the prompts alone."""
+            """Returns the mean seconds that steps without CUDA graphs wait for the host, beyond prompts alone."""
             if not uncaptured_share:
                 return 0.0
             prompt_pass = self.prompts_pass(prompt_count)
@@ -363,7 +363,7 @@ class Replica:
 
 
 def seconds_added_to_prompt_step(token_pass: InferencePass) -> float:
-    """Returns the seconds that decoding adds to a step with prompts, which reads the weights anyway.
+    """Returns the seconds that decoding adds to a prompt step, which reads the weights in any case.
 
     A draft's passes add all of their time.
     """
@@ -398,5 +398,5 @@ def _poisson_probability(maximum: int, mean: float) -> float:
 
 
 def _int_if_whole(number: float) -> float:
-    """Returns a number, as an integer if whole."""
+    """Returns a number, converted to an integer if it is whole."""
     return int(number) if number == int(number) else number

@@ -1,4 +1,4 @@
-"""Fits a software stack to measured runs, by factors of compute, memory, network and waiting seconds.
+"""Fits a software stack to measured runs, by factors for compute, memory, network and waiting seconds.
 
 A factor of 1.2 of `memory` says that bytes take 1.2 times as long as on other systems with this accelerator and stack.
 An estimate is nearly linear in the factors: its share that each of them bounds is found by changing that one. The fit
@@ -38,7 +38,7 @@ WAIT_CONSTANTS_BY_FORMAT = "product_wait", "expert_wait", "host_expert"
 
 @frozen
 class CalibrationFactors:
-    """The calibration factors that multiply the estimated seconds of compute, memory, network and waits."""
+    """The factors by which a calibration multiplies the estimated compute, memory, network and waiting seconds."""
 
     compute: float = 1.0
     memory: float = 1.0
@@ -71,7 +71,7 @@ class CalibrationFactors:
         )
 
     def stack(self, software_stack: SoftwareStack) -> SoftwareStack:
-        """Returns the software stack with waits and network times scaled by the factors; itself if all are 1."""
+        """Returns the software stack with waits and network times multiplied by the factors (itself if all are 1)."""
         if self == UNIT_FACTORS:
             return software_stack
         scaled_waits = {factor_name: getattr(software_stack, factor_name) * self.wait for factor_name in WAIT_CONSTANTS}
@@ -89,7 +89,7 @@ UNIT_FACTORS = CalibrationFactors()
 
 @frozen
 class MeasuredRun:
-    """A measured run: its seconds, and a function that estimates them for calibration factors.
+    """A measured run: its measured seconds, and a function that estimates them under calibration factors.
 
     name: its place in the file. seconds: what was measured. estimate_seconds: its estimate by factors.
     comparison_group: what has to be equal for the run's layout to be a choice among others; empty for none.
@@ -102,7 +102,7 @@ class MeasuredRun:
 
 
 class LinearizedRuns:
-    """The estimates of several runs, linearized in the four factors."""
+    """The estimated seconds of several runs as linear functions of the four calibration factors."""
 
     def __init__(self, measured_runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNIT_FACTORS) -> None:
         self.measured_seconds: list[float] = [measured_run.seconds for measured_run in measured_runs]
@@ -111,7 +111,7 @@ class LinearizedRuns:
         ]
 
     def without_runs(self, run_indices: Container[int]) -> LinearizedRuns:
-        """Returns the linearized estimates without the runs of these indices."""
+        """Returns the linearized estimates without those of the runs with these indices."""
         remaining_runs = LinearizedRuns([])
         remaining_runs.measured_seconds = [
             seconds for run_index, seconds in enumerate(self.measured_seconds) if run_index not in run_indices
@@ -124,7 +124,7 @@ class LinearizedRuns:
         return remaining_runs
 
     def errors(self, factors: Iterable[float]) -> list[float]:
-        """Returns the logarithm of estimated over measured seconds for each run."""
+        """Returns, for each run, the logarithm of estimated / measured seconds under these factors."""
         factor_values = tuple(factors)
         return [
             math.log(
@@ -145,7 +145,7 @@ FACTOR_RANGE = (1 / 8, 8.0)
 
 
 def _seconds_by_factor(estimate_seconds: SecondsFunction, base_factors: CalibrationFactors) -> Iterator[float]:
-    """Yields for each calibration factor the seconds of an estimate that the factor multiplies."""
+    """Yields, for each calibration factor, the part of the estimated seconds that the factor multiplies."""
     base_seconds = estimate_seconds(base_factors)
     seconds_by_factor = []
     for factor_name in FACTOR_NAMES:
@@ -176,7 +176,7 @@ MOST_ROUNDS = 60
 
 
 def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
-    """Returns the factors that fit the runs best, with little weight on outliers and a prior around 1.
+    """Returns the factors that fit the runs best; outliers have little weight, and factors near 1 are preferred.
 
     It is the maximum of a posterior: errors have the density of Cauchy's distribution around a typical error, factors
     that of normal ones around a common factor, which is itself near 1. Each round is a step of Gauss and Newton with
@@ -238,7 +238,7 @@ def _solve_linear_equations(matrix: Sequence[Sequence[float]], right_sides: Sequ
 
 @frozen
 class ErrorStatistics:
-    """Statistics of estimated / measured seconds of several runs.
+    """Statistics of the ratio of estimated to measured seconds over several runs.
 
     median_error, p90_error: |estimate / measured - 1|.
     regret: how much longer the layout that is estimated fastest takes than the fastest, mean of the groups; None
@@ -252,7 +252,7 @@ class ErrorStatistics:
 
     @classmethod
     def from_runs(cls, measured_runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> ErrorStatistics:
-        """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
+        """Returns the error statistics of these estimates against the measured runs, in the same order."""
         log_errors = sorted(
             abs(estimated_seconds / measured_run.seconds - 1)
             for measured_run, estimated_seconds in zip(measured_runs, estimates, strict=True)
@@ -301,7 +301,7 @@ Such a change lowers the median error of other runs of the source more often tha
 
 @frozen
 class Calibration:
-    """The fitted factors of a calibration, with errors before and after the fit.
+    """The result of a calibration: fitted factors, with errors before and after the fit.
 
     run_count: number of measured runs.
     errors_without_fit, errors_with_fit: errors without and with the fit. left_out_errors: of each run, estimated by a
@@ -320,7 +320,7 @@ class Calibration:
 
     @property
     def factors(self) -> CalibrationFactors:
-        """The factors in use: the fitted factors, or all 1 if the fit is refused."""
+        """The factors to use: the fitted factors, or 1 each if the fit is rejected."""
         return UNIT_FACTORS if self.refusal_reason else self.fitted_factors
 
 
@@ -371,12 +371,12 @@ def _mean_absolute_error(log_errors: Sequence[float]) -> float:
 
 
 def _mean_ratio(errors_with_fit: Sequence[float], errors_without_fit: Sequence[float]) -> float:
-    """Returns the mean absolute error with a fit, divided by the error without."""
+    """Returns the mean absolute error with the fitted factors, divided by the error without them."""
     return _mean_absolute_error(errors_with_fit) / max(_mean_absolute_error(errors_without_fit), 1e-12)
 
 
 def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequence[float]) -> bool:
-    """Whether factors fitted to the other runs estimate a left-out run clearly better than no factors.
+    """Whether factors fitted without a run estimate that run clearly better than no factors, over all runs.
 
     log_errors, left_out_fit_errors: logs of estimated over measured seconds, of each run without a fit, and by a fit to
         the others.
@@ -394,7 +394,7 @@ def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequenc
 
 
 def _z_score_of_mean(error_gains: Sequence[float]) -> float:
-    """Converts the values' Student's t to the normal z-score with the same probability; 0 for a mean below 0.
+    """Returns the normal z-score with the same probability as the values' Student t; 0 for a mean below 0.
 
     Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).
     """
@@ -411,7 +411,7 @@ def _z_score_of_mean(error_gains: Sequence[float]) -> float:
 
 
 def _rejection_reason(errors_without_fit: ErrorStatistics, errors_with_fit: ErrorStatistics) -> str:
-    """Returns the reason to reject a fit; empty if accepted."""
+    """Returns the reason to reject the fitted factors; empty if they are accepted."""
     if errors_without_fit.median_error <= TIE_SHARE:
         return f"the estimates are within {100 * TIE_SHARE:.0f} % already, as near as equal runs are to each other"
     if (
@@ -428,7 +428,7 @@ MOST_ESTIMATES = 3000
 
 
 def _left_out_errors(linearized_runs: LinearizedRuns) -> list[float]:
-    """Returns each run's logarithmic error, estimated with factors fitted to the other runs.
+    """Returns the logarithmic error of each run's estimate with factors fitted to the other runs.
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """

@@ -1,4 +1,4 @@
-"""The rates that a device achieves: datasheet figures times the generation's measured efficiencies.
+"""The rates that a device achieves: datasheet values times efficiencies measured on its generation.
 
 Closed forms of one kernel and of one message, for numbers and for arrays. Evidence for a device:
 
@@ -93,7 +93,7 @@ UNPEERED_LL_STEP = 2.4e-6
 
 @frozen
 class Device:
-    """An accelerator with achievable rates.
+    """An accelerator with the rates that kernels achieve on it.
 
     generation: the shares by which its datasheet figures are multiplied.
 
@@ -131,7 +131,7 @@ class Device:
     vendor: str = ""
 
     def evidence_class(self, software_stack: SoftwareStack) -> Literal["profiled", "tested"] | None:
-        """Returns whether a device is `profiled` or `tested` under a software stack, for the class of its estimates.
+        """Returns the evidence for a device's estimates under a software stack: `profiled`, `tested` or None.
 
         `profiled` if kernel tables of its generation are behind the figures, `tested` if only measured runs under this
         software are known; None if neither, or if the software runs on other makers' accelerators alone.
@@ -143,7 +143,7 @@ class Device:
         return "tested" if software_stack.name in self.generation.tested_stacks else None
 
     def format_of(self, dtype: str) -> str:
-        """Returns the number format of matrix products in `dtype`; bf16 if tensor cores lack `dtype`."""
+        """Returns the number format that matrix units use for `dtype`; bf16 if they have no units for it."""
         return dtype if dtype in self.peak_rates and dtype in self.generation.products else "bf16"
 
     def product_rate(self, dtype: str, is_sustained: bool = False, sums_in_16_bits: bool = False) -> float:
@@ -162,7 +162,7 @@ class Device:
         )
 
     def _share_with_float32_sums(self, rate_share: float, units_format: str) -> float:
-        """Returns the share of the peak rate with float32 accumulation. rate_share: the share at the units' full rate.
+        """Returns the share of the peak rate with float32 accumulation. rate_share: share without that limit.
 
         Where these sums halve the units' rate, that half is reached before power, loads or issue bound the kernel.
         """
@@ -170,7 +170,7 @@ class Device:
         return min(rate_share * speedup, max(rate_share, self.generation.float32_sums))
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
-        """Returns the slowdown of a matrix product by a short inner axis.
+        """Returns the factor by which a short inner axis slows down a matrix product.
 
         inner_size: size of the axis that it sums over; the rates are for products over `DEEP_PRODUCT_SIZE` elements.
         """
@@ -178,7 +178,7 @@ class Device:
         return maximum(1.0, (1 + half_rate_depth / maximum(1, inner_size)) / (1 + half_rate_depth / DEEP_PRODUCT_SIZE))
 
     def wave_factor(self, row_count: Number, column_count: Number) -> Number:
-        """Returns the slowdown of a product whose last tiles leave compute units idle, compared with large products.
+        """Returns the slowdown of a matrix product whose last tiles leave compute units idle.
 
         row_count, column_count: sizes of its output. Units compute tiles in waves; of the tiles the best one is taken.
         """
@@ -196,7 +196,7 @@ class Device:
         return self.generation.filled / reduce(maximum, busy_shares)
 
     def unaligned_rate_share(self, *axis_lengths: Number) -> float:
-        """The fraction of a 16-bit product's rate that unaligned sizes leave on older compute units.
+        """The fraction of a 16-bit product's rate that is reached with unaligned sizes on older compute units.
 
         axis_lengths: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
         """
@@ -207,19 +207,19 @@ class Device:
         return even_length_share if any(axis_length % 8 for axis_length in integer_lengths) else 1.0
 
     def sustained_share(self, dtype: str = "bf16") -> float:
-        """Returns the fraction of benchmark FLOP/s that a device sustains under long load."""
+        """Returns the fraction of the FLOP/s of short benchmarks that a device sustains under long load."""
         share_by_format = self.generation.sustained
         return share_by_format.get(dtype, share_by_format["bf16"])
 
     @property
     def vector_rate(self) -> float:
-        """The bytes/s at which llama.cpp's matrix-vector kernels read weights, by the compute units; inf if unknown."""
+        """The bytes/s at which llama.cpp's matrix-vector kernels read weights if compute-bound; inf if unknown."""
         bytes_per_flop = self.generation.vector_read
         return self.peak_rates["fp32"] * bytes_per_flop if bytes_per_flop and "fp32" in self.peak_rates else inf
 
     @property
     def memory_rate(self) -> float:
-        """The bytes/s that a kernel reads and writes."""
+        """The bytes/s at which a kernel reads and writes memory."""
         return self.memory_bandwidth * self.generation.memory
 
     def memory_seconds(self, byte_count: Number) -> Number:
@@ -255,7 +255,7 @@ class Device:
         latency: float = 1.0,
         message_count: Number = 1,
     ) -> Number:
-        """Returns the seconds of messages among ranks whose devices are `rank_stride` apart.
+        """Returns the seconds of collectives among ranks whose devices are `rank_stride` apart.
 
         byte_count: as of `Collective`, of all messages together. message_count: of equal messages, 1 by default.
         latency: times the device's own, but for `link_protocols`.
@@ -302,7 +302,7 @@ class Device:
         return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, seconds_in_domain))
 
     def _link_rate(self, ranks_in_domain: Number, collective_kind: str) -> Number:
-        """Returns the bytes/s that a device sends to the other ranks in its domain, over the links to them."""
+        """Returns the bytes/s that a device sends over its links to the other ranks in its network domain."""
         pair_share = self.pair_shares.get(collective_kind, self.link_share)
         link_share = choose(ranks_in_domain <= 2, pair_share, self.link_share)
         full_rate = self.link_bandwidth * link_share
@@ -311,7 +311,7 @@ class Device:
         )
 
     def _link_seconds(self, link_seconds: Number, message_count: Number, step_count: Number) -> Number:
-        """Returns the seconds of messages by the fastest protocol of the link.
+        """Returns the seconds of messages over a link, by its fastest protocol.
 
         link_seconds: seconds of the bytes at the full rate. step_count: steps of a message's ring.
         """
@@ -326,7 +326,7 @@ class Device:
     def _ring_seconds(
         self, full_rate_seconds: Number, message_count: Number, ranks: Number, domain_count: Number
     ) -> Number:
-        """Returns the seconds of ring messages through several domains. full_rate_seconds: seconds at the full rate.
+        """Returns the seconds of a ring collective over several domains. full_rate_seconds: seconds at the full rate.
 
         Of the generation's protocols the faster one is taken.
         """
@@ -338,18 +338,18 @@ class Device:
         return reduce(minimum, ring_times)
 
     def scan_seconds(self, flops: Number) -> Number:
-        """Returns the seconds of a recurrence that is computed in chunks of tokens."""
+        """Returns the seconds of a recurrence that is computed chunk by chunk."""
         return flops / (self.peak_rates["bf16"] * self.generation.scan)
 
     def domain_stages(self, pp: Number, stage_devices: Number) -> Number:
-        """Returns how many whole stages of a pipeline a domain of fast links holds, at least one.
+        """Returns how many whole pipeline stages fit in a domain of fast links, at least one.
 
         Stages are the outermost axis of the ranks, so that each has `stage_devices` consecutive devices.
         """
         return minimum(pp, maximum(1, floor_div(self.domain_devices, stage_devices)))
 
     def hop_seconds(self, byte_count: Number, device_count: Number) -> Number:
-        """Returns the seconds of a send to the next pipeline stage. device_count: number of devices of the run."""
+        """Returns the seconds of a send to the next pipeline stage. device_count: devices of the run."""
         link_rate = choose(
             device_count > self.domain_devices, self.network_bandwidth * self.generation.nic, self._link_rate(2, "send")
         )
@@ -357,7 +357,7 @@ class Device:
 
 
 def has_product_units(hardware: Hardware, dtype: str) -> bool:
-    """Whether an accelerator has matrix units for a number format; true if none of its peak rates is known."""
+    """Whether an accelerator has matrix units for a number format; true if no peak rate of it is known."""
     return not hardware.peak_flops or any(peak_name in hardware.peak_flops for peak_name in PEAK_NAMES_BY_FORMAT[dtype])
 
 
@@ -366,7 +366,7 @@ _devices: IdentityCache[Device] = IdentityCache(256)
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
-    """Returns an accelerator with achievable rates. nic: the network's bytes/s; default as in the accelerator's file.
+    """Returns an accelerator's `Device` with achievable rates. nic: network bytes/s; default from its file.
 
     Raises `InputError` for an accelerator without a bandwidth or without peaks.
     """
@@ -431,7 +431,7 @@ def _device_of(hardware: Hardware, nic: float | None) -> Device:
 
 
 def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
-    """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
+    """Returns the GPU generation of an accelerator, by its name, compute capability or vendor."""
     known_generations = accelerator_generations().values()
     capability_prefix = f"{hardware.compute_capability or ''}."
     generations_of_name = (generation for generation in known_generations if hardware.name in generation.accelerators)

@@ -31,7 +31,7 @@ MOST_DECODING_REPLICAS = 8
 
 @frozen
 class DisaggregatedServer:
-    """Replicas of one layout, some for prompts and others for decoding.
+    """Replicas of one layout, of which some process prompts and the others decode.
 
     replica: any of them. prefill_replicas, decode_replicas: numbers of replicas for prompts, and of those that decode.
     """
@@ -42,7 +42,7 @@ class DisaggregatedServer:
 
     @classmethod
     def balanced_group(cls, replica: Replica, sequences: float, replicas: int | None = None) -> Self:
-        """Returns the group with the best balance of prompt replicas and decoding replicas.
+        """Returns the group in which prompt and decoding replicas are best balanced.
 
         sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
         within a tenth of the most requests per second and replica.
@@ -76,18 +76,18 @@ class DisaggregatedServer:
 
     @property
     def replicas(self) -> int:
-        """The number of replicas of both kinds."""
+        """The number of replicas: for prompts and for decoding."""
         return self.prefill_replicas + self.decode_replicas
 
     @cached_property
     def busy_seconds(self) -> float:
-        """The seconds of a prompt replica per prompt, when every step processes as many prompts as possible."""
+        """The seconds that a prompt replica works per prompt if every step processes as many prompts as possible."""
         replica = self.replica
         return float(replica.prompts_pass(replica.most_prompts).seconds) / replica.most_prompts / replica.batch_count
 
     @cached_property
     def sent_bytes(self) -> float:
-        """The bytes of a prompt's cache on one device."""
+        """The bytes of a prompt's KV cache on one device, which are sent to a decoding replica."""
         replica = self.replica
         layout, cached_length = replica.layout, replica.requests.input_tokens
         prompt_work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, cached_length - 1, "decode"))
@@ -95,7 +95,7 @@ class DisaggregatedServer:
 
     @property
     def transfer_seconds(self) -> float:
-        """The seconds to send a prompt's cache; all devices of a replica send at once."""
+        """The seconds to send a prompt's KV cache; all devices of a replica send at once."""
         replica = self.replica
         layout = replica.layout
         devices = layout.tp * layout.pp * layout.dp * self.replicas
@@ -111,7 +111,7 @@ class DisaggregatedServer:
         return float(self.replica.decoding_pass(sequences).seconds) / self.replica.tokens_per_step
 
     def _decoded_requests_per_second(self, sequences: float) -> float:
-        """Returns the completed requests per second of one decoding replica."""
+        """Returns the requests per second that one decoding replica completes."""
         return sequences / ((self.replica.requests.output_tokens - 1) * self.token_seconds(sequences))
 
     def _most_requests_per_second(self, sequences: float) -> float:

@@ -1,4 +1,4 @@
-"""Counts the kernels that transformers launches for an elementwise step, which fused software runs as one."""
+"""Counts the kernels that transformers launches for an elementwise step; fused software launches one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..flow.program import Step
 
 
 def eager_kernel_key(operation: Step) -> str:
-    """Returns the key in `SoftwareStack.kernels` for the number of kernels of an element-wise step."""
+    """Returns the key in `SoftwareStack.kernels` of an elementwise step's number of kernels."""
     if operation.verb == "norm" and operation.options["spec"].type == "layernorm":
         is_stepwise = operation.options["spec"].float32_product and operation.options["spec"].weight
         return "stepwise_layernorm" if is_stepwise else "layernorm"
@@ -16,5 +16,5 @@ def eager_kernel_key(operation: Step) -> str:
 
 
 def eager_kernel_repeats(operation: Step) -> int:
-    """Returns how often a step's kernels run: once per normalization of rows or columns in Sinkhorn's iteration."""
+    """Returns how often a step's kernels run: once, or for Sinkhorn once per normalization of rows or columns."""
     return 2 * int(operation.options["steps"]) - 1 if operation.verb == "sinkhorn" else 1

@@ -33,7 +33,7 @@ class InferencePass:
     timed_passes: list[TimedPass] = field(repr=False)
 
     def with_part(self, part_name: str, seconds: Number) -> InferencePass:
-        """Returns the pass with an additional part of its seconds."""
+        """Returns the pass with a part of this name and these seconds added."""
         return replace(
             self, seconds=self.seconds + seconds, seconds_by_part={**self.seconds_by_part, part_name: seconds}
         )
@@ -47,7 +47,7 @@ def forward_pass(
     number_formats: NumberFormats,
     pp: Number = 1,
 ) -> InferencePass:
-    """Returns the seconds of one forward pass. pp: the pipeline stages that the pass goes through in turn.
+    """Estimates the seconds of a forward pass. pp: number of pipeline stages it goes through.
 
     Without a captured graph, kernels cannot run faster than the host launches them. Where the batches of a prompt run
     as a pipeline, the last one leaves the last stage after as many turns as there are batches and further stages.
@@ -73,7 +73,7 @@ def forward_pass(
 
 
 def _hop_seconds(spec: ModelSpec, device: Device, rank_pass: RankPass, tokens: Number, pp: Number) -> Number:
-    """Returns the seconds of the messages between stages: beyond a domain of fast links those that leave it alone.
+    """Returns the seconds of messages between stages; messages that leave a domain of fast links take longer.
 
     A stage's ranks are consecutive (vllm/distributed/parallel_state.py, initialize_model_parallel: dp, pp, pcp, tp).
     """
@@ -95,7 +95,7 @@ def _shared_timed_pass(
     rank_pass: RankPass,
     number_formats: NumberFormats,
 ) -> TimedPass:
-    """Returns the timed pass of a rank. Layouts of equal ranks share it, if the sizes are numbers."""
+    """Returns the timed pass of a rank, cached so that layouts with equal ranks share it."""
 
     def compute_pass() -> TimedPass:
         return time_pass(rank_work(spec, rank_pass), device, software_stack, number_formats)
@@ -114,7 +114,7 @@ def _launched_seconds(
     is_decoding: bool,
     graph_tokens: int,
 ) -> Number:
-    """Returns the seconds of a pass's kernels, at least as many as the host needs to launch the kernels.
+    """Returns the seconds of a pass's kernels, or those of their launches by the host if these take longer.
 
     graph_tokens: most tokens of a pass whose kernels captured graphs launch; 0 for none.
     """
@@ -128,7 +128,7 @@ def _launched_seconds(
 
 
 def graph_prompt_tokens(spec: ModelSpec, software_stack: SoftwareStack, pp: Number = 1) -> int:
-    """Returns the largest prompt step in tokens that a captured CUDA graph can launch; 0 without such graphs.
+    """Returns the most prompt tokens of a step that a captured CUDA graph can launch; 0 without such graphs.
 
     pp: pipeline stages.
     """
@@ -161,7 +161,7 @@ def decode(
     layout: Layout = ONE_DEVICE,
     number_formats: NumberFormats = SIXTEEN_BIT_FORMATS,
 ) -> InferencePass:
-    """Returns the seconds of decoding one token of each of `batch` sequences, with `cached_tokens` cached tokens."""
+    """Estimates the seconds of decoding one token for each of `batch` sequences with `cached_tokens` in the cache."""
     return forward_pass(
         spec,
         device,
@@ -184,7 +184,7 @@ def prefill(
     number_formats: NumberFormats = SIXTEEN_BIT_FORMATS,
     has_server_delay: bool = False,
 ) -> InferencePass:
-    """Returns the seconds of the prompts of `batch` sequences.
+    """Estimates the seconds of the prompts of `batch` sequences.
 
     seq, cached_tokens: new tokens, and tokens that are cached.
     chunk: tokens of each sequence in one pass; None (default) for all of them.
@@ -211,7 +211,7 @@ MAX_CHUNKS = 256
 
 
 def _prompt_chunks(seq: int, cached_tokens: int, chunk: int | None) -> Iterator[tuple[int, int]]:
-    """Yields the new and the earlier tokens of each chunk."""
+    """Yields, for each chunk of a prompt, the number of its tokens and of the tokens before it."""
     chunk_tokens = seq if chunk is None else chunk
     if chunk_tokens < 1 or -(-seq // chunk_tokens) > MAX_CHUNKS:
         raise InputError(f"--chunk {chunk_tokens}: expected at least {-(-seq // MAX_CHUNKS)} of {seq} tokens")
@@ -228,7 +228,7 @@ def rank_pass(
     phase: str,
     extra_parts: frozenset[str] = frozenset(),
 ) -> RankPass:
-    """Returns the sizes of a rank's pass. Expert-parallel ranks have whole experts, unless etp divides them.
+    """Returns the `RankPass` of a layout. Expert-parallel ranks have whole experts, unless etp divides them.
 
     extra_parts: optional parts of the model that run; default none.
     """

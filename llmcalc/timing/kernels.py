@@ -1,4 +1,4 @@
-"""The parts of a rank's work in a pass: kernels with sizes, messages, and kinds of layers.
+"""The work of a rank's pass: its kernels with sizes, its messages, and its kinds of layers.
 
 `work_recorder.py` records them; there is no constant in them and no device.
 """
@@ -35,7 +35,7 @@ STATE_BITS = 16
 
 @dataclass(slots=True)
 class Kernel:
-    """A GPU kernel of a pass, or a matrix product that runs together with another kernel.
+    """A GPU kernel in a pass, or a matrix product that runs in another kernel.
 
     path: the path of its node in the model.
     kind: what it does.
@@ -122,7 +122,7 @@ class LayerMessage(NamedTuple):
 
 
 class LayerKind(NamedTuple):
-    """A kind of equal layers in the model. label: the node's label. indices: indices among all layers."""
+    """A group of equal layers of the model. label: of the tree's node. indices: indices among all layers."""
 
     label: str
     indices: tuple[int, ...]
@@ -130,7 +130,7 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPass:
-    """One forward pass, or training pass in both directions, of a rank: sizes of the run and of parallel groups.
+    """The sizes of a rank's forward pass, or of its forward and backward pass: tokens and parallel groups.
 
     batch, seq, context: sequences, new tokens and cached tokens of each whole sequence.
     phase: training, prefill or decode.
@@ -182,18 +182,18 @@ class RankPass:
 
     @property
     def divides_tokens(self) -> bool:
-        """Whether tensor-parallel ranks divide the tokens between products."""
+        """Whether tensor-parallel ranks divide the tokens between their matrix products (sequence parallelism)."""
         return self.sequence_parallel and self.tp > 1
 
     def run_config(self, sequence_parts: Number = 1) -> RunConfig:
-        """Returns the run config for one of `sequence_parts` equal parts of each sequence."""
+        """Returns the run config that counts one of `sequence_parts` equal parts of each sequence."""
         workload = Workload(self.batch, rank_share(self.seq, sequence_parts), self.context, phase=self.phase)
         return RunConfig(workload, Counting(self.counted_pairs), Execution(self.attention))
 
 
 @dataclass
 class RankWork:
-    """The work of one pass on a rank, for all layers.
+    """The work of a rank's pass through all layers: kernels, messages and kinds of layers.
 
     rank_pass: the pass.
     kernels, messages: in the order in which the pass runs them.
@@ -239,7 +239,7 @@ class RankWork:
 
     @property
     def parameters(self) -> Number:
-        """The number of parameters on a rank that has all layers."""
+        """The number of parameters on a rank that has all layers of the model."""
         return sum(
             (rank_share(count, self.rank_pass.ep) if is_routed else count) * self.layer_count(index)
             for (index, is_routed), count in self.params_by_layer.items()
@@ -247,12 +247,12 @@ class RankWork:
 
     @property
     def cache_elements(self) -> Number:
-        """The number of elements that all layers cache."""
+        """The number of elements in the caches of all layers."""
         return sum(count * self.layer_count(index) for index, count in self.cached_elements_by_layer.items())
 
 
 def rank_share(amount: Number, ranks: Number) -> Number:
-    """Returns one rank's share of a number; an integer if divisible."""
+    """Returns one rank's share of an amount; an integer if the amount is divisible."""
     if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
         return amount // ranks
     return amount / ranks

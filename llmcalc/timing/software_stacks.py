@@ -14,12 +14,12 @@ OVERLAPPED_GROUPS = ("dp", "tp", "ep")
 
 
 def stack_names(phase: str = "") -> list[str]:
-    """Returns the names of all software stacks, or of the software stacks for training or for inference."""
+    """Returns the names of all software stacks, or only of those for training or for inference."""
     return [stack_name for stack_name, stack in software_stacks().items() if phase in ("", stack.phase)]
 
 
 def find_stack(stack_name: str, phase: str = "") -> SoftwareStack:
-    """Returns a software stack by its name; `+` joins the names of a stack and of settings.
+    """Returns a software stack by its name; `+` appends the names of settings to a stack's name.
 
     phase: the required phase, `training` or `inference`; default either.
 
@@ -44,7 +44,7 @@ def find_stack(stack_name: str, phase: str = "") -> SoftwareStack:
 
 @frozen
 class Overlap:
-    """The fraction of each group's messages (tp, dp, ep) that computation hides, as set by `--overlap`.
+    """The fractions of tp, dp and ep messages that computation hides under `--overlap`.
 
     ep: exchanges of 8.25 s took 3.72 s less of a step, Qwen3-30B on 16 H100, with `overlap_moe_expert_parallel_comm`
     (github.com/NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-moe-comm-overlap).
@@ -60,12 +60,12 @@ FULL_OVERLAP = Overlap()
 
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
-    """Returns the name of an accelerator vendor's software stack for a phase; empty without such a stack."""
+    """Returns the usual software stack for accelerators of a vendor; empty if there is none."""
     return next((name for name in stack_names(phase) if vendor in software_stacks()[name].vendors), "")
 
 
 def with_attention(software_stack: SoftwareStack, implementation: str | None) -> SoftwareStack:
-    """Returns a software stack with attention scores in memory, if the chosen implementation writes them."""
+    """Returns a software stack that stores attention scores in memory, if the implementation does so."""
     if implementation not in ("eager", "sdpa-math") or software_stack.attention == "scores":
         return software_stack
     eager_kernels = {
@@ -77,14 +77,14 @@ def with_attention(software_stack: SoftwareStack, implementation: str | None) ->
 
 
 def with_cudnn_attention(software_stack: SoftwareStack) -> SoftwareStack:
-    """Returns a software stack whose scaled_dot_product_attention runs cuDNN's kernel; others unchanged."""
+    """Returns a software stack whose scaled_dot_product_attention runs cuDNN's kernel, if it calls that function."""
     return (
         software_stack.model_copy(update={"attention": "cudnn"}) if software_stack.torch_attention else software_stack
     )
 
 
 def with_schedule(software_stack: SoftwareStack, schedule: Schedule) -> SoftwareStack:
-    """Returns a software stack with a pipeline schedule: DualPipe hides the exchanges of experts' tokens.
+    """Returns a software stack with the messages that a pipeline schedule hides: DualPipe hides expert all-to-all.
 
     DualPipe runs each exchange beside the products of a micro-batch in the other direction (DeepSeek-V3,
     arXiv:2412.19437, §3.2.1). It says that all of it is hidden; measured is what Megatron-Core hides in the same way.
@@ -97,7 +97,7 @@ def with_schedule(software_stack: SoftwareStack, schedule: Schedule) -> Software
 
 
 def with_gradient_buffers(software_stack: SoftwareStack, buffer_bytes: float | None) -> SoftwareStack:
-    """Returns a software stack that sends gradients in the gradient buffers' format.
+    """Returns a software stack that sends gradients in the number format of the gradient buffers.
 
     buffer_bytes: bytes per element of a gradient's buffer; None for the stack's own.
     """
@@ -107,7 +107,7 @@ def with_gradient_buffers(software_stack: SoftwareStack, buffer_bytes: float | N
 
 
 def with_loss(software_stack: SoftwareStack, cross_entropy: str | None) -> SoftwareStack:
-    """Returns a software stack with the run's loss implementation, if the stack states the bytes that the loss moves.
+    """Returns a software stack with the run's loss implementation, for a stack with known bytes of the loss.
 
     cross_entropy: the value of `--cross-entropy`; None for the stack's own loss.
     """
@@ -140,7 +140,7 @@ cast, the output is scaled (4) and added to the layer's (6), its gradient scaled
 
 
 def with_16_bit_adapters(software_stack: SoftwareStack) -> SoftwareStack:
-    """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused.
+    """Returns a software stack whose adapters are in the weights' 16-bit format; unchanged if kernels are fused.
 
     Unchanged too if the stack's adapters cast no input, as they are in 16 bits anyway.
     """
@@ -172,7 +172,7 @@ def with_optimizer(
     is_on_host: bool = False,
     is_stepwise: bool = False,
 ) -> SoftwareStack:
-    """Returns a software stack whose update reads and writes the states of the run's optimizer.
+    """Returns a software stack whose update step reads and writes the states of the run's optimizer.
 
     state_bytes, flops: per parameter; flops are those of the update's matrix products. is_on_host: whether the host
     updates. is_stepwise: whether it is torch's AdamW step by step, default false.
@@ -192,7 +192,7 @@ def with_optimizer(
 
 
 def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: frozenset[str] | None) -> SoftwareStack:
-    """Returns a software stack whose messages within these groups overlap with computation; unchanged for None.
+    """Returns a software stack in which these groups' messages overlap with computation; unchanged for None.
 
     overlapped_groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
     """
@@ -211,7 +211,7 @@ def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: fro
 
 
 def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> SoftwareStack:
-    """Returns a software stack with the stated overlap of each group's messages, such as `dp,ep`; unchanged for None.
+    """Returns a software stack with the groups in `overlap`, such as `dp,ep`, overlapped; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """

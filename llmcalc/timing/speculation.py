@@ -25,20 +25,21 @@ BISECTION_COUNT = 60
 """Number of halvings in the search for the acceptance chance of a drafted token."""
 
 
-def tokens_of_step(tokens: int, acceptance: float) -> float:
-    """Returns the mean number of tokens that a decoding step with `tokens` drafted tokens generates."""
-    return (1 - acceptance ** (tokens + 1)) / (1 - acceptance)
+def tokens_of_step(drafted_tokens: int, acceptance: float) -> float:
+    """Returns the mean number of tokens that a decoding step generates after `drafted_tokens` drafted tokens."""
+    return (1 - acceptance ** (drafted_tokens + 1)) / (1 - acceptance)
 
 
-def acceptance_of_length(length: float, tokens: int) -> float:
-    """Returns the chance that a drafted token is accepted, from the mean number of tokens that a step generates.
+def acceptance_of_length(length: float, drafted_tokens: int) -> float:
+    """Returns a drafted token's probability of acceptance, from the mean number of tokens per step.
 
     Engines print that number: vLLM as `Mean acceptance length`, SGLang as `accept len`.
-    Raises `InputError` for one that `tokens` drafted tokens cannot reach.
+    Raises `InputError` if that number cannot be reached with `drafted_tokens` tokens.
     """
-    if length >= tokens + 1:
+    if length >= drafted_tokens + 1:
         raise InputError(
-            f"--acceptance {length:g}: a step of {tokens} drafted tokens generates fewer than {tokens + 1}; "
+            f"--acceptance {length:g}: a step of {drafted_tokens} drafted tokens generates fewer than "
+            f"{drafted_tokens + 1}; "
             "expected less, or more --draft-tokens"
         )
     lower_bound, upper_bound = 0.0, 1.0
@@ -46,7 +47,7 @@ def acceptance_of_length(length: float, tokens: int) -> float:
         middle_acceptance = (lower_bound + upper_bound) / 2
         lower_bound, upper_bound = (
             (middle_acceptance, upper_bound)
-            if tokens_of_step(tokens, middle_acceptance) < length
+            if tokens_of_step(drafted_tokens, middle_acceptance) < length
             else (lower_bound, middle_acceptance)
         )
     return lower_bound
@@ -54,7 +55,7 @@ def acceptance_of_length(length: float, tokens: int) -> float:
 
 @frozen
 class Speculation:
-    """The method of speculative decoding and its acceptance, with or without a draft model.
+    """A method of speculative decoding and its acceptance, with the draft model if it has one.
 
     drafted_tokens: tokens that are drafted in a step. acceptance: chance that a drafted token is accepted, below 1.
     draft_model: the draft model; None for the model's own modules of multi-token prediction, or without any.
@@ -81,7 +82,7 @@ class Speculation:
         self, spec: ModelSpec, device: Device, software_stack: SoftwareStack, batch: Number, cached_tokens: Number,
         layout: Layout, number_formats: NumberFormats,
     ) -> float:  # fmt: skip
-        """Returns the seconds in which a step's tokens are drafted. spec, number_formats: of the target model."""
+        """Returns the seconds in which a step's tokens are drafted. spec, number_formats: the target model's."""
         if self.draft_model is not None:
             drafted_tokens, draft_passes = (self.drafted_tokens, 1) if self.drafts_a_block else (1, self.drafted_tokens)
             draft_pass = rank_pass(
@@ -104,7 +105,7 @@ class Speculation:
     def prompt_seconds(
         self, device: Device, software_stack: SoftwareStack, batch: Number, seq: int, layout: Layout
     ) -> float:
-        """Returns the seconds in which a draft model fills its cache with prompts; 0 without a draft model."""
+        """Returns the seconds in which the draft model processes the prompts; 0 without a draft model."""
         if self.draft_model is None:
             return 0.0
         return float(
@@ -113,5 +114,5 @@ class Speculation:
 
 
 def _draft_layout(layout: Layout) -> Layout:
-    """Returns the layout of a draft model: the attention layout of its target model, in one pipeline stage."""
+    """Returns the draft model's layout: the target's tensor parallelism for attention, in one pipeline stage."""
     return Layout(tp=layout.tp)

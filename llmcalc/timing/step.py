@@ -60,7 +60,7 @@ BACKWARD_WORK_SHARE = 0.7
 
 @frozen
 class StepPlan:
-    """The layout and the micro-batches of a training step. Sizes are as in `Layout`.
+    """The layout of a training step and its micro-batches. Sizes are as in `Layout`.
 
     micro_batch, micro_batches: sequences of a micro-batch, and micro-batches of a step.
     dtype: number format of products.
@@ -105,7 +105,7 @@ class StepPlan:
     def from_layout(
         cls, layout: Layout, micro_batch: Number, micro_batches: int, seq: int, **run_fields: Any
     ) -> StepPlan:
-        """Returns the step plan of a layout. run_fields: fields outside of the layout, such as recomputation."""
+        """Returns the `StepPlan` of a layout. run_fields: fields that are not the layout's, such as recomputation."""
         layout_fields = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
         return cls(
             **{field_name: getattr(layout, field_name) for field_name in layout_fields},
@@ -119,7 +119,7 @@ class StepPlan:
         )
 
     def rank_pass(self, software_stack: SoftwareStack) -> RankPass:
-        """Returns the pass of one micro-batch on one rank."""
+        """Returns the `RankPass` of one micro-batch."""
         return RankPass(
             self.micro_batch,
             self.seq,
@@ -139,7 +139,7 @@ class StepPlan:
         )
 
     def recomputes(self, work: Kernel | TimedOperation, timed_pass: TimedPass) -> bool:
-        """Whether a layer's forward work is recomputed separately, as part of a module or of the attention core."""
+        """Whether a layer's forward work is recomputed by itself, as part of a module or of the attention core."""
         if work.layer_kind_index < 0:
             return False
         if work.kind == "attention" and (self.recomputes_attention or "core_attn" in self.recomputed_modules):
@@ -150,7 +150,7 @@ class StepPlan:
         return any(f".{node_path}." in f".{work.path}." for node_path in node_paths)
 
     def repeated_modules(self, timed_pass: TimedPass) -> TimedPass:
-        """Returns the part of a pass that is recomputed separately; only its forward pass counts."""
+        """Returns the kernels of a pass that are recomputed by module; only their forward seconds count."""
         kernels = [kernel for kernel in timed_pass.rank_work.kernels if self.recomputes(kernel, timed_pass)]
         operations = [operation for operation in timed_pass.operations if self.recomputes(operation, timed_pass)]
         return replace(timed_pass, rank_work=replace(timed_pass.rank_work, kernels=kernels), operations=operations)
@@ -166,12 +166,12 @@ class StepPlan:
 
     @property
     def expert_shards(self) -> Number:
-        """The number of adjacent ranks that divide the experts among them."""
+        """The number of adjacent ranks over which the experts are sharded."""
         return self.ep * (self.tp if self.etp is None else self.etp)
 
     @property
     def expert_replicas(self) -> Number:
-        """The number of ranks with the same shard of the same experts."""
+        """The number of ranks that have the same shard of the same experts."""
         return maximum(1, self.dp * self.cp * self.tp / self.expert_shards)
 
 
@@ -193,7 +193,7 @@ class StepTime:
 
 
 class LayerCosts(NamedTuple):
-    """Seconds and parameters of a micro-batch per kind of layer, with the recomputed forward pass listed separately.
+    """The seconds and parameters of a micro-batch per kind of layer; recomputed forward passes are separate.
 
     both_passes_seconds, repeated_pass_seconds: seconds of both passes, and of a forward pass that runs again, per kind.
     start_seconds, head_seconds: of what runs before the first and after the last layer.
@@ -213,7 +213,7 @@ class LayerCosts(NamedTuple):
     adapter_params: list[Number]
 
     def at_index(self, array_index: Any) -> LayerCosts:
-        """Returns the costs of the plans at these array indices."""
+        """Returns the costs for the step plans at these array indices."""
 
         def amount_at_index(amount: Number) -> Number:
             return amount[array_index] if getattr(amount, "ndim", 0) else amount
@@ -228,7 +228,7 @@ class LayerCosts(NamedTuple):
 
 
 def layer_costs(timed_pass: TimedPass, software_stack: SoftwareStack, step_plan: StepPlan) -> LayerCosts:
-    """Sums the seconds of a timed micro-batch by kind of layer. step_plan: the step plan with the recomputation.
+    """Sums the seconds of a timed micro-batch by kind of layer. step_plan: states the recomputation.
 
     Raises `InputError` for a recomputed module that no layer has.
     """
@@ -272,7 +272,7 @@ def layer_costs(timed_pass: TimedPass, software_stack: SoftwareStack, step_plan:
 
 
 def _layer_module_paths(timed_pass: TimedPass) -> Iterator[str]:
-    """Yields the paths of kernel modules below a layer, with all enclosing modules."""
+    """Yields the module paths of a layer's kernels, with the paths of all modules around them."""
     for operation in timed_pass.operations:
         module_names = operation.path.split(".")[1:] if operation.layer_kind_index >= 0 else []
         yield from (".".join(module_names[:name_count]) for name_count in range(1, len(module_names) + 1))
@@ -281,7 +281,7 @@ def _layer_module_paths(timed_pass: TimedPass) -> Iterator[str]:
 def host_wait(
     timed_pass: TimedPass, software_stack: SoftwareStack, layer: int, is_backward: bool, kernel_seconds: Number
 ) -> Number:
-    """Returns the seconds in which a device waits for kernel launches in a layer's forward or backward pass.
+    """Returns the seconds in which the device waits for kernel launches in one pass of a layer.
 
     kernel_seconds: seconds of the kernels and messages of that direction.
     """
@@ -340,7 +340,7 @@ class PipelineRanks(NamedTuple):
     adapter_params: Number | None = None
 
     def trained_params(self, ep: Number) -> tuple[Number, Number]:
-        """Returns a rank's numbers of trained parameters outside of the experts and in the experts."""
+        """Returns a rank's trained parameters: the number outside of experts, and the number in experts."""
         experts = rank_share(self.expert_params, ep)
         return (self.dense_params, experts) if self.adapter_params is None else (self.adapter_params, 0)
 
@@ -379,14 +379,14 @@ def _weighted_sum(layer_counts: Sequence[int], layer_values: Sequence[Number]) -
 
 @cache
 def idle_micro_batches(schedule: Schedule, pp: int) -> float:
-    """Returns a rank's idle time in special schedules, in micro-batches (forward and backward pass)."""
+    """Returns the idle time of a rank under a special schedule, in units of one micro-batch's passes."""
     micro_batch_count = 4 * pp
     step_timetable = timetable(pipeline(Layout(pp=pp, schedule=schedule), micro_batch_count))
     return float(step_timetable.time) / 3 - micro_batch_count
 
 
 def training_step(spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan) -> StepTime:
-    """Estimates the seconds of a training step (scalars only).
+    """Estimates the seconds of a training step; only for numbers, not arrays.
 
     Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is not
     modelled.
@@ -407,7 +407,7 @@ def step_time_of_pass(
     timed_pass: TimedPass,
     costs: LayerCosts,
 ) -> StepTime:
-    """Returns the seconds of a training step from the kernels of one micro-batch."""
+    """Returns the seconds of a training step, from the timed kernels of one micro-batch."""
     ranks = pipeline_ranks(costs, step_plan.pp, step_plan.vpp, step_plan.recomputed_share, step_plan.stage_sizes)
     return _step_seconds(spec, device, software_stack, step_plan, ranks, timed_pass)
 
@@ -420,7 +420,7 @@ def _step_seconds(
     ranks: PipelineRanks,
     timed_pass: TimedPass,
 ) -> StepTime:
-    """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
+    """Returns the seconds of a step: micro-batches, bubble, data-parallel messages and optimizer update."""
     hop_seconds, exposed_hop_seconds = _hop_seconds(spec, device, software_stack, step_plan)
     if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
         idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
@@ -456,7 +456,7 @@ def _step_seconds(
 def _hop_seconds(
     spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan
 ) -> tuple[Number, Number]:
-    """Returns the seconds of a micro-batch's way through all stages, and of the exchanges that a stage waits for.
+    """Returns the seconds of sends between stages: a micro-batch's way through all of them, and waited exchanges.
 
     The way has one message between each two stages, in one direction; the exchanges are those of a step, while the
     pipeline is full. Stages are the outermost axis of the ranks. So a domain of fast links holds whole stages where
@@ -479,7 +479,7 @@ def _hop_seconds(
 
 
 def _exposed_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) -> Number:
-    """Returns the number of messages to each neighbor for which a stage waits while the pipeline is full.
+    """Returns how many exchanges with each neighbour a stage waits for while the pipeline is full.
 
     An exchange takes as long as one message, or as two where a stage does not send and receive at once. A stage of 1F1B
     sends its output and waits for the gradient, then sends a gradient and waits for the next input
@@ -497,7 +497,7 @@ def _exposed_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) 
 def _data_parallel_seconds(
     step_plan: StepPlan, device: Device, software_stack: SoftwareStack, ranks: PipelineRanks
 ) -> tuple[Number, Number]:
-    """Returns the exposed seconds of gradient and weight messages, and the parameters updated per rank.
+    """Returns the exposed seconds of data-parallel messages, and the parameters that each rank updates.
 
     ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients, except in a pipeline
     that keeps both. All else is sent once a step: gradients beside the backward pass of the last micro-batch, weights
@@ -548,7 +548,7 @@ def _data_parallel_seconds(
 
 
 def _overlapped_micro_batches(step_plan: StepPlan) -> Number:
-    """Returns the micro-batches of a rank whose passes run while it sends what it sends once a step.
+    """Returns the number of micro-batches whose passes overlap with the messages that a rank sends once per step.
 
     An interleaved rank runs as many micro-batches as there are stages through one of its chunks, then through the
     next. It reduces the gradients of a chunk once the last of these has left it, and gathers the weights of a chunk
@@ -560,12 +560,12 @@ def _overlapped_micro_batches(step_plan: StepPlan) -> Number:
 
 
 def _sends_once_per_step(step_plan: StepPlan, software_stack: SoftwareStack) -> Any:
-    """Whether ranks of a pipeline keep gathered weights and unreduced gradients until the last micro-batch."""
+    """Whether pipeline ranks keep gathered weights and unreduced gradients until the last micro-batch."""
     return software_stack.keeps_weights_in_pipelines and step_plan.pp > 1
 
 
 def _exposed_seconds(message_seconds: Number, product_seconds: Number, hidden_share: float) -> Number:
-    """Returns the seconds of messages that computation does not hide.
+    """Returns the seconds of messages beyond those that computation hides.
 
     product_seconds: of the products that run at the same time. hidden_share: of the messages that can run beside them.
     """
@@ -582,7 +582,7 @@ def _data_group_seconds(
     trained_params: Number,
     layers: Number,
 ) -> tuple[Number, Number, Number]:
-    """Returns the seconds of weight and gradient collectives, and the number of parameters that each rank updates.
+    """Returns the seconds of a group's weight and gradient collectives, and the parameters that each rank updates.
 
     ranks, rank_stride: of a group, which replicates the weights, and the devices from one of its ranks to the next.
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
@@ -630,7 +630,7 @@ def _data_group_seconds(
 
 
 class StepTimer:
-    """Estimates the seconds of training steps of one model on one device under one software stack.
+    """Estimates training steps of one model on one device with one software stack.
 
     It times each micro-batch once: the kernels of a rank with these tp, ep and cp, number format and recomputation.
     """
@@ -642,7 +642,7 @@ class StepTimer:
         self._timed_passes: dict[tuple[Any, ...], tuple[TimedPass, LayerCosts]] = {}
 
     def step(self, step_plan: StepPlan) -> StepTime:
-        """Returns the seconds of a step of a plan; equals `training_step`."""
+        """Estimates the seconds of a step plan; the result equals that of `training_step`."""
         timing_key = (
             step_plan.rank_pass(self.stack),
             step_plan.dtype,
@@ -666,7 +666,7 @@ PLAN_COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "
 def training_steps(
     spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan, plan_columns: Mapping[str, Any]
 ) -> Any:
-    """Returns the seconds of many layouts as an array (needs NumPy).
+    """Returns the seconds of steps in many layouts as an array (needs NumPy).
 
     step_plan: what all layouts have in common. plan_columns: name → array, of `tp` and any of `PLAN_COLUMNS`.
     """
@@ -701,7 +701,7 @@ def training_steps(
 
 
 def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRanks:
-    """Returns the ranks of many pipelines, and sums each distinct pipeline once."""
+    """Returns the `PipelineRanks` of many step plans as arrays; equal pipelines are computed once."""
     import numpy
 
     pp, vpp = (numpy.broadcast_to(plan_sizes, plan_count) for plan_sizes in (step_plan.pp, step_plan.vpp))
@@ -718,7 +718,7 @@ def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count:
 
 
 def _distinct_rows(plan_columns: Sequence[Any]) -> tuple[Any, Any]:
-    """Returns the distinct combinations of the columns' values, and the index of each position's combination."""
+    """Returns the distinct combinations of the columns' values, and each row's index among them."""
     import numpy
 
     return numpy.unique(numpy.stack(list(plan_columns)), axis=1, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Estimates the seconds of a rank's kernels and messages, by place in the model.
+"""Estimates the seconds of a rank's kernels and messages, by module.
 
 A kernel takes the longer of computing and of moving its bytes, and the time until it starts. Numbers may be arrays
 with an element per layout.
@@ -106,7 +106,7 @@ class NumberFormats:
     has_block_scales: bool = False
 
     def formats_on(self, device: Device) -> NumberFormats:
-        """Returns the formats of an inference run on a device; weights that it cannot multiply are decoded to 16 bits.
+        """Returns an inference run's formats on a device, where weights without matrix units are decoded to 16 bits.
 
         So weights in 8 or 4 bits are multiplied in 16 bits without units for them, like `quantized` ones.
         """
@@ -126,7 +126,7 @@ TIME_PARTS = ("compute", "memory", "network", "wait")
 
 @frozen(slots=True)
 class TimedOperation:
-    """A kernel or message with estimated seconds.
+    """A kernel or a message, with its estimated seconds.
 
     path, kind, layer_kind_index, runs_per_layer: as of `Kernel`.
     is_backward: whether it runs in the backward pass.
@@ -149,12 +149,12 @@ class TimedOperation:
 
     @property
     def seconds(self) -> Number:
-        """The seconds of one execution, where compute and memory traffic overlap."""
+        """The estimated seconds of one execution; compute and memory traffic overlap."""
         return maximum(self.compute, self.memory) + self.network + self.wait
 
     @property
     def bound(self) -> str:
-        """The resource that takes longest: `compute`, `memory`, `network` or `wait` (scalars only)."""
+        """The resource that the operation waits for longest: `compute`, `memory`, `network` or `wait`."""
         return max(TIME_PARTS, key=lambda resource_name: getattr(self, resource_name))
 
 
@@ -178,7 +178,7 @@ GRAPH_SPLITS = frozenset({"attention", "scores", "scan", "state"})
 
 
 def _is_captured(kernel: Kernel, captured_modules: tuple[str, ...]) -> bool:
-    """Whether a captured CUDA graph of these modules contains the kernel, so that the host does not launch it."""
+    """Whether a CUDA graph captured from these modules contains the kernel, so that the host does not launch it."""
     if not captured_modules:
         return False
     path_in_layer = f"{kernel.path}.{kernel.step_verb}.".partition(".")[2]
@@ -207,7 +207,7 @@ class TimedPass:
     )
 
     def scaled_by(self, factor: Number) -> TimedPass:
-        """Returns the pass with each kernel and message in `factor` times its seconds."""
+        """Returns the pass with the seconds of each kernel and message multiplied by `factor`."""
         scaled_operations = [
             replace(operation, **{time_part: factor * getattr(operation, time_part) for time_part in TIME_PARTS})
             for operation in self.operations
@@ -215,7 +215,7 @@ class TimedPass:
         return replace(self, operations=scaled_operations)
 
     def layer_seconds(self, layer: int, is_backward: bool | None = None) -> Number:
-        """Returns the seconds of one layer of a kind. is_backward: direction; None (default) for both directions."""
+        """Returns the seconds of a layer of one kind. is_backward: the direction; None (default) for both."""
         return sum(
             operation.runs_per_layer * operation.seconds
             for operation in self.operations
@@ -227,7 +227,7 @@ class TimedPass:
         return any(kernel.layer_kind_index == layer and kernel.kind == "experts" for kernel in self.rank_work.kernels)
 
     def ending_seconds(self, layer: int) -> Number:
-        """Returns the forward seconds at the end of a layer whose results no gradient in the layer needs."""
+        """Returns the forward seconds of a layer's last kernels, whose results its own gradients do not need."""
         return sum(
             operation.runs_per_layer * operation.seconds
             for operation in self.operations
@@ -248,7 +248,7 @@ class TimedPass:
         )
 
     def expert_launches(self, layer: int, is_backward: bool, captured_modules: tuple[str, ...] = ()) -> Number:
-        """Returns the number of single experts' matrix products that the host launches in one pass of a layer."""
+        """Returns how many matrix products of single experts the host launches in one pass of a layer."""
         return sum(
             kernel.runs_per_layer * kernel.expert_count * kernel.launches[is_backward]
             for kernel in self.rank_work.kernels
@@ -258,7 +258,7 @@ class TimedPass:
         )
 
     def dtensor_operations(self, layer: int, is_backward: bool, operation_counts: KernelCounts) -> Number:
-        """Returns the number of DTensor operations in the forward (or backward) pass of a tensor-parallel layer.
+        """Returns how many DTensor operations run in the forward (or backward) pass of a tensor-parallel layer.
 
         operation_counts: of a product and, with sequence parallelism, of a norm.
         """
@@ -282,7 +282,7 @@ class TimedPass:
         )
 
     def launches(self, kernel_counts: KernelCounts, graph_tokens: int = 0, casts_inputs: bool = False) -> Number:
-        """Returns the number of kernels and graphs that the host launches in the forward pass.
+        """Returns how many kernels and CUDA graphs the host launches in the forward pass.
 
         casts_inputs: whether a kernel before each product casts its input to a narrower format; default false.
         graph_tokens: most tokens of a pass in which captured graphs launch all kernels between those of `GRAPH_SPLITS`;
@@ -331,22 +331,22 @@ class TimeEstimator:
 
     @property
     def is_training(self) -> bool:
-        """Whether the pass is of training, with a backward pass."""
+        """Whether the pass is one of training, with a backward pass."""
         return self.rank_pass.phase == "training"
 
     @property
     def seconds_before_kernel(self) -> float:
-        """The seconds before a kernel starts."""
+        """The seconds between the launch of a kernel and its start."""
         generation = self.device.generation
         launch_gap = generation.kernel_start if self.is_training else generation.launch_gap * self.stack.launch
         return max(launch_gap, self.stack.kernel_gap)
 
     def _units_format(self, dtype: str) -> str:
-        """Returns the number format whose units run the products of a format."""
+        """Returns the number format of the matrix units that run products of a number format."""
         return self.stack.quantized if dtype == QUANTIZED_FORMAT else dtype
 
     def product_rate(self, dtype: str) -> float:
-        """Returns the FLOP/s of products in a number format."""
+        """Returns the FLOP/s of matrix products in a number format."""
         unit_format = self._units_format(dtype)
         if dtype == QUANTIZED_FORMAT and unit_format == "int8" and self.device.generation.block_quantized:
             return self.device.peak_rates["int8"] * self.device.generation.block_quantized
@@ -357,7 +357,7 @@ class TimeEstimator:
         return self.device.product_rate(unit_format, self.is_training, self.stack.sums_in_16_bits) * efficiency
 
     def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
-        """Returns the slowdown of a matrix product with a short inner axis.
+        """Returns the factor by which a short inner axis slows down a matrix product.
 
         inner_size: the size of the axis that it sums over.
         """
@@ -422,7 +422,7 @@ class TimeEstimator:
             )
 
     def product_wait(self, kernel: Kernel) -> float:
-        """Returns the seconds that a product in a captured graph takes beyond its reads and the gaps between kernels.
+        """Returns the seconds that a product in a CUDA graph takes beyond its memory reads and the gap before it.
 
         Those of all experts' products belong to the last one. A kernel that decodes the weights takes further seconds.
         """
@@ -437,7 +437,7 @@ class TimeEstimator:
         return waits_by_format.get(self.device.format_of(self._units_format(dtype)), 0.0) + decoding_wait
 
     def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Estimates the seconds of y = x·Wᵀ, and backward of dx = dy·W and of dW = dyᵀ·x with accumulation."""
+        """Estimates the seconds of y = x·Wᵀ, and in backward of dx = dy·W and of dW = dyᵀ·x, which is accumulated."""
         device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
         weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
         if not self.is_training:
@@ -510,7 +510,7 @@ class TimeEstimator:
             )
 
     def _block_scaled_seconds(self, kernel: Kernel, seconds: Number) -> Number:
-        """Returns the compute seconds of a product whose weights may have a scale for each block.
+        """Returns the compute seconds of a product, whose weights may have one scale per block.
 
         Where the library has no tuned kernel for its sizes, one tile sums over the whole inner axis, block by block.
         Products of the same input are one kernel, whose first product has this time.
@@ -528,19 +528,19 @@ class TimeEstimator:
         return (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) <= MOST_VECTOR_KERNEL_TOKENS
 
     def vector_rate(self, kernel: Kernel) -> Number:
-        """Returns the bytes/s at which the units read a product's weights for few tokens; inf without that kernel."""
+        """Returns the bytes/s at which a matrix-vector kernel reads a product's weights; inf for other kernels."""
         if not self.stack.vector_kernels:
             return inf
         return choose(self._is_vector_product(kernel), self.device.vector_rate, inf)
 
     def _wave_factor(self, kernel: Kernel, row_count: Number, column_count: Number) -> Number:
-        """The slowdown of a dense training product by compute units that its last tiles leave idle."""
+        """The slowdown of a training product whose last tiles leave compute units idle; 1 for expert products."""
         return self.device.wave_factor(row_count, column_count) if kernel.kind == "product" else 1.0
 
     def _time_with_weights(
         self, kernel: Kernel, is_backward: bool, compute_seconds: Number, weight_bytes: Number, activation_bytes: Number
     ) -> Iterator[tuple[bool, Number, Number]]:
-        """Yields a training product's kernel times; with a kernel per expert, weights move in a separate kernel."""
+        """Yields the kernel times of a training product; experts' weights move in a kernel of their own."""
         if kernel.kind == "experts" and self.stack.separate_experts:
             yield is_backward, 0.0, self.device.memory_seconds(weight_bytes)
             yield is_backward, compute_seconds, self.device.memory_seconds(activation_bytes)
@@ -548,13 +548,13 @@ class TimeEstimator:
             yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes + activation_bytes)
 
     def _gradient_bytes_per_weight(self, bytes_per_element: float) -> float:
-        """Returns the bytes that a product moves per weight to add to its gradient: buffers are read and written."""
+        """Returns the bytes moved per weight when a product adds to its gradient: buffers are read and written."""
         return 2 * self.stack.gradient_bytes if self.stack.sends_gradient_buffers else bytes_per_element + 4.0
 
     _experts_seconds = _product_seconds
 
     def _needs_separate_casts(self, kernel: Kernel) -> tuple[bool, bool]:
-        """Returns whether separate kernels cast a training product's input and its output's gradient.
+        """Returns whether a product's input, and its output's gradient, are cast by kernels of their own.
 
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
         """
@@ -563,20 +563,20 @@ class TimeEstimator:
         return kernel.launches[0] > 0 and not (is_fused and is_down_projection), not is_fused or is_down_projection
 
     def _expert_rate_share(self, kernel: Kernel, dtype: str) -> float:
-        """The fraction of a large product's rate that the software stack's grouped kernel for all experts reaches."""
+        """The fraction of a large product's rate that the grouped kernel of all experts reaches."""
         if kernel.kind != "experts":
             return 1.0
         return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
 
     def _row_padding_ratio(self, kernel: Kernel, dtype: str) -> Number:
-        """The ratio of computed rows to a product's rows, because matrix units compute whole tiles of rows."""
+        """The ratio of computed rows to a product's rows; matrix units compute whole tiles of rows."""
         if kernel.kind == "experts" or dtype == "fp32" or not self.stack.pads_rows or is_zero(kernel.m):
             return 1.0
         tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED_FORMAT else self.device.generation.tile_rows
         return maximum(1.0, tile_rows / kernel.m)
 
     def _copied_bytes(self, kernel: Kernel, dtype: str, element_count: Number) -> Number:
-        """Returns the bytes of the 16-bit copies of quantized weights that a product of many tokens multiplies.
+        """Returns the bytes of 16-bit copies of quantized weights, which products of many tokens read instead.
 
         0 for a kernel that decodes the weights that it multiplies. element_count: of the weights, in all passes.
         """
@@ -586,14 +586,14 @@ class TimeEstimator:
         return choose(kernel.m >= fewest_tokens, 2.0 * element_count, 0.0)
 
     def _prompt_pass_count(self, kernel: Kernel) -> Number:
-        """The number of passes over the weights in which software computes a prompt's tokens."""
+        """The number of times that the weights are read for a prompt, whose tokens software splits into batches."""
         most_tokens = self.stack.prompt_batch
         if not most_tokens or self.rank_pass.phase == "decode":
             return 1.0
         return maximum(1.0, (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) / most_tokens)
 
     def _expert_load_imbalance(self, kernel: Kernel) -> Number:
-        """The ratio of the busiest rank's time for expert products to the time with even loads."""
+        """The ratio of the busiest rank's time for expert products to the time under even loads."""
         if kernel.kind != "experts" or not self.stack.uneven_ranks:
             return 1.0
         return 1 + self.stack.uneven_ranks * log2(self.rank_pass.ep)
@@ -607,7 +607,7 @@ class TimeEstimator:
         )
 
     def _weight_bytes(self, kernel: Kernel, element_count: Number) -> Number:
-        """Returns the bytes of weights that a pass reads.
+        """Returns the bytes that a pass reads of a kernel's weights.
 
         The head stays in 16 bits unless all weights are quantized.
         """
@@ -620,12 +620,12 @@ class TimeEstimator:
         return element_count * weight_bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
 
     def _expert_weights_share(self) -> float:
-        """Returns the share of the memory rate at which a pass reads the weights of experts."""
+        """Returns the share of the memory rate at which a pass reads experts' weights."""
         prompt_share = self.stack.prompt_expert_weights if self.rank_pass.phase == "prefill" else None
         return self.stack.expert_weights if prompt_share is None else prompt_share
 
     def experts_read(self, kernel: Kernel) -> Number:
-        """Returns the expected number of distinct experts that T tokens select: E · (1 − (1 − k/E)^T).
+        """Returns the expected number of distinct experts that a pass's tokens select: E · (1 − (1 − k/E)^T).
 
         Tokens that a batch decodes together select the same experts more often than by chance. Of expert-parallel ranks
         it is that of the rank with most of them, for which all others wait.
@@ -695,7 +695,7 @@ class TimeEstimator:
             yield is_backward, seconds, 0.0 if is_backward else device.cache_seconds(cache_bytes)
 
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
+        """Estimates the seconds of products of queries and keys, which sum over the width of a key."""
         dtype = "bf16" if self.is_training else self._inference_format(kernel)
         product_rate = self.product_rate(dtype) / self._depth_factor(dtype, kernel.k)
         cache_bytes = kernel.cache_elements * self.number_formats.cache_bits / 8
@@ -734,7 +734,7 @@ class TimeEstimator:
     _look_up_seconds = _permutation_seconds = _elementwise_seconds
 
     def _expert_bias_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Estimates the seconds in which the experts' biases, times the routing weights, are added to their outputs."""
+        """Estimates the seconds in which expert biases, times the routing weights, are added to expert outputs."""
         for is_backward in (False, True):
             moved_bytes = self.stack.expert_bias_bytes[is_backward] * kernel.m * kernel.n
             yield is_backward, 0.0, self.device.memory_seconds(moved_bytes)
@@ -747,7 +747,7 @@ class TimeEstimator:
             yield is_backward, 0.0, self.device.memory_seconds(moved_bytes)
 
     def _dequantization_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Estimates the seconds of 16-bit copies of a weight in 4 bits."""
+        """Estimates the seconds of dequantizing a 4-bit weight to 16 bits."""
         assert self.rank_pass.adapters is not None
         weight_elements, bytes_per_weight = kernel.weight_elements, self.rank_pass.adapters.base_bits / 8 + 2.0
         compute_seconds = (
@@ -767,14 +767,14 @@ class TimeEstimator:
         yield True, 0.0, self.device.memory_seconds(logit_count * gradient_bytes)
 
     def _exchange_wait(self, message: Collective) -> Number:
-        """Returns the waiting seconds before one expert all-to-all: half of the wait per layer."""
+        """Returns the seconds of waiting before one expert all-to-all: half of the wait per layer."""
         if message.process_group != "ep" or message.is_backward or not self.stack.exchange_wait:
             return 0.0
         exposed_share = 1 - self.stack.hidden_share("ep")
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
     def _collective_kind(self, layer_message: LayerMessage) -> CollectiveKind:
-        """Returns the kind of a message; training that gathers tokens all-gathers them and reduce-scatters the sums."""
+        """Returns the collective that sends a message; training may all-gather tokens and reduce-scatter sums."""
         message = layer_message.collective
         is_exchange = message.process_group == "ep" and message.collective_kind == "all_to_all"
         if not (is_exchange and self.is_training and self.stack.gathers_tokens):
@@ -834,7 +834,7 @@ class TimeEstimator:
         )
 
     def _exchanged_byte_share(self, layer_message: LayerMessage) -> Number:
-        """Returns the bytes that an exchange of experts' tokens sends, as a share of all copies in 16 bits.
+        """Returns the bytes sent by an expert all-to-all, as a share of those of all token copies in 16 bits.
 
         Experts of one rank share a copy of a token, and with ranks in several network domains those of one domain
         (is_token_in_rank of deep_ep, csrc/kernels/layout.cu), but for decoded tokens: their kernels send every copy
@@ -855,7 +855,7 @@ class TimeEstimator:
 
 
 def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:
-    """Returns the share of a token's expert copies that are sent, if experts in one network domain share a copy.
+    """Returns the share of expert copies of a token that are sent, if a network domain's experts share a copy.
 
     domains: network domains, or ranks of a single one.
 
@@ -875,12 +875,12 @@ def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGrou
 
 
 def _expected_maximum(count: int) -> float:
-    """Returns the expected largest of independent normal numbers, in standard deviations (Blom 1958)."""
+    """Returns the expected maximum of `count` standard normal numbers (Blom 1958)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def _chance_of_copy(groups_in_domain: Number, top_k: Number, expert_groups: ExpertGroups) -> Number:
-    """Returns the chance that a domain of some groups has any of a token's experts.
+    """Returns the probability that a network domain with some expert groups has any expert of a token.
 
     The number of these groups among the token's groups is hypergeometric.
     """

@@ -1,4 +1,4 @@
-"""The range of a time estimate, which contains 80 % of measured runs in the estimate's class.
+"""The range of a time estimate, which contains 80 % of the measured runs in the estimate's class.
 
 Ranges are calibrated on sets that no constant was found on, because errors differ more between sources than within
 one. They are not symmetric: measured runs are slower than estimates more often than faster.
@@ -30,14 +30,14 @@ DOCUMENT_DIGITS = 10
 
 
 class RatioBounds(Record):
-    """The ends of a range, as ratios of measured to estimated seconds."""
+    """The ends of a range, each as a ratio of measured to estimated seconds."""
 
     low: float = Field(gt=0, le=1)
     high: float = Field(ge=1)
 
 
 class TestedClass(RatioBounds):
-    """A class of estimates with tested errors; comments in the TOML file explain each field."""
+    """A class of similar estimates with tested errors; comments in the TOML file explain each field."""
 
     __test__ = False  # not a test, whatever pytest makes of its name
 
@@ -61,7 +61,7 @@ class TestedClass(RatioBounds):
     def contains_estimate(
         self, phase: str, has_experts: bool, device_class: str, software_stack: SoftwareStack, is_loaded: bool
     ) -> bool:
-        """Whether an estimate belongs to this class. is_loaded: whether other requests run at the same time."""
+        """Whether an estimate belongs to this class of tested errors. is_loaded: whether other requests run too."""
         return (
             self.phase == phase
             and self.experts in (None, has_experts)
@@ -77,7 +77,7 @@ class _TestedClasses(Record):
     classes: tuple[TestedClass, ...]
 
     def widest_bounds(self, phase: str) -> RatioBounds:
-        """Returns the range for untested estimates, which contains the ranges of all tested classes of the phase."""
+        """Returns the range for untested estimates: from the lowest to the highest end of the phase's tested ranges."""
         classes_of_phase = [tested_class for tested_class in self.classes if tested_class.phase == phase]
         return RatioBounds(
             low=min(tested_class.low for tested_class in classes_of_phase),
@@ -90,7 +90,7 @@ MEASURED_EXPERT_RANKS = 8
 
 
 def untested_layout_text(software_stack: SoftwareStack, layout: Layout) -> str:
-    """Returns a text on what was never measured of a server's layout; empty if the whole layout was measured."""
+    """Returns what of a server's layout was never measured, as a text; empty if all of it was."""
     exceeds_measured_ranks = software_stack.server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if exceeds_measured_ranks else ""
 
@@ -102,12 +102,12 @@ def _tested_classes() -> _TestedClasses:
 
 
 def round_to_digits(number: Number) -> float:
-    """Rounds a number to digits that do not depend on the platform's floating-point library."""
+    """Rounds a number so that the digits do not depend on the platform's floating-point library."""
     return float(f"{number:.{DOCUMENT_DIGITS}g}")
 
 
 class RangedAmount(NamedTuple):
-    """A quantity with a range that contains 80 % of comparable measured runs."""
+    """An amount with a range, in which 80 % of comparable measured runs lie."""
 
     estimate: float
     low: float
@@ -118,17 +118,17 @@ class RangedAmount(NamedTuple):
 
     @classmethod
     def without_range(cls, exact_value: float) -> RangedAmount:
-        """Returns the amount of a measured quantity, whose range is a single value."""
+        """Returns a measured quantity as an amount, whose range is a single value."""
         return cls(exact_value, exact_value, exact_value)
 
     def as_data(self) -> dict[str, float]:
-        """The amount and range as plain data."""
+        """The amount and its range as plain data for JSON."""
         return {bound_name: round_to_digits(bound_value) for bound_name, bound_value in self._asdict().items()}
 
 
 @frozen
 class TimeRange:
-    """An estimate in seconds, with range and class.
+    """An estimate in seconds, with its range and its class of tested errors.
 
     phase, device, stack: of the class. untested_reason: what of the run was never measured; empty for its device alone.
     tested_class: the class; None for a device or a stack without one, which has the widest range.
@@ -147,11 +147,11 @@ class TimeRange:
 
     @property
     def amount(self) -> RangedAmount:
-        """The estimate with its range, without the class."""
+        """The estimate with its range, as a `RangedAmount` without the class."""
         return RangedAmount(float(self.estimate), float(self.low), float(self.high))
 
     def class_data(self) -> dict[str, Any]:
-        """The class of the estimate as plain data."""
+        """The class of the estimate as plain data for JSON."""
         tested_class = self.tested_class
         return {
             "phase": self.phase,
@@ -174,7 +174,7 @@ def expected_range(
     burst_seconds: Number | None = None,
     fast_host_seconds: Number | None = None,
 ) -> TimeRange:
-    """Returns the range of a time estimate.
+    """Returns a time estimate with its range. seconds: the estimate.
 
     untested_reason: what of the run was never measured on any device; default nothing.
     burst_seconds: of a first token beside other requests, the estimate where all of them arrive at once, of which the

@@ -1,4 +1,4 @@
-"""The records in `presets/timing`: constants with their sources, evidence and measured test rows."""
+"""The constants in `presets/timing`, with their sources, evidence and measured test rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FigureEvidence: TypeAlias = Literal["profiled", "measured", "assumed"]
 
 
 class FigureSource(Record):
-    """The source of several figures of an accelerator generation.
+    """The source of several constants of an accelerator generation.
 
     gives: names of the fields, separated by commas.
     evidence: `profiled` by kernel tables of the generation, `measured` on runs, or `assumed`.
@@ -40,7 +40,7 @@ class FigureSource(Record):
 
 
 class AcceleratorGeneration(Record):
-    """The efficiencies of an accelerator generation; comments at the top of the TOML file explain each field."""
+    """The efficiencies of an accelerator generation; comments in the TOML file explain each field."""
 
     name: str
     like: str = ""
@@ -95,7 +95,7 @@ def _read_tables(file_name: str) -> dict[str, dict[str, Any]]:
 
 
 def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str) -> dict[str, Any]:
-    """Returns a table with missing values from the table in the field `like`."""
+    """Returns a table completed with values of the table that its field `like` names."""
     named_table = tables_by_name[table_name]
     base_table = _with_base_table(tables_by_name, named_table["like"]) if named_table.get("like") else {}
     inherited_values = {
@@ -105,7 +105,7 @@ def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str)
 
 
 def _merged_figures(base_figures: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figures, completed by figures that only the base has; nested tables (`TABLE_FIELDS`) are merged."""
+    """Returns constants, completed with those of the base table; nested tables (`TABLE_FIELDS`) are merged."""
     merged_tables = {
         field_name: {**base_figures[field_name], **figures[field_name]}
         for field_name in TABLE_FIELDS
@@ -246,7 +246,7 @@ class SoftwareStack(Record):
 
     @property
     def on_fastest_host(self) -> SoftwareStack | None:
-        """The software stack with the kernel-launch time of the fastest measured host CPU, for the low end of a range.
+        """The software stack with the launch time of the fastest measured host CPU, for the low end of a range.
 
         None for a stack whose launch times were measured on hosts of one speed.
         """
@@ -257,17 +257,17 @@ class SoftwareStack(Record):
         )
 
     def gathers_on(self, replicas: int, expert_ranks: int) -> bool:
-        """Whether expert ranks gather the tokens of all attention replicas, in place of exchanging routed rows."""
+        """Whether expert ranks all-gather the tokens of all attention replicas, in place of an all-to-all."""
         exceeds_gathering_ranks = bool(self.most_gathering_ranks) and expert_ranks > self.most_gathering_ranks
         return self.gathers_tokens and not (replicas > 1 and exceeds_gathering_ranks)
 
     @property
     def is_eager(self) -> bool:
-        """Whether the host launches every kernel of layers that no library fuses."""
+        """Whether the host launches every kernel of a layer by itself, except those that a library fuses."""
         return self.host_kernel > 0 and not self.library_layers
 
     def hidden_share(self, process_group: str, message_kind: str = "") -> float:
-        """Returns the fraction of a group's messages hidden by products; for gathered weights, by default dp's
+        """Returns the fraction of a group's messages that computation hides; for gathered weights, by default dp's
         fraction.
 
         message_kind: the kind of the message, such as `all_reduce`; default any.
@@ -306,13 +306,13 @@ MOST_SETTINGS = 3
 
 
 def _base_stack_name(stack_name: str) -> str:
-    """Returns the name of the last stack in the chain of `like` fields, from which a stack inherits its figures."""
+    """Returns the last stack in the chain of `like` fields, from which a stack inherits its constants."""
     base_name = _read_tables("stacks.toml")[stack_name].get("like")
     return _base_stack_name(base_name) if base_name else stack_name
 
 
 def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
-    """Whether distinct settings belong to the first stack's software and phase, and at most one is an exchange."""
+    """Whether these settings can be combined with the first stack: same software and phase, distinct, one exchange."""
     stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
     stack_names = [first_stack_name, *setting_names]
     if (
@@ -334,16 +334,16 @@ def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
 
 @lru_cache(maxsize=64)
 def combined_stack(stack_name: str) -> SoftwareStack | None:
-    """Returns the software stack of a combined name `STACK+SETTING`: a stack with figures replaced by the settings'.
+    """Returns the software stack of a name `STACK+SETTING`: the stack with the settings' constants.
 
     None where a name is unknown, where one after the first does not combine with others or is of another phase or
     software, and for several exchanges of experts' tokens. No row tests a combination.
     """
-    first_name, *setting_names = stack_name.split("+")
+    base_stack_name, *setting_names = stack_name.split("+")
     stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
-    if not _can_combine(first_name, setting_names):
+    if not _can_combine(base_stack_name, setting_names):
         return None
-    stack = stacks[first_name]
+    stack = stacks[base_stack_name]
     for setting_name in setting_names:
         setting_stack, setting_table = stacks[setting_name], tables_by_name[setting_name]
         setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION_FIELDS}

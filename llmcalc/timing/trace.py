@@ -35,12 +35,12 @@ MOST_STEPS = 400_000
 
 @dataclass
 class StepBudget:
-    """The number of steps that may still be simulated for a question."""
+    """The number of steps that the simulations for one command may still take."""
 
     remaining_steps: int = MOST_STEPS
 
     def spend_step(self) -> None:
-        """Spends a step. Raises `InputError` if none is left."""
+        """Counts one step. Raises `InputError` if no step is left."""
         self.remaining_steps -= 1
         if self.remaining_steps < 0:
             raise InputError(
@@ -63,7 +63,7 @@ class TracedRequest:
 
 @frozen
 class ServedRequest:
-    """The times of a served request in seconds.
+    """The latencies of a served request in seconds, and the time of its last token.
 
     ttft: from its arrival to its first token. tpot: of each further token; None for an answer of one token.
     end_seconds: when its last token is there.
@@ -79,7 +79,7 @@ SecondsFunction: TypeAlias = Callable[[float, float], float]
 
 @frozen
 class StepSeconds:
-    """Tables of the seconds of a replica's steps.
+    """The seconds of a replica's steps, tabulated by batch size and context.
 
     decoding_seconds: (sequences, mean tokens in their caches) → of a step that decodes.
     added_decoding_seconds: the same → of what decoding adds to a step with prompts.
@@ -102,7 +102,7 @@ class StepSeconds:
     added_launch_seconds: SecondsFunction = lambda *_: 0.0
 
     def mixed_seconds(self, tokens: int, earlier_tokens: float, sequences: int, cached_tokens: float) -> float:
-        """Returns the seconds of a step with prompts and decoding sequences.
+        """Returns the seconds of a step that processes prompts and decodes other sequences.
 
         tokens, earlier_tokens: of prompts, and their mean number of tokens in the cache.
         sequences, cached_tokens: that decode in the step, and their mean number of tokens in the cache.
@@ -116,7 +116,7 @@ class StepSeconds:
 
     @classmethod
     def tabulate(cls, replica: Replica, sequences: int, longest_request: int, mean_input_tokens: int) -> StepSeconds:
-        """Tabulates the seconds of a replica's steps.
+        """Tabulates the seconds of a replica's steps by batch size and context.
 
         sequences: most sequences of a batch. longest_request: its tokens. mean_input_tokens: tokens of a usual prompt.
         """
@@ -154,7 +154,7 @@ class StepSeconds:
 def _tabulated_seconds(
     exact_seconds: Callable[[int, int], float], largest_batch: int, context_lengths: Sequence[int]
 ) -> SecondsFunction:
-    """Returns seconds interpolated between batch sizes (powers of two up to `largest_batch`) and context lengths.
+    """Returns a function that interpolates seconds between batch sizes (powers of two) and context lengths.
 
     exact_seconds: (size of the batch, tokens in the cache) → seconds.
     """
@@ -181,7 +181,7 @@ def _tabulated_seconds(
 
 
 def _index_and_fraction(sorted_values: Sequence[int], coordinate: float) -> tuple[int, float]:
-    """Returns the index of the next lower value, and the fraction to the next higher; extrapolates at the ends."""
+    """Returns the index of the value below a coordinate, and the fraction of the way to the next value."""
     if len(sorted_values) == 1:
         return 0, 0.0
     lower_index = min(max(0, bisect_right(sorted_values, coordinate) - 1), len(sorted_values) - 2)
@@ -192,7 +192,7 @@ def _index_and_fraction(sorted_values: Sequence[int], coordinate: float) -> tupl
 
 @dataclass
 class ServedBatch:
-    """The requests of one batch on a replica, step by step.
+    """The requests that one replica serves in one batch, step by step.
 
     step_seconds: seconds of its steps. most_sequences, cache_tokens: most sequences, and tokens that its caches hold.
     most_step_tokens: most tokens of a step. mixes_prompts: whether a step with prompts decodes too.
@@ -211,7 +211,7 @@ class ServedBatch:
     def serve_requests(
         self, requests: Sequence[TracedRequest], cached_share: float = 0.0, step_budget: StepBudget | None = None
     ) -> list[ServedRequest]:
-        """Serves requests, sorted by arrival, and returns the requests' times in the same order.
+        """Serves requests in order of arrival, and returns their times in the same order.
 
         cached_share: of each prompt, that an earlier request left in the cache; default none.
         step_budget: the steps that may be simulated; default those of a question.
@@ -310,7 +310,7 @@ class ServedBatch:
         ]
 
     def _scheduled_seconds(self, sequence_count: int, cached_tokens: float) -> float:
-        """Returns the seconds of the steps that are planned already when a request arrives; 0 if nothing decodes."""
+        """Returns the seconds of the steps that are already scheduled when a request arrives; 0 if nothing decodes."""
         if not self.steps_ahead or not sequence_count:
             return 0.0
         return self.seconds_scale * self.steps_ahead * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
@@ -320,7 +320,7 @@ class ServedBatch:
         return math.ceil((traced_request.output_tokens - 1) / self.step_seconds.tokens_per_step)
 
     def _take_prompts(self, waiting_prompts: deque[list[int]], decoding_count: int) -> tuple[list[int], int, float]:
-        """Assigns prompt tokens to a step. Returns the completed prompts, the step's tokens, and the mean context.
+        """Takes prompt tokens into a step. Returns the prompts that it completes, its tokens, and their mean context.
 
         decoding_count: sequences that decode in the step.
         """
@@ -346,7 +346,7 @@ class ServedBatch:
         cached_tokens: float,
         reserved_tokens: int,
     ) -> int:
-        """Returns the number of steps until a sequence ends or a new request can start."""
+        """Returns the number of equal steps until a sequence ends or a new request can start."""
         if next_request_index == len(requests):
             return most_steps
         traced_request = requests[next_request_index]
@@ -373,7 +373,7 @@ def serve_trace(
     seconds_scale: float = 1.0,
     budget: StepBudget | None = None,
 ) -> list[ServedRequest]:
-    """Serves a trace's requests on equal replicas, assigned in turn.
+    """Serves a trace's requests on equal replicas, to which they are assigned in turn.
 
     step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
     sequences, cache_tokens: of one replica. cached_share, budget: as of `ServedBatch.serve_requests`.

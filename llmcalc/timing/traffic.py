@@ -33,12 +33,12 @@ class MemoryTraffic:
 
     @property
     def flops_per_second(self) -> float:
-        """The estimated FLOP/s of the kernel."""
+        """The estimated FLOP/s of the kernels."""
         return self.flops / self.seconds
 
 
 def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterator[tuple[str, MemoryTraffic]]:
-    """Yields the kernels of an inference pass that compute products, each with the node's path.
+    """Yields the traffic of an inference pass's kernels that compute products, each with its module path.
 
     Bytes are those that the estimate prices, without the losses of the device and of its software.
     """
@@ -63,7 +63,7 @@ def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterat
 
 
 def attention_bytes(kernel: Kernel, time_estimator: TimeEstimator) -> float:
-    """Returns the memory traffic of fused attention in bytes: cache, 16-bit queries, results, and new prompt keys."""
+    """Returns the bytes that fused attention moves: cache, 16-bit queries, results, and new keys of a prompt."""
     cache_bytes = float(kernel.cache_elements) * time_estimator.number_formats.cache_bits / 8
     heads = float(kernel.heads) + (0.0 if time_estimator.rank_pass.phase == "decode" else float(kernel.kv_heads))
     return cache_bytes + 2.0 * float(kernel.m) * heads * float(kernel.key_width + kernel.k)

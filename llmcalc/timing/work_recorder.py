@@ -86,13 +86,13 @@ MEASURED_RANKS = 2
 
 @dataclass
 class WorkRecorder(PlacementTracker):
-    """Records the kernels and messages of a rank's program. rank_pass: the pass. work: the recorded work."""
+    """Records the kernels and messages of a rank's program. work: what it has recorded."""
 
     rank_pass: RankPass = field(default_factory=RankPass)
     work: RankWork = field(init=False)
 
     def record(self, program: RankFlow) -> RankWork:
-        """Walks the operations of a rank's forward pass, and returns its kernels and messages."""
+        """Records the operations of a rank's forward pass; returns its kernels and messages as `RankWork`."""
         self.work = RankWork(self.rank_pass)
         self.full_run: RunConfig = self.rank_pass.run_config()
         self.layer: int = BEFORE_LAYERS
@@ -139,7 +139,7 @@ class WorkRecorder(PlacementTracker):
         self.readers[storage_key] = self.readers.get(storage_key, 0) + 1
 
     def _storage_owner(self, recorded_value: Value) -> Value:
-        """Returns the value that owns a value's memory, through views and identities."""
+        """Returns the value whose memory a value shares, through views and steps that return their input."""
         while id(recorded_value.storage) in self.aliases:
             recorded_value = self.aliases[id(recorded_value.storage)]
         return recorded_value.storage
@@ -147,7 +147,7 @@ class WorkRecorder(PlacementTracker):
     # --- the walk ----------------------------------------------------------------------------------------------------
 
     def _items_of_chosen_branches(self, scope_items: Iterable[ProgramItem]) -> Iterator[Step | ModuleScope]:
-        """Returns the items, with alternatives replaced by the branch that runs."""
+        """Returns a scope's items, with each choice of alternative branches replaced by the branch that runs."""
         for scope_item in scope_items:
             if not isinstance(scope_item, AlternativeBranches):
                 yield scope_item
@@ -172,14 +172,14 @@ class WorkRecorder(PlacementTracker):
             yield from self._items_of_chosen_branches(chosen_items.items)
 
     def _executed_scopes(self, module_scope: ModuleScope) -> Iterator[ModuleScope]:
-        """Yields a scope and all nested scopes in executed branches."""
+        """Yields a module scope and all nested scopes that run."""
         yield module_scope
         for scope_item in self._items_of_chosen_branches(module_scope.items):
             if isinstance(scope_item, ModuleScope):
                 yield from self._executed_scopes(scope_item)
 
     def _executed_steps(self, scope_items: Iterable[ProgramItem]) -> Iterator[Step]:
-        """Yields every executed step in order, and records the values that steps pass on unchanged."""
+        """Yields every step that runs, in order, and notes which steps return their input unchanged."""
         for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.node_fields.get("role") in UNEXECUTED_ROLES or scope_item.node_fields.get(
                 "optional", ""
@@ -231,7 +231,7 @@ class WorkRecorder(PlacementTracker):
         self.layer, self.layers = AFTER_LAYERS, 1
 
     def _last_product(self, scope_items: Iterable[ProgramItem]) -> Step | None:
-        """Returns a layer's last product if only steps follow that save no tensor; None for another end or adapters.
+        """Returns the last product of a layer after which no tensor is saved; None without one, or with adapters.
 
         None for routed experts too: Automodel runs shared experts before them, torchtitan after them.
         """
@@ -282,7 +282,7 @@ class WorkRecorder(PlacementTracker):
         (lowering_method or self._add_operation)(operation)
 
     def _shares_earlier_kernel(self, operation: Step) -> bool:
-        """Whether one kernel computes this and an earlier product of the same input, as for `up_proj` and `gate_proj`.
+        """Whether one kernel computes this product and an earlier one of the same input, as for `up_proj`.
 
         The element-wise steps around it are then one kernel, such as SiluAndMul (sglang/srt/layers/activation.py).
         """
@@ -290,21 +290,21 @@ class WorkRecorder(PlacementTracker):
         return is_product and (id(self._storage_owner(operation.input_values[0])), self.layer) in self.shared_inputs
 
     def _is_executed(self, operation: Step) -> bool:
-        """Whether the pass runs a step; for example, decoding does not run the encoder again."""
+        """Whether the pass runs an operation; for example, decoding does not run the encoder again."""
         return not operation.output_values or not self._has_no_rows(operation.output_values[0])
 
     def _has_no_rows(self, recorded_value: Value) -> bool:
         return recorded_value.rows is not NO_ROWS and is_zero(recorded_value.rows.new_rows(self.run_config.workload))
 
     def _is_inside_attention(self, operation: Step) -> bool:
-        """Whether a step's values of queries and keys stay inside of a fused kernel."""
+        """Whether a step works on query-key pairs that stay inside a fused attention kernel."""
         return self.rank_pass.fuses_elementwise and any(
             isinstance(recorded_value.rows, QueryKeyPairs)
             for recorded_value in (*operation.input_values, *operation.output_values)
         )
 
     def _has_partial_sum_output(self, operation: Step) -> bool:
-        """Whether a step's result is a partial sum, because it is linear in its inputs that are partial sums."""
+        """Whether a step's result is a partial sum over ranks: the step is linear, and an input is a partial sum."""
         if operation.verb not in VERBS_BEFORE_REDUCTION:
             return False
         partial_inputs = list(map(self._is_partial, operation.input_values))
@@ -316,7 +316,7 @@ class WorkRecorder(PlacementTracker):
         return self.placement(recorded_value) == "partial"
 
     def _count_storage(self, operation: Step) -> None:
-        """Counts the parameters and the cache of a step."""
+        """Adds the parameters and cached elements of a step to the rank's sums."""
         if operation.op is None:
             return
         if (
@@ -374,11 +374,11 @@ class WorkRecorder(PlacementTracker):
 
     @property
     def _gathers_tokens(self) -> bool:
-        """Whether expert ranks gather all ranks' tokens, instead of exchanging the routed rows."""
+        """Whether expert ranks all-gather all ranks' tokens, instead of an all-to-all of routed rows."""
         return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
 
     def _add_token_gathering(self, routed_value: Value, is_backward: bool) -> None:
-        """Adds the all-gather of tokens over attention replicas, or the reduce-scatter of the experts' outputs.
+        """Adds the all-gather of tokens over attention replicas, or the reduce-scatter of expert outputs.
 
         routed_value: rows of tokens and experts, before (dispatch) or after the experts (combine).
         """
@@ -397,7 +397,7 @@ class WorkRecorder(PlacementTracker):
         self.work.messages.append(LayerMessage(self.layer, message))
 
     def _with_group_size(self, message: Collective) -> Collective:
-        """Returns the message with the pass's group size instead of the recorded `MEASURED_RANKS` ranks."""
+        """Returns the message for the pass's group size, where `MEASURED_RANKS` ranks were recorded."""
         if message.process_group == "ep":
             return message._replace(ranks=self.rank_pass.ep)
         if message.process_group != "cp":
@@ -412,11 +412,11 @@ class WorkRecorder(PlacementTracker):
     # --- sizes -------------------------------------------------------------------------------------------------------
 
     def _repeats_per_layer(self) -> Number:
-        """Returns how often each layer runs the current operation: its repeats divided by the number of layers."""
+        """Returns how often one layer runs the current operation."""
         return exact_div(self.repeat_count, self.layers)
 
     def _rows_on_rank(self, recorded_value: Value) -> Number:
-        """Returns the number of a value's rows on this rank."""
+        """Returns how many rows of a value one rank has."""
         if recorded_value.rows is NO_ROWS:
             return 1
         row_count = self.run_config.rows(recorded_value.rows)
@@ -484,7 +484,7 @@ class WorkRecorder(PlacementTracker):
     def _add_dequantization(
         self, row_count: Number, input_width: Number, output_width: Number, is_in_16_bits: bool, has_backward: bool
     ) -> None:
-        """Adds the kernels around a product with a frozen 4-bit weight, or with a weight that stays in 16 bits.
+        """Adds the kernels that dequantize a frozen 4-bit weight, or convert a weight that stays in 16 bits.
 
         A layer in 4 bits casts its input and output if these are in float32. A head or router is in float32 then, too:
         its weight is cast to 16 bits in the forward pass.
@@ -506,7 +506,7 @@ class WorkRecorder(PlacementTracker):
         )
 
     def _add_adapter(self, adapter_rank: int, row_count: Number, input_width: Number, output_width: Number) -> None:
-        """Adds an adapter's products x·Aᵀ·Bᵀ, with the casts and sums of input and output."""
+        """Adds a low-rank adapter's products x·Aᵀ·Bᵀ, with the casts of its input and the sum with the output."""
         for output_size, input_size in ((adapter_rank, input_width), (output_width, adapter_rank)):
             flops = 2 * row_count * output_size * input_size
             self._add_kernel(
@@ -525,7 +525,7 @@ class WorkRecorder(PlacementTracker):
         )
 
     def _shares_input(self, x: Value) -> bool:
-        """Whether an earlier matrix product of this layer has the same input, so that software may fuse both."""
+        """Whether an earlier product of this layer has the same input, so that software may fuse both."""
         input_key = id(self._storage_owner(x)), self.layer
         shares_input = input_key in self.shared_inputs and self.rank_pass.fuses_elementwise
         self.shared_inputs.add(input_key)
@@ -544,7 +544,7 @@ class WorkRecorder(PlacementTracker):
         )
 
     def _lower_per_group(self, operation: Step) -> None:
-        """Adds the products of a linear layer with one matrix per group (or block) of inputs, as one kernel."""
+        """Adds a linear layer that has one matrix per group (or block) of inputs, as one kernel."""
         x, y, op, ranks = operation.input_values[0], operation.output_values[0], operation.op, self.rank_pass.cp
         assert op is not None
         row_count, flops = self._rows_on_rank(x), rank_share(op.forward_flops(self.full_run), ranks)
@@ -632,12 +632,12 @@ class WorkRecorder(PlacementTracker):
 
     @property
     def _reads_cache(self) -> bool:
-        """Whether attention reads tokens from the cache."""
+        """Whether attention reads tokens of earlier passes from the cache."""
         run_config = self.full_run
         return run_config.phase == "decode" or not is_zero(run_config.workload.context)
 
     def _lower_scores(self, operation: Step) -> None:
-        """Adds a product of queries and keys, for attention with a separate softmax or for the selection of keys."""
+        """Adds a query-key product whose scores are stored, for a separate softmax or for the selection of keys."""
         op, ranks, run_config = operation.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
         query_key_pairs = run_config.batch * op.pairs(run_config)
@@ -712,7 +712,7 @@ class WorkRecorder(PlacementTracker):
         )
 
     def _add_elementwise_step(self, operation: Step) -> None:
-        """Adds an element-wise step to the group of steps that fused software runs as one kernel."""
+        """Adds an elementwise step to the group of steps that fused software runs as one kernel."""
         if not self.group:
             self.group_position = self.node_path, self.repeat_count
         self.group.append(operation)
@@ -720,7 +720,7 @@ class WorkRecorder(PlacementTracker):
             self._record_elementwise_group()
 
     def _record_elementwise_group(self) -> None:
-        """Records a group of element-wise steps as one kernel.
+        """Adds the collected group of elementwise steps as one kernel.
 
         It reads the values that come from outside of the group, and writes those that are read outside of it.
         """
@@ -800,10 +800,10 @@ def _record_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
 
 
 def _has_key_selection(branch: ModuleScope) -> bool:
-    """Whether attention of a branch reads the keys that an indexer selects."""
+    """Whether attention in a branch reads only the keys that an indexer selects."""
     return any(isinstance(item, Step) and getattr(item.op, "selected_keys", None) is not None for item in branch.items)
 
 
 def _recorded_group_size(ranks: Number) -> int:
-    """Returns `MEASURED_RANKS` for any group of several ranks, so that one recording serves all group sizes."""
+    """Returns `MEASURED_RANKS` for groups of several ranks, so that one recording serves all group sizes."""
     return MEASURED_RANKS if not isinstance(ranks, int) or ranks > 1 else 1

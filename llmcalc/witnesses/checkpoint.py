@@ -1,4 +1,4 @@
-"""Compares a checkpoint's tensors with the model's tensors by layer and shape, regardless of names.
+"""Compares a checkpoint's tensors with the model's tensors by layer and shape, whatever their names are.
 
 Checkpoints name and pack the same weights in many ways. Within each layer, a stored tensor matches an expected one of
 the same or the transposed shape. It matches several expected tensors that it concatenates or stacks (fused q, k and v;
@@ -30,7 +30,7 @@ LAYER_NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensor:
-    """A tensor that a checkpoint of the model must have.
+    """A tensor that a checkpoint of the spec must have.
 
     node: the path of its module.
     shape: its shape.
@@ -81,7 +81,7 @@ def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
 
 
 def _remove_unit_axes(shape: Shape) -> Shape:
-    """Removes axes of length 1, which the tensors of some classes have."""
+    """Returns a shape without axes of length 1, which the tensors of some classes have."""
     return tuple(axis_length for axis_length in shape if axis_length != 1) or (1,)
 
 
@@ -103,7 +103,7 @@ def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
 
 
 def _layer_of_name(tensor_name: str, spec: ModelSpec) -> tuple[str, int]:
-    """Returns the (stack, layer number) of a tensor's name; ("", −1) outside of layers."""
+    """Returns the (stack, layer number) that a tensor's name states; ("", −1) outside of layers."""
     layer_number = LAYER_NUMBER.search(tensor_name)
     if layer_number is None:
         return "", -1
@@ -153,7 +153,7 @@ Unmatched = list[tuple[StoredTensor, Shape]]
 def _match_equal_shapes(
     expected_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
-    """Matches tensors one to one by shape, then by transposed shape, preferring similar names."""
+    """Pairs tensors of equal shape, then of transposed shapes; similar names take precedence."""
     tensors_by_shape: dict[Shape, list[ExpectedTensor]] = defaultdict(list)
     for expected_tensor in expected_tensors:
         tensors_by_shape[expected_tensor.shape].append(expected_tensor)
@@ -190,7 +190,7 @@ def _transposed_shape(shape: Shape) -> Shape:
 def _match_expert_stacks(
     unmatched_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
-    """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
+    """Pairs a stack of n matrices or vectors with n stored tensors that share the last word of their names."""
     expert_stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
     tensor_shapes = {
         shape for expert_tensor in expert_stacks for shape in (expert_tensor.shape[1:], expert_tensor.shape[:0:-1])
@@ -230,7 +230,7 @@ def _match_expert_stacks(
 def _match_fused_tensors(
     expected_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
-    """Matches two or three tensors of one parent module with one stored tensor that concatenates them."""
+    """Pairs two or three tensors of one module with a stored tensor that is their concatenation."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[
         int, dict[Shape, tuple[ExpectedTensor, ...]]
@@ -251,7 +251,7 @@ def _match_fused_tensors(
 
 
 def _fused_shapes(unmatched_tensors: list[ExpectedTensor], axis_count: int) -> dict[Shape, tuple[ExpectedTensor, ...]]:
-    """Returns a dict from each possible fused shape to the tensors of a parent module that concatenate to it."""
+    """Returns fused shape → the tensors of one parent module that give this shape when they are concatenated."""
     tensors_by_shape: dict[Shape, tuple[ExpectedTensor, ...]] = {}
     for sibling_group in _tensor_groups(unmatched_tensors, axis_count):
         for axis in range(max(0, axis_count - 2), axis_count):
@@ -294,7 +294,7 @@ def _has_same_name(node_name: str, tensor_name: str) -> bool:
 
 
 def _match_across_layers(tensor_match: TensorMatch) -> None:
-    """Matches tensors that the file has inside a layer and the spec outside of layers, or the reverse.
+    """Pairs tensors that are in a layer in the file but outside of layers in the spec, or the reverse.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
     missing_words = {
@@ -342,13 +342,13 @@ def _name_words_of_node(expected_tensor: ExpectedTensor) -> set[str]:
 
 
 def _stack_in_name(tensor_name: str) -> str:
-    """Returns the stack in a tensor's name, `encoder` or `decoder`; empty for other names."""
+    """Returns the stack (`encoder` or `decoder`) that a tensor's name states; empty for other names."""
     stack_names = re.findall(r"(?:^|\.)(enc|dec)", tensor_name)
     return stack_names[0] if stack_names else ""
 
 
 def _accept_tied_head_copies(spec: ModelSpec, tensor_match: TensorMatch) -> None:
-    """Accepts an output head in the checkpoint that is a copy of the tied embedding."""
+    """Accepts a checkpoint's output head that is a copy of the embedding to which the spec ties it."""
     if not spec.tie_word_embeddings:
         return
     head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)

@@ -1,4 +1,4 @@
-"""Checks of counts: measurements of a running model compared with the formulas, node by node.
+"""Checks of counts: measurements of a running model against the formulas, node by node.
 
 A witness measures numbers by module path, without formulas. This file works with nodes and paths, whatever the origin
 of either number.
@@ -29,7 +29,7 @@ LOSS_QUANTITY = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A comparison of one number from llmcalc's formulas with an independent measurement.
+    """The comparison of one counted number with an independent measurement.
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY_PREFIX`, or `LOSS_QUANTITY`.
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def location(self) -> str:
-        """The path of the checked node, with the length of the pass if several lengths were measured."""
+        """The path of the checked node; if passes of several lengths were measured, also the length."""
         node_path = self.node or "model"
         return node_path if self.seq is None else f"{node_path}, {self.seq:,} tokens"
 
@@ -65,7 +65,7 @@ class Check:
         )
 
     def explanation(self, model_sizes: NamedSizes = ()) -> str:
-        """Describes the difference between both numbers, and names a size of the spec that equals it, if any."""
+        """Describes the difference of both numbers, and names a size of the spec that may explain it."""
         if self.measured_value is None:
             return "the witness has no such module"
         if self.measured_value == 0:
@@ -75,13 +75,15 @@ class Check:
         if self.quantity == LOSS_QUANTITY:
             return f"{difference:+.3g}{relative_text}"
         difference = int(difference)
-        matching_size = explain_difference(difference, model_sizes) if self.quantity in COUNTED_QUANTITIES else ""
-        bias_remark = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
+        matching_size_text = explain_difference(difference, model_sizes) if self.quantity in COUNTED_QUANTITIES else ""
+        bias_remark = (
+            " (a bias?)" if matching_size_text and " × " not in matching_size_text and "embed" not in self.node else ""
+        )
         explained_text = (
             f" beyond the explained {units.difference(-self.known_difference)}" if self.known_difference else ""
         )
         tolerance_text = f" (at most {units.percent(self.tolerance, 1)} is expected)" if self.tolerance else ""
-        size_text = f" {matching_size}{bias_remark}" if matching_size else ""
+        size_text = f" {matching_size_text}{bias_remark}" if matching_size_text else ""
         return f"{units.difference(difference)}{explained_text}{size_text}{relative_text}{tolerance_text}"
 
     def data(self) -> dict[str, Any]:
@@ -100,7 +102,7 @@ class Check:
 
 @dataclass(frozen=True)
 class ModuleCoverage:
-    """The paths of the leaf nodes with parameters: compared alone, in a sum, or only in totals.
+    """The paths of leaf nodes with parameters, by how they were compared: alone, in a sum, or only in totals.
 
     compared_alone: the leaves that were compared individually.
     compared_in_sums: the leaves that were compared as part of a sum.
@@ -121,7 +123,7 @@ class ModuleCoverage:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks of one model against one independent model or source.
+    """All checks of one model against one witness (an independent model or source).
 
     target: the name of the model.
     witness: the name of the witness.
@@ -170,7 +172,7 @@ def compare_nodes(
     run_config: RunConfig | None = None,
     included_parts: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
-    """Yields a check for every node of the tree. included_parts: the optional parts that are checked too.
+    """Yields a check for every node of the tree. included_parts: the optional parts that are checked.
 
     Repeats are compared individually, and reported as one check if their measurements agree.
 
@@ -192,7 +194,7 @@ def compare_nodes(
 def check_repeats(
     node_path: str, quantity_name: str, expected_count: int, counts_by_path: Mapping[str, int | None], witness_name: str
 ) -> Iterator[Check]:
-    """Yields one check for all repeats of a node if the measurements agree, else one check per wrong repeat.
+    """Yields one check for all repeats of a node if their measurements agree, else one per repeat that differs.
 
     counts_by_path: path of a repeat → its measurement.
     """
@@ -213,7 +215,7 @@ def check_repeats(
 
 
 def module_paths(node_position: NodePosition) -> list[str]:
-    """Returns the paths of a node's modules: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
+    """Returns the paths of all modules of a node: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
     node = node_position.node
     if node_position.parent is None:
         return [""]
@@ -222,5 +224,5 @@ def module_paths(node_position: NodePosition) -> list[str]:
 
 
 def remove_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:
-    """Removes checks of two zeros, such as the FLOPs of a norm."""
+    """Returns the checks without those of two zeros, such as the FLOPs of a norm."""
     return (check for check in checks if not (is_zero(check.closed_form) and check.measured_value == 0))

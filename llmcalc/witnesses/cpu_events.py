@@ -1,4 +1,4 @@
-"""Events of the CPU profiler in a forward and a backward pass: allocations, and sums of gradients.
+"""Memory events in torch's CPU profiler: allocations and additions of gradients in a forward and a backward pass.
 
 A dispatch mode changes what autograd does: under it, and on meta, torch adds no gradient in place
 (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`; aten/src/ATen/TensorSubclassLikeUtils.h). The profiler
@@ -48,7 +48,7 @@ class MemoryBlock:
 
     @property
     def is_python_number(self) -> bool:
-        """Whether the block is torch's tensor of a Python number, which no operation allocates."""
+        """Whether the block is a tensor that torch makes of a Python number, not an operation's."""
         return not self.kernel and self.size == NUMBER_BYTES
 
     @property
@@ -58,7 +58,7 @@ class MemoryBlock:
 
 
 class MemoryEvent(NamedTuple):
-    """An allocation (sign 1) or a release (sign -1) of a block. phase: the pass."""
+    """An allocation (sign 1) or a release (sign -1) of a memory block. phase: the pass in which it happens."""
 
     byte_sign: int
     block: MemoryBlock
@@ -66,7 +66,7 @@ class MemoryEvent(NamedTuple):
 
 
 class PassBytes(NamedTuple):
-    """Bytes of a forward and a backward pass.
+    """The bytes of a forward and of a backward pass.
 
     live_after_forward: bytes alive after the forward pass.
     forward_peak, backward_peak: peak of each pass.
@@ -78,7 +78,7 @@ class PassBytes(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """The bytes of additions of gradients in a backward pass, without the accumulation over micro-batches.
+    """The bytes added when gradients are summed within a backward pass, not over micro-batches.
 
     in_place_bytes: sums that overwrite the first gradient.
     out_of_place_bytes: sums that are new tensors.
@@ -88,7 +88,7 @@ class GradientSums(NamedTuple):
     out_of_place_bytes: int = 0
 
     def with_addition(self, byte_count: int, is_in_place: bool) -> GradientSums:
-        """Returns the totals after another addition of gradients of `byte_count` bytes."""
+        """Returns the sums with another addition of gradients of `byte_count` bytes."""
         return GradientSums(
             self.in_place_bytes + byte_count * is_in_place, self.out_of_place_bytes + byte_count * (not is_in_place)
         )
@@ -96,7 +96,7 @@ class GradientSums(NamedTuple):
 
 @contextmanager
 def discard_profiler_log() -> Iterator[None]:
-    """Discards the standard error output of torch's profiler, which no setting of torch silences."""
+    """Discards what torch's profiler writes to standard error, which no setting of torch suppresses."""
     saved_descriptor, null_descriptor = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null_descriptor, 2)
@@ -120,7 +120,7 @@ class CpuEvents:
 
     @property
     def scratch_bytes(self) -> dict[str, int]:
-        """The bytes of the largest scratch block by kernel."""
+        """The bytes of the largest scratch block of each kernel."""
         largest_bytes: dict[str, int] = {}
         for _, memory_block, _ in self.memory_events:
             if memory_block.is_scratch:
@@ -146,7 +146,7 @@ def outermost_kernel(operations: list[Any]) -> Any | None:
 
 
 def read_events(profiler_result: Any, find_kernel: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
-    """Returns the memory events of a profile of torch's CPU profiler.
+    """Returns the memory events in a result of torch's CPU profiler.
 
     profiler_result: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
     find_kernel: the operation that allocates, among the operations around an allocation, outermost first.
@@ -178,7 +178,7 @@ def read_events(profiler_result: Any, find_kernel: Callable[[list[Any]], Any | N
 
 
 def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Yields every allocation, release and gradient sum, with the enclosing operations, outermost first."""
+    """Yields every allocation, release and gradient addition, with the operations around it, outermost first."""
     pending_events = [
         (event, list[Any]()) for event in profiler_result.profiler.kineto_results.experimental_event_tree()
     ]
@@ -195,14 +195,14 @@ def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def _gradient_sum_bytes(allocator_event: Any) -> int:
-    """Returns the bytes of a sum of gradients, read from the sum's first operand."""
+    """Returns the bytes of an addition of gradients, read from its first operand."""
     first_operand = allocator_event.extra_fields.inputs[0]
     return int(torch.Size(first_operand.sizes).numel()) * int(first_operand.dtype.itemsize)
 
 
 @cache
 def _is_kernel(operation_name: str) -> bool:
-    """Whether an operation is a kernel, which autograd does not decompose into other operations."""
+    """Whether an operation is a kernel, not one that autograd decomposes into other operations."""
     if not operation_name.startswith("aten::"):
         return False
     schemas = [
@@ -216,7 +216,7 @@ def _is_kernel(operation_name: str) -> bool:
 
 
 def _is_callable_overload(schema: Any) -> bool:
-    """Whether an operator's overload has a kernel and takes neither axis names nor `out`."""
+    """Whether an operator's overload can be called: it has a kernel, and takes neither axis names nor `out`."""
     operation_name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     has_kernel = torch._C._dispatch_has_kernel(operation_name)
     return (

@@ -19,7 +19,7 @@ from .transformers_class import family_of_class
 
 
 def _remove_last_token(op: Op) -> Op:
-    """Returns the class's form of a cache: all tokens of the window but one, or every token if the window is 1.
+    """Returns a cache as the class keeps it: the window without its last token, or every token for a window of 1.
 
     The class slices from `1 - window`, which for a window of 1 is the first token (cache_utils.py of transformers).
     """
@@ -42,7 +42,7 @@ COMMON_DEVIATIONS = (
 
 
 def class_cost_function(model_type: str, quantity_name: str, cost: Cost, spec: ModelSpec) -> Cost:
-    """Returns an operation's cost function, with the deviations of a model type's `transformers` classes."""
+    """Returns the cost function of operations as the `transformers` classes of a model type compute them."""
     class_ops = [deviation.class_op for deviation in _applicable_deviations(model_type, quantity_name, spec)]
 
     def changed_cost(counted_op: CountedOp) -> Any:
@@ -62,7 +62,7 @@ def total_cost_in_class(
     run_config: RunConfig | None = None,
     included_parts: frozenset[str] = frozenset(),
 ) -> Number:
-    """Returns the cost of the whole model in the classes of a text model type, with the classes' deviations."""
+    """Returns the cost of the whole model as the `transformers` classes of a model type compute it."""
     class_cost = spec.tree().total(
         class_cost_function(model_type, quantity_name, cost, spec), run_config, include=included_parts
     )
@@ -72,7 +72,7 @@ def total_cost_in_class(
 
 
 def class_excess_function(model_type: str, quantity_name: str, spec: ModelSpec) -> Callable[[str], Number]:
-    """Returns a function: node path → excess of the `transformers` class's count over the formula at this path."""
+    """Returns a function: node path → what the `transformers` class has there beyond the formula."""
     counts_by_path = {
         deviation.node_path: deviation.further_quantity(spec)
         for deviation in _applicable_deviations(model_type, quantity_name, spec)

@@ -1,4 +1,4 @@
-"""Explains a difference between two parameter counts by a size of the spec, its multiple, or a product of sizes."""
+"""Explains a difference of two parameter counts by a size in the spec, a multiple of it, or a product."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Too many numbers are multiples or products of smaller sizes.
 
 
 def list_sizes(spec: ModelSpec) -> NamedSizes:
-    """Returns every size in the spec of the text model and its parts."""
+    """Returns every size in a spec by name."""
     return tuple(dict.fromkeys(_named_sizes_below(spec)))
 
 
@@ -40,7 +40,7 @@ def _named_sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
 
 
 def explain_difference(difference: int, model_sizes: NamedSizes) -> str:
-    """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
+    """Names what a difference equals, such as `= num_experts` or `= 2 × hidden_size`; empty if that is not clear."""
     absolute_difference = abs(difference)
     names_of_equal_sizes = [size_name for size_name, model_size in model_sizes if model_size == absolute_difference]
     large_sizes = [(size_name, model_size) for size_name, model_size in model_sizes if model_size >= SMALLEST_SIZE]

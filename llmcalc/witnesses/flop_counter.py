@@ -25,7 +25,7 @@ from .shape_cache import ShapeCache, shape_cache_key
 
 @contextmanager
 def unfused_attention() -> Iterator[None]:
-    """Runs F.scaled_dot_product_attention as separate matrix products, and torch.nn's layers without fused kernels.
+    """Makes scaled_dot_product_attention run as separate matrix products, and torch.nn's layers unfused.
 
     The scores are then tensors: batch · heads · seq² elements per layer.
     """
@@ -42,7 +42,7 @@ def unfused_attention() -> Iterator[None]:
 
 @contextmanager
 def flop_counter() -> Iterator[FlopCounterMode]:
-    """Counts the FLOPs of operations inside the context, with attention as separate products."""
+    """Counts the FLOPs of operations inside a `with`, where attention runs as separate matrix products."""
     flop_formulas = {torch.ops.aten.convolution_backward: convolution_backward}
     counter = FlopCounterMode(display=False, custom_mapping=flop_formulas)
     counter.flop_registry = {op: _cached_formula(op, formula) for op, formula in counter.flop_registry.items()}
@@ -55,7 +55,7 @@ _FLOPS_BY_OPERATION: dict[Hashable, int] = {}
 
 
 def _cached_formula(op: Any, formula: Callable[..., int]) -> Callable[..., int]:
-    """Caches an operation's FLOPs by shapes on the meta device."""
+    """Returns an operation's FLOP formula with results cached by input shapes on the meta device."""
 
     def cached_flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         shape_key = shape_cache_key((*args, *kwargs.items()))
@@ -84,7 +84,7 @@ def convolution_backward(
     output_mask: Any,
     **_: Any,
 ) -> int:
-    """Returns the FLOPs of a convolution's backward pass: dx and dW each cost as much as the forward pass.
+    """Returns the FLOPs of a convolution's backward pass: dx and dW cost as much as the forward pass each.
 
     torch's own formula counts the weight gradient of a grouped convolution like that of an ungrouped one, `groups`
     times too much.

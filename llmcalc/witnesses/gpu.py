@@ -55,7 +55,7 @@ TOLERANCE_BY_QUANTITY = {
 
 
 class AllocatorStatistics(NamedTuple):
-    """The allocator's statistics in bytes. allocated: current blocks. Other fields: peaks since the last reset."""
+    """Statistics of the allocator in bytes. allocated: current bytes; other fields: peaks since the last reset."""
 
     allocated: int
     peak_requested: int
@@ -64,7 +64,7 @@ class AllocatorStatistics(NamedTuple):
 
 
 class DeviceStatistics(Protocol):
-    """The interface of a device's allocator statistics. device: torch's name of the device."""
+    """The interface to a device's allocator statistics. device: torch's name of the device."""
 
     device: str
 
@@ -75,10 +75,10 @@ class DeviceStatistics(Protocol):
         """Resets the allocator's peak statistics."""
 
     def read_bytes(self) -> AllocatorStatistics:
-        """Returns the statistics after all kernels have finished."""
+        """Returns the allocator's statistics after all kernels have finished."""
 
     def outside_bytes(self) -> int:
-        """Returns the device's used bytes outside of the allocator."""
+        """Returns the bytes that are used on the device outside of torch's allocator."""
 
 
 class CudaStatistics:
@@ -113,7 +113,7 @@ class CudaStatistics:
 
 @dataclass
 class MeasuredMemory:
-    """The measured memory of a run, in bytes.
+    """The memory of a run in bytes, as measured on a GPU.
 
     requested_bytes, allocated_bytes, reserved_bytes: peaks of the allocator's statistics.
     after_step_bytes: allocated bytes after the last training step, or after the pass.
@@ -139,7 +139,7 @@ class MeasuredMemory:
         self.after_step_bytes = allocator_statistics.allocated
 
     def data(self) -> dict[str, Any]:
-        """Returns the measurements as a JSON document."""
+        """Returns the measurements as plain data for JSON."""
         return dict(vars(self))
 
 
@@ -147,7 +147,7 @@ class MeasuredMemory:
 
 
 def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceStatistics) -> MeasuredMemory:
-    """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` on a too small device."""
+    """Measures the memory of a run of the PyTorch reference. Raises torch's `OutOfMemoryError` if it does not fit."""
     run_setup = run_config_of_settings(spec, settings)
     measured_memory = MeasuredMemory()
     device_statistics.empty_and_reset()
@@ -181,7 +181,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceSt
 
 
 def closed_form_bytes(device_memory: DeviceMemory) -> dict[str, int]:
-    """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces in requested bytes."""
+    """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces as torch requests them."""
     workspace_bytes = sum(term.bytes for term in device_memory.terms if term.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device_memory.exact_bytes + workspace_bytes,
@@ -214,7 +214,7 @@ def compare_on_gpu(
     device_statistics: DeviceStatistics | None = None,
     cuda_runtime: CudaRuntime | None = None,
 ) -> MemoryComparison:
-    """Compares runs with a GPU. Runs that do not fit, or that the reference does not support, are left out.
+    """Compares runs on a GPU with the simulation; leaves out runs that do not fit or have no reference.
 
     device_statistics, cuda_runtime: default those of torch's GPU.
     Raises `UnsupportedKernel` for a step without kernels.
@@ -253,7 +253,7 @@ def compare_on_gpu(
 
 
 def free_bytes(device_statistics: DeviceStatistics) -> int | None:
-    """Returns the GPU's free bytes with an empty allocator; None for other devices."""
+    """Returns the GPU's free bytes if the allocator is empty; None for other devices."""
     if device_statistics.device != "cuda":
         return None
     device_statistics.empty_and_reset()
@@ -270,7 +270,7 @@ def allocator_variables() -> dict[str, str]:
 
 
 def gpu_properties() -> dict[str, Any]:
-    """Returns the name of the GPU, the driver, torch's version and today's date."""
+    """Returns the GPU's name, the driver's and torch's versions, and today's date."""
     device_properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": torch.cuda.get_device_name(0),
@@ -284,7 +284,7 @@ def gpu_properties() -> dict[str, Any]:
 
 
 def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> CudaRuntime:
-    """Returns the CUDA runtime of a measured GPU.
+    """Returns the CUDA runtime of a measured GPU as `llmcalc memory` describes it.
 
     gpu_facts, allocator_settings: from `gpu_properties` and `allocator_variables`.
     """

@@ -1,4 +1,4 @@
-"""Replaces kernels of the reference: attention, norms, losses, activation checkpoints and adapters.
+"""Replaces parts of the reference: attention, norms, losses, activation checkpoints and adapters.
 
 Each function replaces the forward pass of some modules. Kernels of torch are torch's own. Kernels of libraries are
 written here as the libraries run them, with the name of their file.
@@ -34,7 +34,7 @@ def use_kernels(
     adapters: Adapters | None = None,
     device: str = "cpu",
 ) -> None:
-    """Makes a reference use these kernels inside `kernel_context`, with dropout in training mode."""
+    """Makes a reference use the chosen kernels inside `kernel_context`, in training mode with dropout."""
     if module.training:
         attach_dropout(module)
     if adapters is not None:
@@ -59,19 +59,19 @@ def use_kernels(
 
 
 def flash_attention(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    """Runs the flash attention kernel of GPUs, on a GPU or on the meta device. Torch has another kernel for CPUs."""
+    """Runs the GPUs' flash attention kernel, on a GPU or on the meta device; torch's kernel for CPUs differs."""
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
 
 
 def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    """Runs the math kernel of F.scaled_dot_product_attention: separate matrix products and a softmax."""
+    """Runs F.scaled_dot_product_attention's math kernel: separate matrix products and a softmax."""
     return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal)[0]
 
 
 def scaled_dot_product(
     compute_capability: int, causal: bool, q: Any, k: Any, v: Any, mask: Any = None, *_: Any, **__: Any
 ) -> Any:
-    """Runs scaled_dot_product_attention: torch's on a CPU, a compute capability's kernel on the meta device.
+    """Runs scaled_dot_product_attention: on a CPU torch's kernel, on meta the kernel of a compute capability.
 
     mask: the mask of the keys that an indexer selected; None (default) for none.
 
@@ -103,7 +103,7 @@ def masked_scaled_dot_product(compute_capability: int, q: Any, k: Any, v: Any, m
 
 
 def compute_attention_masks(mixer: Any) -> None:
-    """Makes a mixer compute its mask inside `kernel_context`, because its indexer reads the mask."""
+    """Makes a mixer compute its attention mask even inside `kernel_context`, because its indexer reads it."""
     mixer_module: Any = sys.modules[type(mixer).__module__]
     forward = mixer.forward
 
@@ -119,7 +119,7 @@ def compute_attention_masks(mixer: Any) -> None:
 
 
 def replace_attention(module: nn.Module, kernel_choices: KernelChoices) -> None:
-    """Replaces the attention computation of a reference by the chosen kernel, which needs no mask."""
+    """Replaces the attention of a reference by the chosen kernel, which needs no mask."""
     for module_name, submodule in module.named_modules():
         parent_name = module_name.rpartition(".")[0]
         if is_attention_core(module_name):
@@ -137,14 +137,14 @@ def replace_attention(module: nn.Module, kernel_choices: KernelChoices) -> None:
 
 
 def is_attention_core(module_path: str) -> bool:
-    """Whether the module at a path computes attention: scores, softmax and weighted sums of values."""
+    """Whether a module computes attention itself: scores, softmax and weighted sums of values."""
     *_, parent_name, module_name = ("", *module_path.split("."))
     return module_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
 
 
 @contextmanager
 def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
-    """Disables attention masks, unless attention is eager, and the repetition of keys for flash attention."""
+    """Skips attention masks unless attention is eager, and for fused attention also the repetition of keys."""
     changed_attributes: list[tuple[Any, str, Any]] = []
     if kernel_choices.attention != "eager":
         modules = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
@@ -313,7 +313,7 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
 
 
 class LigerLogProbabilities(torch.autograd.Function):
-    """Log-probabilities computed in parts of the vocabulary (Liger-Kernel 0.8.5, chunked_loss/fused_linear_ppo.py)."""
+    """Log-probabilities in chunks of the vocabulary (Liger-Kernel 0.8.5, chunked_loss/fused_linear_ppo.py)."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, labels: Any) -> Any:
@@ -380,7 +380,7 @@ class LigerLogProbabilities(torch.autograd.Function):
 
 
 def logits_of_part(token_rows: Any, weight: Any, bias: Any, first_token: int) -> tuple[Any, int]:
-    """Returns the float32 logits of rows over a part of the vocabulary, and the end of the part."""
+    """Returns the float32 logits of token rows for a chunk of the vocabulary, and the chunk's end."""
     end_token = min(first_token + LIGER_VOCABULARY, weight.shape[0])
     logits = (token_rows @ weight[first_token:end_token].to(token_rows.dtype).t()).float()
     if bias is not None:
@@ -415,7 +415,7 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
 
     @staticmethod
     def loss_of_sequence(x: Any, weight: Any, bias: Any, labels: Any, trained_flags: list[bool]) -> tuple[Any, ...]:
-        """Returns the loss and the gradients of one sequence."""
+        """Returns the loss of one sequence, and its gradients."""
         with torch.enable_grad():
             x, weight = x.detach().requires_grad_(True), weight.detach().requires_grad_(trained_flags[0])
             bias = None if bias is None else bias.detach().requires_grad_(trained_flags[1])
@@ -438,7 +438,7 @@ def lm_head_module(module: Any) -> Any:
 
 
 def loss_of(module: Any, kernel_choices: KernelChoices, model_output: Any, token_ids: Any, mtp_logits: Any = ()) -> Any:
-    """Returns the loss of logits (or of hidden states for a chunked loss), plus each MTP module's loss."""
+    """Returns the loss of logits (or of hidden states if it is chunked), plus the loss of each MTP module."""
     labels = token_ids.flatten()
     if model_output.shape[1] > token_ids.shape[1]:  # of several heads, one behind the other
         labels = token_ids.repeat(1, model_output.shape[1] // token_ids.shape[1]).flatten()
@@ -545,7 +545,7 @@ def recomputed_loss(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, t
 def loss_of_float_logits(
     x: Any, weight: Any, bias: Any, labels: Any, logit_scale: float, logit_cap: float | None
 ) -> Any:
-    """Returns the loss of a chunk, and computes its entropy (TRL 1.10, `_chunk`)."""
+    """Returns the loss of a chunk of tokens, and computes its entropy (TRL 1.10, `_chunk`)."""
     logits = x.float() @ weight.float().t()
     if bias is not None:
         logits = logits + bias.float()
@@ -598,7 +598,7 @@ assert set(SAVED_OPERATIONS) >= SAVED_PRODUCTS
 
 
 def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:
-    """Returns checkpoint contexts that save the results of these operations, and of some only every second one."""
+    """Returns a function of checkpoint contexts that save some operations' results, partly only every second."""
     operations, alternating_operations = (
         {SAVED_OPERATIONS[operation_name] for operation_name in operation_names}
         for operation_names in (saved_operations, alternate_operations)
@@ -620,7 +620,7 @@ def selective_checkpoint(saved_operations: frozenset[str], alternate_operations:
 
 
 def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
-    """Adds activation checkpoints to modules, so that the backward pass recomputes them."""
+    """Wraps modules in activation checkpointing, so that the backward pass recomputes them."""
     run_checkpointed = partial(checkpoint, use_reentrant=recompute.reentrant, preserve_rng_state=False)
     if recompute.saved_operations:
         run_checkpointed = partial(
@@ -642,7 +642,7 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
 def _checkpoint_with_router_state(
     run_checkpointed: Callable[..., Any], forward: Callable[..., Any], x: Any, pass_state: Any
 ) -> Any:
-    """Checkpoints a layer whose router reads the hidden state of the router in the previous layer.
+    """Checkpoints a layer whose router reads the router state of the layer before.
 
     That state is an argument and a result, as in transformers/models/zaya/modeling_zaya.py. Otherwise the recomputed
     layer would read the state of the last layer.
@@ -676,7 +676,7 @@ class Dropout(nn.Module):
 
 
 def attach_dropout(module: Any) -> None:
-    """Attaches dropout to all modules of a reference, at the spec's dropout points."""
+    """Adds dropout to all modules of a reference where the spec has dropout."""
     if module.spec.dropout is not None:
         dropout_modules = dict.fromkeys(module.spec.dropout.probabilities(), Dropout())
         for submodule in (*module.modules(), *getattr(module, "_only", ())):

@@ -1,4 +1,4 @@
-"""Compares nodes of the model's tree with the modules of a class, one by one or as the sum of fused nodes."""
+"""Compares nodes of the tree with modules of a class: one by one, or a sum for nodes that the class fuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def compare_modules(
     witness_name: str,
     run_config: RunConfig | None = None,
 ) -> Iterator[Check]:
-    """Yields a check for every node with a matched module, and a joint check for nodes with the same modules.
+    """Yields a check per node with a matching module, and one check for all nodes with the same modules.
 
     closed_form: the count of one repeat of a node. measured_by_path: path in the class → measured number.
     """
@@ -40,7 +40,7 @@ def compare_modules(
 def coverage_of_leaves(
     model_tree: Node, modules_of_nodes: ModulesByNode, params_cost: Cost, included_parts: frozenset[str]
 ) -> ModuleCoverage:
-    """Returns how each leaf node with parameters was compared.
+    """Returns for each leaf node with parameters whether it was compared alone, in a sum, or only in totals.
 
     params_cost: the parameters of one op in the class. included_parts: the optional parts that the class has.
     """
@@ -64,7 +64,7 @@ def coverage_of_leaves(
 def _group_nodes_by_modules(
     model_tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[NodePosition]]:
-    """Yields groups of nodes that match the same modules of the class.
+    """Yields groups of nodes that correspond to the same modules of the class.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
@@ -83,5 +83,5 @@ def _group_nodes_by_modules(
 
 
 def _fused_nodes_name(node_positions: list[NodePosition]) -> str:
-    """Joins the names of fused nodes: `layers.0-3.self_attn.q_proj + k_proj + v_proj`."""
+    """Returns the joined name of fused nodes: `layers.0-3.self_attn.q_proj + k_proj + v_proj`."""
     return " + ".join((node_positions[0].path, *(node_position.node.name for node_position in node_positions[1:])))

@@ -26,7 +26,7 @@ TREE_DEPTH = 4
 
 @dataclass(frozen=True)
 class ModuleTree:
-    """The parameters of a module with submodules. Equal members of a numbered list are one node with a repeat."""
+    """The parameters of a module and its submodules. Equal members of a `ModuleList` are one node with a repeat."""
 
     name: str
     params: int
@@ -35,7 +35,7 @@ class ModuleTree:
 
 
 def measure_config(config_path: Path) -> tuple[str, ModuleTree]:
-    """Returns the name and the module tree of a config's `transformers` class, built on the meta device.
+    """Returns a config's model name, and the module tree of its `transformers` class on the meta device.
 
     The class is the one that `architectures` names, or else the language model of its model type.
 
@@ -71,7 +71,7 @@ def measure_config(config_path: Path) -> tuple[str, ModuleTree]:
 
 
 def _require_class(config_path: Path, model_type: str, has_remote_code: bool) -> None:
-    """Raises `InputError` if the installed library has no config class for the model type."""
+    """Raises `InputError` if the installed transformers has no config class for the model type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if class_model_type(model_type) not in CONFIG_MAPPING:
@@ -82,7 +82,7 @@ def _require_class(config_path: Path, model_type: str, has_remote_code: bool) ->
 
 
 def measured_tree(module: nn.Module) -> ModuleTree:
-    """Returns a tree of parameters by module. A shared parameter counts in its first module."""
+    """Returns the parameters by module as a tree. A shared parameter counts in its first module."""
     parameters_by_path = parameter_counts_by_path(module)
     return _module_tree(module, "", type(module).__name__, parameters_by_path, TREE_DEPTH)
 
@@ -100,7 +100,7 @@ def _module_tree(
 
 
 def _merge_equal_modules(children: list[ModuleTree]) -> list[ModuleTree]:
-    """Merges equal children with numbers as names into one node with a repeat: `0-2`, `{0,3-5}`."""
+    """Merges equal children whose names are numbers into one node with a repeat: `0-2`, `{0,3-5}`."""
     indices_of_equal: dict[tuple[int, tuple[ModuleTree, ...]], list[int]] = {}
     for child_module in children:
         if child_module.name.isdigit():
@@ -113,7 +113,7 @@ def _merge_equal_modules(children: list[ModuleTree]) -> list[ModuleTree]:
 
 
 def module_data(module_tree: ModuleTree) -> dict[str, Any]:
-    """Returns a module tree's parameters as nested dicts."""
+    """Returns a module tree's parameters as nested dicts for JSON."""
     module_document: dict[str, Any] = {"name": module_tree.name, "params": module_tree.params * module_tree.repeat}
     if module_tree.repeat > 1:
         module_document |= {"repeat": module_tree.repeat, "params_each": module_tree.params}

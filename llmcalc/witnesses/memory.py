@@ -1,4 +1,4 @@
-"""Compares the simulated memory of a run with torch's measured memory of the reference: equal bytes are expected.
+"""Compares a run's simulated memory with torch's memory for the reference; the bytes must be equal.
 
 On meta and on the CPU, a dispatch mode tracks every storage that torch creates (`storage_tracker.StorageTracker`).
 Under it autograd adds no gradient in place, so the passes of a micro-batch are compared again without it, with the
@@ -65,7 +65,7 @@ SMALL_VOCABULARY = 1024
 
 @dataclass
 class MemoryComparison:
-    """The memory checks of a model, and the runs that could not be compared.
+    """The memory checks of a model, and the reasons why some runs could not be compared.
 
     checks: one per quantity.
     run_descriptions: description of each run.
@@ -79,7 +79,7 @@ class MemoryComparison:
     info: dict[str, Any] = field(default_factory=dict)
 
     def add_memory_checks(self, verdict: Verdict, seconds: float) -> Verdict:
-        """Returns a verdict that also has the checks of memory."""
+        """Returns a verdict with the memory checks added."""
         verdict_info = {"runs": self.run_descriptions, "left_out": self.skip_reasons, **self.info}
         return replace(
             verdict,
@@ -90,7 +90,7 @@ class MemoryComparison:
 
 
 def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
-    """Returns the runs compared by default: training, prefill and, except for encoders, decoding."""
+    """Returns the runs that are compared by default: training, prefill and, except for encoders, decoding."""
     training_settings, prefill_settings = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
     return [
         training_settings,
@@ -100,7 +100,7 @@ def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
 
 
 def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device) -> MemoryComparison:
-    """Compares every phase with torch on meta or on the CPU, to the byte.
+    """Compares the memory of every phase with torch's on meta or on the CPU, to the byte.
 
     A run that the reference does not support is left out with the reason. Raises `UnsupportedKernel` for a step that
     has no kernels, and `InputError` for a run that is too large for the CPU.
@@ -125,7 +125,7 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
 
 
 def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: MemoryComparison) -> None:
-    """Compares a short micro-batch with the CPU profiler's events, or notes why no comparison is possible.
+    """Compares the passes of a short micro-batch with the CPU profiler's events, or notes why that is impossible.
 
     If the vocabulary has too many bytes for the CPU, the model gets a small one, on which in-place sums do not depend.
     """
@@ -161,7 +161,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 
 
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
-    """Returns the simulated bytes by quantity of a run that is not on a GPU."""
+    """Returns the simulated bytes of a run by quantity; the run is not on a GPU."""
     run_setup = run_config_of_settings(spec, settings)
     run_setup = replace(run_setup, kernel_choices=replace(run_setup.kernel_choices, multiprocessors=0))
     if isinstance(run_setup, TrainingConfig):
@@ -170,7 +170,7 @@ def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
 
 
 def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
-    """Returns the bytes by quantity of a run of the reference, measured with torch."""
+    """Returns the bytes of a run of the reference by quantity, measured with torch."""
     run_setup = run_config_of_settings(spec, settings)
     if isinstance(run_setup, TrainingConfig):
         return measure_steps(spec, run_setup, device).bytes_by_name()
@@ -193,7 +193,7 @@ def fill_reference_defaults(settings: Settings) -> Settings:
 
 
 def run_config_of_settings(spec: ModelSpec, settings: Settings) -> TrainingConfig | InferenceConfig:
-    """Returns the training or inference run of these settings, completed by `fill_reference_defaults`."""
+    """Returns the training or inference config of these settings, with the reference's defaults filled in."""
     settings = fill_reference_defaults(settings)
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
@@ -203,7 +203,7 @@ def run_config_of_settings(spec: ModelSpec, settings: Settings) -> TrainingConfi
 
 
 def run_text(spec: ModelSpec, settings: Settings) -> str:
-    """Describes the run of these settings in words."""
+    """Returns the run of these settings in words."""
     memory_use = memory(spec, settings).states
     tokens_text = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
     if settings.phase == "training":
@@ -251,7 +251,7 @@ def _recurrent_module_path(spec: ModelSpec) -> str:
 
 
 def _values_differ_in_size(spec: ModelSpec) -> bool:
-    """Whether value heads differ in size from query and key heads, as in latent attention."""
+    """Whether value heads have another size than query and key heads, as in latent attention."""
     attention_ops = [position.node.op for position in spec.tree().walk() if isinstance(position.node.op, AttentionCore)]
     return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
@@ -308,7 +308,7 @@ def _check_cpu_memory(spec: ModelSpec, settings: Settings) -> None:
 
 
 class StepBytes(NamedTuple):
-    """The bytes of a training step, weights included.
+    """The bytes of a training step: peaks of its phases, and bytes at certain times; weights included.
 
     forward_peak, backward_peak, step_peak: peak of each phase.
     after_step: bytes after the step.
@@ -326,14 +326,14 @@ class StepBytes(NamedTuple):
 
 
 class TrainingBytes(NamedTuple):
-    """The bytes before the first step, of the first step and of the second step; a single step counts as both."""
+    """The bytes before the first step, in the first and in the second step; for a single step both are equal."""
 
     set_up: int
     first_step: StepBytes
     second_step: StepBytes
 
     def bytes_by_name(self) -> dict[str, int]:
-        """Returns the bytes by name of quantity; for the first step only the peak."""
+        """Returns the bytes by quantity; of the first step only the peak."""
         second_step = self.second_step
         bytes_by_name = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
@@ -349,7 +349,7 @@ class TrainingBytes(NamedTuple):
 
 
 class InferenceBytes(NamedTuple):
-    """Bytes of an inference pass, including weights and cache. peak: at the peak. after_pass: after the pass."""
+    """The bytes of an inference pass, weights and cache included. peak: at the peak. after_pass: after the pass."""
 
     peak: int
     after_pass: int
@@ -363,7 +363,7 @@ class InferenceBytes(NamedTuple):
 
 
 def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = STEPS) -> TrainingBytes:
-    """Simulates training steps, counted like a torch dispatch mode. step_count: 2, or 1 for the first step only."""
+    """Simulates training steps, with bytes counted as by a torch dispatch mode. step_count: 1 or 2 (default)."""
     memory_meter = Meter()
     simulated_run = TrainingRun(spec, training, memory_meter=memory_meter)
     simulated_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
@@ -393,7 +393,7 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
 
 
 def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str, int]:
-    """Returns the simulated bytes of a micro-batch's passes, without the weights: quantity → bytes.
+    """Returns the simulated bytes of a micro-batch's passes by quantity, without the weights.
 
     The bytes are those that the CPU profiler's events show, without an active `TorchDispatchMode`.
     """
@@ -422,7 +422,7 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
 
 
 def _input_tensors(training_run: TrainingRun) -> list[Any]:
-    """Returns the input tensors of a batch, one per storage."""
+    """Returns the input tensors of a training batch, one per storage."""
     tensors_by_storage = {
         id(tensor.storage): tensor
         for tensor in (*training_run.lowering.inputs.values(), training_run.labels)
@@ -442,7 +442,7 @@ def _event_quantities(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dic
 
 
 def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
-    """Returns the bytes saved in a loss's graph, without weights and inputs; None with recomputation."""
+    """Returns the bytes saved in the autograd graph of a loss, without weights and inputs; None with recomputation."""
     if (
         training_run.training_config.recompute is not NO_RECOMPUTATION
         or training_run.training_config.kernel_choices.cross_entropy == "recomputed"
@@ -468,7 +468,7 @@ def simulate_pass(spec: ModelSpec, inference_config: InferenceConfig) -> Inferen
 
 
 class CpuStorageTracker(StorageTracker):
-    """Tracks storages, except step counters of optimizers, which are on the host if the model is on a GPU.
+    """Tracks storages except optimizers' step counters, which are on the host if the model is on a GPU.
 
     set_up: whether the model is built; scalars that are created before are tracked.
     """
@@ -485,7 +485,7 @@ class CpuStorageTracker(StorageTracker):
 
 
 def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_count: int = STEPS) -> TrainingBytes:
-    """Measures training steps of the reference. step_count: as in `simulate_steps`."""
+    """Measures the memory of training steps of the reference. step_count: as in `simulate_steps`."""
     uses_cpu_tracker = device == "cpu" and training.implementation != "fused"
     tracker = (CpuStorageTracker if uses_cpu_tracker else StorageTracker)(device=device)
     peaks_by_quantity: dict[str, int] = {}
@@ -517,7 +517,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
 
 
 def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str, int]:
-    """Returns measured bytes by quantity of a micro-batch's passes on the CPU, from the profiler's events."""
+    """Returns the bytes of a micro-batch's passes on the CPU by quantity, measured from the profiler's events."""
     with SkipInitialization():
         training_loop = TrainingLoop(spec, training, "cpu")
     training_loop.create_tokens()
@@ -541,7 +541,7 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
 
 
 def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str) -> InferenceBytes:
-    """Measures a prefill of the reference, or a decoding step with a cache of the prefill's shapes."""
+    """Measures the memory of a prefill of the reference, or of a decoding step with a cache of that length."""
     tracker = StorageTracker(device=device)
     with ShapeCache():
         cache_tensors = cache_shapes(spec, inference_config) if inference_config.phase == "decode" else {}

@@ -1,4 +1,4 @@
-"""The meta device without initial values: a model on meta has only shapes.
+"""Creates tensors on meta without running their initializers, because tensors there have no values.
 
 torch runs the initializers of a module on meta too, which is half of the time in which a small model is built.
 
@@ -26,7 +26,7 @@ INITIALIZERS = frozenset(
 
 
 class MetaDevice(DeviceContext):
-    """Creates tensors on meta, as `torch.device("meta")` does, and runs no initializer of a tensor there."""
+    """Creates tensors on meta as `torch.device("meta")` does, but skips their initializers."""
 
     def __init__(self) -> None:
         super().__init__("meta")
@@ -40,5 +40,5 @@ class MetaDevice(DeviceContext):
 
 
 def device_context(device: str) -> AbstractContextManager[Any]:
-    """Returns the context in which modules are created on a device."""
+    """Returns the context manager in which modules are created on a device."""
     return MetaDevice() if device == "meta" else torch.device(device)

@@ -1,4 +1,4 @@
-"""Measurements of a PyTorch module: parameters, buffers, FLOPs and cache bytes by module path, for any architecture.
+"""Measurements of any PyTorch module: parameters, buffers, FLOPs and cache bytes by module path.
 
 FLOPs come from `torch.utils.flop_counter.FlopCounterMode`, which attributes each matrix multiplication to the modules
 it ran in.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Sets the default number format, as `from_pretrained` does, so that buffers also have the model's format."""
+    """Sets torch's default number format, as `from_pretrained` does, so that buffers have the model's format too."""
     import torch
 
     previous_dtype = torch.get_default_dtype()
@@ -32,7 +32,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str, is_random: bool) -> Tensor:
-    """Returns token ids [batch, tokens]: random, or zeros; of a model that reads sound, samples of zeros."""
+    """Returns token ids [batch, tokens], random or zeros; for a model that reads sound, samples of zeros."""
     import torch
 
     if spec.main.stem is not None:
@@ -45,7 +45,7 @@ def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str, is_random: 
 def encoder_input(
     spec: ModelSpec, batch: int, tokens: int, dtype: str, device: str, is_random: bool = False
 ) -> Tensor | None:
-    """Returns the encoder's input of an encoder-decoder: token ids or frames of zeros; None for other models."""
+    """Returns an encoder-decoder's input of the encoder: token ids, or frames of zeros; None for other models."""
     import torch
 
     if spec.encoder is None or spec.decoder is None:
@@ -56,7 +56,7 @@ def encoder_input(
 
 
 def _sum_over_submodules(direct_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Adds the values of submodules to each module's value. The keys are module paths, empty for the root."""
+    """Returns each module's value plus the values of its submodules, by module path (empty for the root)."""
     summed_counts = {"": 0}
     for module_path, direct_count in direct_counts:
         summed_counts[""] += direct_count
@@ -73,11 +73,11 @@ def parameter_counts_by_path(module: nn.Module) -> dict[str, int]:
 
 
 def parameter_counts_by_first_module(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
-    """Returns parameters by module path. A shared parameter belongs to the first of `listed_modules`."""
+    """Returns the parameters by module path. A shared parameter counts in the first of `listed_modules` with it."""
     index_by_path = {module_path: i for i, module_path in reversed([*enumerate(listed_modules)])}
 
     def list_position(tensor_name: str) -> int:
-        """Returns the index in `listed_modules` of the innermost module that contains a parameter."""
+        """Returns the index in `listed_modules` of the innermost module that has a parameter."""
         while tensor_name and tensor_name not in index_by_path:
             tensor_name = tensor_name.rpartition(".")[0]
         return index_by_path.get(tensor_name, len(index_by_path))
@@ -93,7 +93,7 @@ def parameter_counts_by_first_module(module: nn.Module, listed_modules: Sequence
 
 
 def buffer_counts_by_path(module: nn.Module) -> dict[str, int]:
-    """Returns the number of elements of saved buffers by module path."""
+    """Returns the number of elements of buffers that checkpoints save, by module path."""
     saved_tensors = module.state_dict(keep_vars=True)
     return _sum_over_submodules(
         (name.rpartition(".")[0], buffer.numel()) for name, buffer in module.named_buffers() if name in saved_tensors
@@ -101,13 +101,13 @@ def buffer_counts_by_path(module: nn.Module) -> dict[str, int]:
 
 
 def skip_modules(module: nn.Module, module_paths: Iterable[str]) -> None:
-    """Makes the modules at these paths return their first input unchanged."""
+    """Makes modules return their first input unchanged, so that they are not measured."""
     for module_path in module_paths:
         module.get_submodule(module_path).forward = lambda x, *_: x
 
 
 def copy_counts_to_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
-    """Adds measurements for skipped modules: copies from the equal modules that ran.
+    """Adds measurements of skipped modules, copied from the equal modules that ran.
 
     repeats: their paths by skipped path.
     """
@@ -126,7 +126,7 @@ def copy_counts_to_repeats(measured_values: dict[str, int], repeats: dict[str, s
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
-    """Returns the paths of all modules, with an empty path for the root."""
+    """Returns the paths of all modules; the root's path is empty."""
     return frozenset(module_name for module_name, _ in module.named_modules(remove_duplicate=False))
 
 
@@ -136,7 +136,7 @@ def tensor_names(module: nn.Module) -> frozenset[str]:
 
 
 def flops_by_path(counter: FlopCounterMode, root_name: str) -> dict[str, int]:
-    """Returns the counter's result by module path; an empty dict without matrix multiplications."""
+    """Returns the counter's FLOPs by module path; empty without matrix multiplications."""
     path_flops: dict[str, int] = {}
     for module_name, flops_by_operation in counter.get_flop_counts().items():
         operation_flops = sum(flops_by_operation.values())
@@ -150,7 +150,7 @@ def flops_by_path(counter: FlopCounterMode, root_name: str) -> dict[str, int]:
 def count_flops(
     module: nn.Module, run_model: Callable[[], Any], includes_backward: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the FLOPs of `run_model()` by module path, without and with the backward pass of all outputs.
+    """Returns the FLOPs of `run_model()` by module path: of the forward pass, and of both passes.
 
     run_model: calls the module and returns the tensors that a loss would be computed from.
     includes_backward: whether to run the backward pass; without it the second dict is empty. False by default.
@@ -176,7 +176,7 @@ def count_flops(
 
 
 class BackwardOwners:
-    """Attributes the matrix multiplications of a backward pass to the forward modules.
+    """Attributes the matrix multiplications of a backward pass to the modules of the forward pass.
 
     FlopCounterMode attributes a backward pass to the last module entered, which is wrong where a module's inputs need
     no gradient or branch. Here every autograd node belongs to the innermost module that was running when the node was
@@ -204,7 +204,7 @@ class BackwardOwners:
         self._assign_owner(module_output, self.stack.pop())
 
     def _assign_owner(self, output_tensors: Any, module_path: str) -> None:
-        """Assigns the autograd nodes of these tensors to the module at `module_path`, unless they have an owner."""
+        """Assigns the autograd nodes behind these tensors to a module, unless another module has them."""
         import torch
         from torch.utils._pytree import tree_leaves
 
@@ -220,7 +220,7 @@ class BackwardOwners:
                 pending_nodes += [next_node for next_node, _ in autograd_node.next_functions if next_node is not None]
 
     def backward(self, model_outputs: list[Tensor], count_so_far: Callable[[], int]) -> dict[str, int]:
-        """Runs the backward pass of the sum of all outputs. count_so_far: returns the FLOPs counted so far."""
+        """Runs the backward pass of all outputs. Returns FLOPs by module. count_so_far: returns the counter's total."""
         for hook_handle in self.handles:
             hook_handle.remove()
         self._assign_owner(model_outputs, "")
@@ -243,7 +243,7 @@ class BackwardOwners:
 
 
 def cache_bytes_by_path(stored_cache: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
-    """Returns the bytes of the cached tensors by module path. A view of a longer storage counts as its elements."""
+    """Returns the bytes of cached tensors by module path. A view of a larger storage counts with its own elements."""
     path_by_module = {id(submodule): module_name for module_name, submodule in module.named_modules()}
     paths_and_bytes = (
         (path_by_module[id(submodule)], sum(tensor.nbytes for tensor in parameter_counts_by_first_module))

@@ -23,7 +23,7 @@ from ..sources.huggingface.towers.tower_modules import TOWER_MODULES
 
 @dataclass(frozen=True, slots=True)
 class NodeModules:
-    """The modules of a class that match one node.
+    """The modules of a class that correspond to one node.
 
     modules: the paths of modules or tensors that together correspond to it.
     subtracted_modules: the paths that are subtracted, none by default.
@@ -35,7 +35,7 @@ class NodeModules:
     node_count: int = 1
 
     def share_of_counts(self, counts_by_path: Mapping[str, int]) -> int:
-        """Returns the node's share of the modules' measured counts; −1 if the counts cannot be divided equally."""
+        """Returns the node's share of the modules' counts; −1 if they cannot be divided equally."""
         module_total = sum(counts_by_path.get(module_path, 0) for module_path in self.modules) - sum(
             counts_by_path.get(module_path, 0) for module_path in self.subtracted_modules
         )
@@ -109,7 +109,7 @@ class _ModuleSearch:
             yield from self._modules_of_stack("", other_nodes, self._side_modules(model_kind, root_modules))
 
     def find_tower_modules(self, node_tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
-        """Finds the modules of vision and audio encoders, in the headless model, the encoder or the whole model.
+        """Finds the modules of vision and audio encoders: in the headless model, its encoder, or the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
@@ -122,7 +122,7 @@ class _ModuleSearch:
                     yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
     def _side_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the modules in which the nodes of the encoder or of the decoder are searched."""
+        """Returns the modules in which the nodes of the encoder or of the decoder are looked up."""
         side_modules = self._first_existing_modules(self.usual_names.get(module_name, module_name), root_modules)
         return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
 
@@ -158,7 +158,7 @@ class _ModuleSearch:
     def _modules_of_layers(
         self, stack_prefix: str, layers: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
-        """Returns the modules of a stack's layers by layer index.
+        """Returns the modules of a stack's layers, by layer index.
 
         A layer that uses another layer's parameters is not counted, and is not matched to its module. Layers of a kind
         with an entry of its own (`layers.KIND`) are in a list of their own.
@@ -175,7 +175,7 @@ class _ModuleSearch:
     def _modules_of_layers_in_list(
         self, list_key: str, layers: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
-        """Returns the modules of layers by layer index. list_key: the key of their list in the table of names."""
+        """Returns layer index → modules. list_key: key in `family_names` for the name of the layers' `ModuleList`."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for module_name in self.family_names.get(list_key, self.usual_names["layers"]).split(" | "):
             for root_path in root_modules:
@@ -187,7 +187,7 @@ class _ModuleSearch:
         return {}
 
     def _modules_of_lists(self, root_path: str, list_names: str, layer_count: int) -> list[str]:
-        """Returns the layers' modules: the members of one or several `ModuleList`s, or only the first or last members.
+        """Returns the members of one or several `ModuleList`s, or only the first or last of them.
 
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """
@@ -204,7 +204,7 @@ class _ModuleSearch:
         outer_modules: tuple[str, ...],
         table_keys: tuple[str, ...],
     ) -> Iterator[tuple[str, NodeModules]]:
-        """Finds the modules of a node and of all nodes below.
+        """Finds the modules of a node and of all nodes below it.
 
         parent_paths: the modules of its parent.
         outer_modules: the modules of its layer, or of the stack outside of layers.
@@ -242,7 +242,7 @@ class _ModuleSearch:
     def _repeats_of_node(
         self, module_path: str, indices: Sequence[int], list_paths: Sequence[str]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Finds the modules of a node's repeats by index in a module list, or in several lists of one length."""
+        """Finds the modules of a node's repeats by their index, in one or several module lists of equal length."""
         modules_by_list = [self._members_of_list(list_path) for list_path in list_paths]
         has_equal_lists = len({len(repeat_modules) for repeat_modules in modules_by_list}) == 1
         for i in indices:
@@ -253,7 +253,7 @@ class _ModuleSearch:
                 yield f"{module_path}.{i}", repeat_modules
 
     def _members_of_list(self, list_path: str) -> list[str]:
-        """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""
+        """Returns the members of a module list, except placeholders without modules (Zamba 2)."""
         list_members = self._matching_paths(f"{list_path}.*")
         return [
             member_path
@@ -264,7 +264,7 @@ class _ModuleSearch:
     def _first_existing_modules(
         self, name_alternatives: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...] = ()
     ) -> NodeModules | None:
-        """Returns the first alternative whose modules all exist in the class."""
+        """Returns the first of several alternatives whose modules all exist in the class."""
         for name_alternative in name_alternatives.split(" | ") if name_alternatives else ():
             module_names, _, divisor_text = name_alternative.partition("/")
             modules: list[str] = []
@@ -281,7 +281,7 @@ class _ModuleSearch:
     def _modules_below(
         self, module_name: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...]
     ) -> list[str]:
-        """Returns the modules of a name below the first parent module that has them.
+        """Returns the modules of a name that are below the first parent module with such modules.
 
         A name with a leading dot is searched in `outer_modules`.
         """
@@ -294,7 +294,7 @@ class _ModuleSearch:
         return []
 
     def _matching_paths(self, path: str) -> list[str]:
-        """Returns the module paths of the class that match a path, in which `*` is any index."""
+        """Returns the class's module paths that match a path, in which `*` stands for any index."""
         if "*" not in path:
             return [path] if path in self.existing_paths else []
         path_pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
@@ -331,7 +331,7 @@ def nodes_called_once(
 
 
 def remove_shared_parameters(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
-    """Returns parameters by path, except a layer's parameters that belong to the stack (T5's position table)."""
+    """Returns parameters by path without those of a layer that the spec counts in the stack (T5's position table)."""
     remaining_params = dict(params)
     layers = tuple(
         f"{modules.modules[0]}."

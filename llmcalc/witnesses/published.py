@@ -1,4 +1,4 @@
-"""Compares the total of parameters with the exact count that the publisher states."""
+"""Compares the total number of parameters with the exact count that the publisher states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WITNESS_NAME = "published"
 
 
 def verify_published(preset: Preset) -> Verdict:
-    """Compares the total of parameters with the published count; the preset may explain a difference.
+    """Compares the total number of parameters with the published count; the preset may explain a difference.
 
     Raises `InputError` if no exact count was published, because a rounded figure proves nothing.
     """

@@ -1,4 +1,4 @@
-"""Checks counts against llmcalc's PyTorch model, built from the description alone.
+"""Checks counts against llmcalc's PyTorch model (the reference), built from the spec's fields alone.
 
 On `meta`, whole models of any size are built and run without data; on `cpu` and `cuda` they really compute. On meta,
 identical layers behave identically: one layer of each kind is run, and its FLOPs and cache are used for its repeats,
@@ -63,7 +63,7 @@ def require_torch(feature_text: str = "verify") -> None:
 
 
 def default_seq(spec: ModelSpec) -> int:
-    """Returns a number of tokens that fills every window, chunk and selection, within the learned positions."""
+    """Returns a number of tokens that exceeds every window, chunk and selection but not the learned positions."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size)
         for _, stack in spec.stacks()
@@ -77,7 +77,7 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def max_prompt_length(spec: ModelSpec) -> int | None:
-    """Returns the longest prompt that leaves a learned position for decoding; None without learned positions.
+    """Returns the longest prompt that leaves a learned position for a decoded token; None without such positions.
 
     Raises `InputError` if none fit.
     """
@@ -91,7 +91,7 @@ def max_prompt_length(spec: ModelSpec) -> int | None:
 
 
 def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:
-    """Returns a number of tokens that keeps a GPU busy: at least `seq`, within the learned positions."""
+    """Returns a number of tokens that keeps a GPU busy: at least `seq`, at most the learned positions."""
     longest_tokens = max_prompt_length(spec)
     tokens = max(seq, GPU_FILLING_TOKENS)
     return tokens if longest_tokens is None else min(tokens, longest_tokens)
@@ -105,7 +105,7 @@ def verify_reference(
     seq: int | None = None,
     every_layer: bool = False,
 ) -> Verdict:
-    """Compares every node: parameters, buffers, cache bytes, and FLOPs of forward, training, prefill and decode.
+    """Compares every node's parameters, buffers, cache bytes, and FLOPs of forward, training, prefill and decode.
 
     Raises `InputError` if the device does not exist or the model is too large for it.
     """
@@ -139,7 +139,7 @@ def verify_reference(
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
-    """Measures seconds, FLOP/s and bytes of a forward pass, on CUDA with enough tokens to keep the GPU busy."""
+    """Measures a forward pass: seconds, FLOP/s and bytes; on CUDA with enough tokens to keep the GPU busy."""
     seq_len = gpu_filling_seq(spec, seq) if device == "cuda" else seq
     ids = token_ids(spec, batch, seq_len, device, is_random=True)
     source_input = ids if spec.kind == "encoder-decoder" else None
@@ -153,7 +153,7 @@ def device_dtype(device: Device) -> str:
 
 
 def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
-    """Returns the reference model on a device: in bf16, on a CPU in fp32, because bf16 is slow there.
+    """Returns the reference model on a device: in bf16, but in fp32 on a CPU, where bf16 is slow.
 
     Raises `InputError` for a device that does not exist, or a model that is too large for a CPU.
     """
@@ -181,7 +181,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
 
 
 def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
-    """Raises `InputError` if the saved activations are too large for a CPU.
+    """Raises `InputError` if the activations that a pass saves are too large for a CPU.
 
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """

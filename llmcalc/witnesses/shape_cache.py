@@ -19,7 +19,7 @@ MOST_CACHED_RESULTS = 20_000
 
 
 class ShapeCache(TorchDispatchMode):
-    """A dispatch mode that caches the shapes of results, for all passes of this process.
+    """A dispatch mode that caches the shapes of operations' results, for all passes of this process.
 
     counter: a FLOP counter that was entered before and counts the operations that have formulas; default None.
     """
@@ -33,7 +33,7 @@ class ShapeCache(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns false, so that torch skips two wrappers per call that only torch.compile needs."""
+        """Returns false, so that torch leaves out two wrappers per call that only torch.compile needs."""
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +64,7 @@ class ShapeCache(TorchDispatchMode):
 
 
 class Operation(NamedTuple):
-    """A torch operator overload, with the properties that decide whether its shapes are cached.
+    """A torch operator overload, with what decides whether its result shapes can be cached.
 
     function: its overload. overload_packet: the operation with all of its overloads.
     is_composed: whether it is implemented by several other operations, some of which may have FLOPs.
@@ -82,14 +82,14 @@ _OPERATION_BY_ID: dict[int, Operation] = {}
 
 
 def _describe_operation(function: Any) -> Operation:
-    """Describes an operation, and stores the description for its next call."""
+    """Returns the description of an operation, and caches it."""
     is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
     operation = Operation(function, function._overloadpacket, is_composed, _only_creates_tensors(function))
     return _OPERATION_BY_ID.setdefault(id(function), operation)
 
 
 def _only_creates_tensors(function: Any) -> bool:
-    """Whether an operation only creates tensors, whose shapes depend on the input shapes alone.
+    """Whether an operation only creates tensors, whose shapes follow from the inputs' shapes alone.
 
     Views and changes in place say so in their schema. Operations without tensor inputs (`arange`) are left out.
     """
@@ -106,7 +106,7 @@ def _only_creates_tensors(function: Any) -> bool:
 
 
 def _is_cacheable(results: Any, args: tuple[Any, ...]) -> bool:
-    """Whether all results are on the meta device, and none is an input or a view of an input.
+    """Whether results are all on the meta device, and none is an input or a view of one.
 
     `dropout` outside training returns its input; `_unsafe_view` returns a view, which its schema does not say.
     """
@@ -119,7 +119,7 @@ def _is_cacheable(results: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _result_description(call_result: Any) -> Any:
-    """Returns, for each tensor of a result, the arguments with which `torch.empty_strided` creates it again."""
+    """Returns, for each tensor in a result, the arguments with which `torch.empty_strided` makes an equal one."""
     if isinstance(call_result, torch.Tensor):
         return call_result.shape, call_result.stride(), call_result.dtype
     return [None if tensor is None else _result_description(tensor) for tensor in call_result]
@@ -138,7 +138,7 @@ _PLAIN_TYPES = frozenset(
 
 
 def shape_cache_key(operation_input: Any) -> Hashable | None:
-    """Returns a cache key for an input; None if it is not on meta or of an unknown type."""
+    """Returns an input's part of the cache key; None if the input is not on meta or has an unknown type."""
     value_type = type(operation_input)
     if value_type in _PLAIN_TYPES:
         return value_type, operation_input

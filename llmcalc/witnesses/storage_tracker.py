@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class StorageTracker(TorchDispatchMode):
-    """Tracks the bytes and the peak of a device's storages that are created under this mode.
+    """Tracks the bytes and the peak of the storages that are created on a device under this mode.
 
     known_tensors: tensors whose storages do not count.
     log: whether every allocation is logged; default False.
@@ -40,7 +40,7 @@ class StorageTracker(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns false, so that torch skips two wrappers per call that only torch.compile needs."""
+        """Returns false, so that torch leaves out two wrappers per call that only torch.compile needs."""
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,7 +53,7 @@ class StorageTracker(TorchDispatchMode):
         return operation_results
 
     def track_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tracks the storages of tensors whose creation this mode did not see, such as by `torch.tensor`."""
+        """Tracks storages whose creation this mode did not see, such as those of `torch.tensor`."""
         for tensor in tensors:
             self._track_tensor(tensor, "created before")
 
@@ -77,7 +77,7 @@ class StorageTracker(TorchDispatchMode):
 
 
 def saved_bytes(output: torch.Tensor, uncounted_storages: set[Any], device: str) -> int:
-    """Returns the bytes saved in the autograd graph of `output`. uncounted_storages: storages that do not count."""
+    """Returns the bytes saved in the autograd graph of `output`. uncounted_storages: storages to leave out."""
     bytes_by_storage: dict[int, int] = {}
     for tensor in saved_tensors(output):
         storage = tensor.untyped_storage()

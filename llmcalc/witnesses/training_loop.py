@@ -1,4 +1,4 @@
-"""Training steps and inference passes of the reference in torch, whose memory is measured.
+"""Training steps and inference passes of the PyTorch reference, whose memory is measured.
 
 The training loop:
 
@@ -55,7 +55,7 @@ PhaseCallback: TypeAlias = Callable[[str, Tensor | None], None]
 
 
 def build_reference(spec: ModelSpec, dtype: str, device: str, included_parts: frozenset[str] = frozenset()) -> Any:
-    """Builds the reference in one number format, without image and audio encoders.
+    """Builds the reference in one number format, without vision and audio encoders.
 
     Multi-token prediction is removed too, unless it is in `included_parts`.
     """
@@ -68,7 +68,7 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, included_parts: fr
 
 
 class SkipInitialization(TorchFunctionMode):  # it is used as a function
-    """Skips the initialisation of parameters, because memory does not depend on their values."""
+    """Skips the initialization of parameters, because memory does not depend on their values."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(function, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
@@ -77,7 +77,7 @@ class SkipInitialization(TorchFunctionMode):  # it is used as a function
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
-    """Returns token ids: random on a GPU, elsewhere zeros, which route all rows to the same experts."""
+    """Returns token ids: random on a GPU, elsewhere zeros, for which all rows have the same experts."""
     return module_measurements.token_ids(spec, batch, tokens, device, is_random=device == "cuda")
 
 
@@ -89,7 +89,7 @@ def loss_or_output(
     kernels: KernelChoices = EAGER_CHOICES,
     included_parts: frozenset[str] = frozenset(),
 ) -> Any:
-    """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
+    """Runs a forward pass. Returns the loss, or for a model without a language-model head the output."""
     has_mtp = MTP.name in included_parts
     model_output = module(
         ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.expert_capacity
@@ -127,7 +127,7 @@ class TrainingLoop:
         )
 
     def _parameters_in_order(self) -> list[Tensor]:
-        """Returns the trained parameters in the simulation's order.
+        """Returns the trained parameters in the order of the simulation.
 
         The order matters because the variable of a loop over tensors still refers to the previous tensor.
         """
@@ -155,14 +155,14 @@ class TrainingLoop:
         return (*self.module.parameters(), *self.module.buffers(), self.ids, *source_tensors)
 
     def run_step(self, phase_callback: PhaseCallback) -> None:
-        """Runs one step. phase_callback: called after each `forward`, `backward` and `step`."""
+        """Runs one training step. phase_callback: called after each `forward`, `backward` and `step`."""
         for _ in range(self.training.microbatches):
             self.run_micro_batch(phase_callback)
         self._update_parameters()
         phase_callback("step", None)
 
     def run_micro_batch(self, phase_callback: PhaseCallback) -> None:
-        """Runs the passes of one micro-batch. phase_callback: called after `forward` and `backward`."""
+        """Runs the two passes of a micro-batch. phase_callback: called after `forward` and after `backward`."""
         self.create_tokens()
         with kernel_variants.kernel_context(self.training.kernel_choices):
             loss = self.compute_loss()
@@ -172,7 +172,7 @@ class TrainingLoop:
         phase_callback("backward", None)
 
     def create_tokens(self) -> None:
-        """Creates the token ids of a micro-batch, and the encoder's input for an encoder-decoder."""
+        """Creates the token ids of a micro-batch, and for an encoder-decoder the encoder's input."""
         training = self.training
         self.ids: Tensor = token_ids(self.spec, training.batch, training.seq, self.device)
         source_length = training.seq if training.source_tokens is None else training.source_tokens
@@ -181,7 +181,7 @@ class TrainingLoop:
         )
 
     def compute_loss(self) -> Tensor:
-        """Computes the loss of the current tokens."""
+        """Computes the loss for the current token ids."""
         training = self.training
         with torch.autocast(self.device, torch.bfloat16) if training.autocast else nullcontext():
             loss: Tensor = loss_or_output(
@@ -209,7 +209,7 @@ def build_optimizers(
     implementation: OptimizerImplementation | None = None,
     has_momentum: bool = False,
 ) -> list[torch.optim.Optimizer]:
-    """Builds the torch optimizers for the name of an optimizer.
+    """Builds torch's optimizers of a name such as `adamw`.
 
     parameters: (parameter, whether it is a matrix of a layer).
     implementation: None (default) for torch's default.
@@ -238,7 +238,7 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any, int]]]
 
 
 def cache_shapes(spec: ModelSpec, inference_config: InferenceConfig) -> CacheShapes:
-    """Returns the shapes of the cache after a prompt, from a run on the meta device."""
+    """Returns the shapes of the cache's tensors after a prompt, from a run on the meta device."""
     inference_passes = InferencePasses(spec, inference_config, "meta")
     inference_passes.run_prefill()
     path_by_module = {module: module_path for module_path, module in inference_passes.module.named_modules()}
@@ -252,7 +252,7 @@ def cache_shapes(spec: ModelSpec, inference_config: InferenceConfig) -> CacheSha
 
 
 class InferencePasses:
-    """Inference passes over a prompt or one decoded token.
+    """Inference passes of the reference: prefill, and decoding of one token.
 
     store: the cache by module; None for a model without a cache.
     """
@@ -273,7 +273,7 @@ class InferencePasses:
             self._run_pass(min(chunk_size, seq - past_tokens), past_tokens, last_only=self.store is not None)
 
     def create_cache(self, cache_tensors: CacheShapes) -> None:
-        """Creates the cache of a prompt. cache_tensors: the shapes of the cache's tensors."""
+        """Creates the cache that a prompt leaves. cache_tensors: the shapes of its tensors."""
         modules = dict(self.module.named_modules())
         self.store = {
             modules[module_path]: tuple(
@@ -288,7 +288,7 @@ class InferencePasses:
         self._run_pass(1, self.inference.seq, last_only=False)
 
     def _run_pass(self, tokens: int, past_tokens: int, last_only: bool) -> None:
-        """Runs one inference pass, and frees token ids and logits at the end."""
+        """Runs one inference pass, and frees its token ids and logits at the end."""
         config = self.inference
         input_ids, source_input = token_ids(self.spec, config.batch, tokens, self.device), None
         if not past_tokens:

@@ -1,4 +1,4 @@
-"""Checks counts against the `transformers` class, built from a config on the meta device, with eager attention.
+"""Checks counts against the `transformers` class of a config, on the meta device with eager attention.
 
 The comparison covers the whole model's parameters, FLOPs and cache at two lengths, and parameters and FLOPs of every
 layer and of the modules that `modules` finds. Where a class deviates from its architecture, the record of its family
@@ -65,7 +65,7 @@ def require_transformers(feature_text: str = "--against transformers") -> None:
 
 
 def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) -> Verdict:
-    """Compares the model with the class of `transformers` for its config, or for the config converted from its spec.
+    """Compares a model with the `transformers` class of its config, or of the config that its spec converts to.
 
     Raises `InputError` if no such class is known, or if a sequence is longer than the learned positions.
     """
@@ -77,7 +77,7 @@ def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) 
 def verify_config(
     spec: ModelSpec, config: dict[str, Any], model_name: str = "model", batch: int = 1, seq: int | None = None
 ) -> Verdict:
-    """Compares counts with the class of `config`: the class in its `architectures`, else the model type's class."""
+    """Compares counts with a class: the one in the config's `architectures`, else the model type's."""
     start_time = time.perf_counter()
     max_positions = learned_positions(spec)
     if max_positions is not None and seq is not None and seq > max_positions:
@@ -106,7 +106,7 @@ def verify_config(
 
 
 def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Module:
-    """Builds the class that `architectures` names on the meta device, or with values if its forward pass needs them.
+    """Builds the class in `architectures` on the meta device, or with values if its forward pass reads them.
 
     It never runs code from a hub.
 
@@ -158,13 +158,13 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
 
 
 def class_quirks(config: Mapping[str, Any]) -> Quirks:
-    """Returns the config settings with which a model type's classes run on the meta device."""
+    """Returns what a model type's classes need to run on the meta device."""
     family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
 
 
 def _disable_warnings(model: nn.Module) -> None:
-    """Disables a padding warning that reads token ids, which have no values on the meta device."""
+    """Disables a check for padding that reads token ids, because these have no values on the meta device."""
     warning_name = "warn_if_padding_and_no_attention_mask"
     for module in model.modules():
         if hasattr(module, warning_name):
@@ -172,7 +172,7 @@ def _disable_warnings(model: nn.Module) -> None:
 
 
 def _avoid_identity_experts(model: nn.Module) -> None:
-    """Prevents routers from selecting identity experts, by a score correction that ranks these last."""
+    """Keeps routers from selecting identity experts, by a score correction that ranks them last."""
     import torch
 
     for module in model.modules():
@@ -183,7 +183,7 @@ def _avoid_identity_experts(model: nn.Module) -> None:
 
 
 def _raise_expert_capacity(model: nn.Module) -> None:
-    """Raises the capacity of experts (Switch Transformers) so that no token is dropped, as the count assumes.
+    """Raises the capacity of experts (Switch Transformers), so that no token is dropped, as the formulas assume.
 
     Otherwise FLOPs would depend on the random weights: tokens beyond `expert_capacity` are dropped.
     """
@@ -216,7 +216,7 @@ def _count_checks(
         modules: ModulesByNode,
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
-        """Yields a check for every node that was found in the class, except if both counts are 0."""
+        """Yields a check for every node whose modules were found in the class, unless both counts are 0."""
         cost = class_cost_function(model_type, quantity_name, cost, spec)
         excess_of_node = class_excess_function(model_type, quantity_name, spec)
         return remove_zero_checks(
@@ -271,7 +271,7 @@ def _count_checks(
 
 
 def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
-    """Returns the sizes, by name, of the parameters that the model's family declares as not counted."""
+    """Returns name → size of the parameters that the model's family declares as uncounted."""
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return {}
@@ -295,7 +295,7 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
 
 
 def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
-    """Returns token ids on the model's device, on a CPU with the end-of-sequence token only at the end."""
+    """Returns token ids on the model's device; on a CPU, the end-of-sequence token is only at the end."""
     import torch
 
     device = next(model.parameters()).device
@@ -311,7 +311,7 @@ def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
 
 
 def class_inputs(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns the tokens of `batch` sequences, or encoder frames, by the class's argument names."""
+    """Returns the inputs of a class by argument name: tokens of `batch` sequences, or encoder frames."""
     import torch
 
     token_ids, class_name = _token_ids(model, batch, seq), type(model).__name__
@@ -351,13 +351,13 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
 
 
 def denoises_after_prompt(model: nn.Module) -> bool:
-    """Whether a class reads a prompt and then denoises tokens; it is measured after an empty prompt."""
+    """Whether a class reads a prompt and then denoises tokens; such a class is measured with an empty prompt."""
     is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
 
 
 def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns zeros for the class's required arguments other than token ids, such as image features."""
+    """Returns zeros for the arguments that the class requires besides token ids, such as image features."""
     import torch
 
     config: Any = model.config
@@ -374,7 +374,7 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MeasuredPass:
-    """The measurements of one forward pass of a `transformers` class: FLOPs, cache and calls.
+    """The measurements of one forward pass of a `transformers` class: FLOPs, cache bytes and calls.
 
     flops_by_path: module path → FLOPs.
     calls_by_path: module path → number of calls.
@@ -387,7 +387,7 @@ class MeasuredPass:
 
 
 def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_settings: Quirks) -> MeasuredPass:
-    """Runs and measures one forward pass over `batch` sequences of `seq` tokens.
+    """Runs one forward pass over `batch` sequences of `seq` tokens, and returns its measurements.
 
     Raises `InputError` if the class requires further inputs, such as an image.
     """
@@ -461,19 +461,19 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 def cache_argument(model: nn.Module) -> str:
-    """Returns the name of a class's argument for the cache, such as `past_key_values`; empty without one."""
+    """Returns the name of a class's cache argument, such as `past_key_values`; empty without one."""
     arguments = signature(model.forward).parameters
     return next((cache_name for cache_name in CACHE_NAMES[:2] if cache_name in arguments), "")
 
 
 def _find_caches(module_output: Any) -> Iterator[Any]:
-    """Yields the caches in the output of a module, under the attribute names that the classes use."""
+    """Yields the caches in a module's output, by the attribute names that classes use."""
     cache_attributes = (getattr(module_output, cache_name, None) for cache_name in CACHE_NAMES)
     return (cache for cache in cache_attributes if cache is not None)
 
 
 def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Returns the tensors, by module path and attribute, that are stored and neither parameters nor buffers.
+    """Returns the tensors stored in modules that are neither parameters nor buffers, by path and attribute.
 
     The frequencies that a scaled RoPE stores in its module are excluded.
     """

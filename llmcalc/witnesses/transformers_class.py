@@ -1,4 +1,4 @@
-"""The class of `transformers` for a config, and the config fields for building it.
+"""Finds the class of `transformers` for a config, and the config fields to build it with.
 
 transformers: models/auto/modeling_auto, modeling_rope_utils.
 """
@@ -25,7 +25,7 @@ these have no values.
 
 
 def class_model_type(model_type: str) -> str:
-    """Returns the model type of the `transformers` class that computes a model of this type.
+    """Returns the model type whose `transformers` class computes models of this type.
 
     It is the model type itself, or for a family without a class its `class_model_type`.
     """
@@ -35,13 +35,13 @@ def class_model_type(model_type: str) -> str:
 
 
 def family_of_class(model_type: str) -> Family | None:
-    """Returns the family whose class computes this model type; None for an unsupported family."""
+    """Returns the `Family` whose class computes this model type; None if it is not supported."""
     class_type = class_model_type(model_type)
     return family_of(class_type) if class_type in model_types() else None
 
 
 def require_library_class(config: Mapping[str, Any]) -> None:
-    """Raises `InputError` for a model type whose class is repository code, or cannot be built."""
+    """Raises `InputError` for a model type whose class is repository code, or that cannot be built."""
     family = family_of_class(config["model_type"])
     if family is not None and family.source and config["model_type"] in library_class_names():
         raise InputError(
@@ -57,7 +57,7 @@ def require_library_class(config: Mapping[str, Any]) -> None:
 
 @cache
 def _names_by_lower_case() -> dict[str, list[str]]:
-    """Returns a dict from lower-case class names of `transformers` to the names as the library writes them."""
+    """Returns lower-case class name → the name as `transformers` writes it."""
     import transformers
 
     class_names: dict[str, list[str]] = {}
@@ -67,7 +67,7 @@ def _names_by_lower_case() -> dict[str, list[str]]:
 
 
 def class_name_of(config: Mapping[str, Any]) -> str:
-    """Returns the library's spelling of the class name in a config's `architectures`.
+    """Returns the class name in `architectures`, as the library spells it.
 
     Hubs have `MPTForCausalLM`, the library `MptForCausalLM`.
 
@@ -99,7 +99,7 @@ def class_name_of(config: Mapping[str, Any]) -> str:
 
 
 def load_class(config: Mapping[str, Any]) -> Any:
-    """Returns the class of a config's `architectures`, also if the library does not export it (Kosmos-2)."""
+    """Returns the class that `architectures` names, even if the library does not export it (Kosmos-2)."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -114,7 +114,7 @@ def load_class(config: Mapping[str, Any]) -> Any:
 
 
 def class_config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields for the configuration class, with length-dependent RoPE replaced by plain RoPE."""
+    """Returns the configuration class's fields; RoPE that depends on the length is replaced by plain RoPE."""
     class_fields = {name: value for name, value in config.items() if name not in HUB_FIELDS}
     for field_name in ("rope_scaling", "rope_parameters"):
         rope = class_fields.get(field_name)

@@ -1,4 +1,4 @@
-"""The parts, kernels, optimizers and frameworks of a model whose memory was never measured."""
+"""The components, kernels, optimizers and frameworks whose memory was never compared with a measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..simulator.kernel_choices import EAGER_CHOICES
 
 
 def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
-    """Returns a model's parts and kernels, and the optimizers and frameworks, whose memory was never measured."""
+    """Returns those components and kernels of a model whose memory was never measured; also optimizers, frameworks."""
     included_parts = frozenset({MTP.name})
     frameworks = [
         evidence

@@ -1,4 +1,4 @@
-"""Verifies the counts of a model against a chosen model or source."""
+"""Verifies the counts of a model against a witness: the PyTorch reference, transformers, or published counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verify(
     every_layer: bool = False,
     memory: bool = False,
 ) -> Verdict:
-    """Returns all checks of one model against one model or source (`witness`).
+    """Returns all checks of a model against a witness: `reference`, `transformers` or `published`.
 
     memory: whether the memory of a training step, a prefill and a decoding step is compared too; false by default.
     Raises `InputError` if the witness or the device does not support this model; it is `UnsupportedKernel` if memory is
@@ -44,7 +44,7 @@ def _compare_model(
     every_layer: bool,
     compares_memory: bool,
 ) -> Verdict:
-    """Compares the counts of one model with the chosen model or source."""
+    """Compares the counts of a model with those of the witness."""
     if witness != "reference" and (device != "meta" or every_layer or compares_memory):
         raise InputError(f"--against {witness}: --device, --every-layer and --memory only apply to --against reference")
     if witness == "published":
@@ -60,7 +60,7 @@ def _compare_model(
 
 
 def _add_memory_checks(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, seq: int | None) -> Verdict:
-    """Adds memory checks to a verdict, with the same tokens or, on a GPU, with more tokens."""
+    """Adds memory checks to a verdict; on a GPU they use more tokens than the other checks."""
     from .memory import compare_memory, default_runs
 
     start_time = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A run of a model: its workload, its counting conventions, its choices of execution, and all three together.
+"""The settings of a run: its workload, its counting conventions and its choices of execution.
 
 The classes are `Workload`, `Counting`, `Execution` and, as ops read all three, `RunConfig`.
 

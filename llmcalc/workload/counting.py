@@ -1,4 +1,4 @@
-"""The counting conventions of a run, which reports print beside the counts.
+"""The counting conventions of a run, which reports state beside the counts.
 
 One multiply-add is always 2 FLOPs.
 """

@@ -1,4 +1,4 @@
-"""Rows (token vectors) that are computed from other rows: blocks, sums, distances, strides."""
+"""Rules for the number of rows (token vectors) that are computed from other rows: blocks, sums, distances, strides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .workload import Workload
 
 
 class PatchRows(Rows):
-    """The patches of an image or audio frames in an encoder's pass."""
+    """The patches of an image, or the frames of audio, in an encoder's pass."""
 
     __slots__ = ()
 
@@ -82,7 +82,7 @@ class EmbeddingRows(Rows):
 
 @frozen(slots=True)
 class MultipliedRows(Rows):
-    """A multiple of the source rows plus `extra_rows` rows, such as the samples before a strided convolution.
+    """A multiple of the source rows, plus `extra_rows` rows, as before a strided convolution.
 
     There are none if `source_rows` has none.
     """
@@ -99,7 +99,7 @@ class MultipliedRows(Rows):
 
 @frozen(slots=True)
 class ConcatenatedRows(Rows):
-    """The concatenation of two kinds of rows."""
+    """The rows of two kinds, one after the other."""
 
     name: str = "joined"
     first_rows: Rows = TOKENS
@@ -128,7 +128,7 @@ class PaddedRows(Rows):
 
 @frozen(slots=True)
 class WindowRows(Rows):
-    """One row for each window of `window_rows` source rows, the last of which may be padded."""
+    """One row for each window of `window_rows` source rows; the last window may be padded."""
 
     name: str = "windows"
     source_rows: Rows = PATCHES
@@ -140,7 +140,7 @@ class WindowRows(Rows):
 
 @frozen(slots=True)
 class StatesBeforeRows(Rows):
-    """The recurrent states before each source row (token). The first state is zeros."""
+    """The recurrent state before each source row (token); the first state is zero."""
 
     name: str = "from_zeros"
     source_rows: Rows = TOKENS
@@ -154,7 +154,7 @@ class StatesBeforeRows(Rows):
 
 @frozen(slots=True)
 class RowsOfThisPass(Rows):
-    """The source rows that this pass adds, without rows of earlier passes."""
+    """The source rows that are new in this pass, without rows of earlier passes."""
 
     name: str = "of_this_pass"
     source_rows: Rows = TOKENS
@@ -180,7 +180,7 @@ class BlockRows(Rows):
 
 @frozen(slots=True)
 class RowsWithBlockSummaries(Rows):
-    """The source rows, plus one summary row for each complete block of `block_rows` rows."""
+    """The source rows, plus a summary row for each complete block of `block_rows` rows."""
 
     name: str = "with_sums"
     source_rows: Rows = TOKENS
@@ -192,7 +192,7 @@ class RowsWithBlockSummaries(Rows):
 
 @frozen(slots=True)
 class RowsWithZeroStart(Rows):
-    """The new source rows, after a row of zeros in a pass that starts at the first token."""
+    """The new source rows; in a pass that starts at the first token, after a row of zeros."""
 
     name: str = "with_start"
     source_rows: Rows = TOKENS
@@ -206,7 +206,7 @@ class RowsWithZeroStart(Rows):
 
 @frozen(slots=True)
 class PromptedRows(Rows):
-    """The source rows after `prompt_rows` prompt rows, which the first pass computes and caches."""
+    """The source rows, after `prompt_rows` rows that the first pass computes and caches."""
 
     name: str = "with_prompt"
     source_rows: Rows = TOKENS
@@ -228,7 +228,7 @@ class PromptedRows(Rows):
 
 @frozen(slots=True)
 class StridedConvolutionRows(Rows):
-    """The output rows of a strided convolution over the source rows, padded with kernel // 2 zeros on each side."""
+    """The output rows of a strided convolution of the source rows, padded by kernel // 2 zeros at both ends."""
 
     name: str = "strided"
     source_rows: Rows = PATCHES
@@ -242,7 +242,7 @@ class StridedConvolutionRows(Rows):
 
 @frozen(slots=True)
 class RowsInChunks(Rows):
-    """The output rows of strided convolutions over chunks of the source rows, each padded by one row at either end.
+    """The rows that strided convolutions make of chunks of source rows; each chunk is padded by a row at both ends.
 
     chunk_rows: the rows of a chunk. strides: those of the convolutions, in order.
     pads_last_chunk: whether the last of several chunks is padded to a whole chunk first, true by default.
@@ -276,7 +276,7 @@ class RowsInChunks(Rows):
 
 @frozen(slots=True)
 class MergedPatchRows(Rows):
-    """One row per square of side × side neighbours over `frames` consecutive frames."""
+    """One row per block of side × side neighbouring patches in `frames` consecutive frames."""
 
     name: str = "merged"
     source_rows: Rows = PATCHES
@@ -313,7 +313,7 @@ class QueryKeyPairs(Rows):
 
 @frozen(slots=True)
 class PairAverageRows(Rows):
-    """The averages of pairs of source rows (Funnel Transformer). A single pair is not averaged.
+    """The averages of pairs of source rows (Funnel Transformer); a single pair is not averaged.
 
     separate_cls: whether the first row is paired with a copy of itself.
     truncate_seq: whether the last row is left out then.
@@ -332,7 +332,7 @@ class PairAverageRows(Rows):
 
 @frozen(slots=True)
 class RelativeDistances(Rows):
-    """One row per distance between queries and keys with a computed position, shared by all sequences.
+    """One row per distance between queries and keys whose position is computed, shared by all sequences.
 
     query_rows: the rows of the queries; two distances for each of them.
     key_rows: the rows of the keys, with one distance for each of them where there are more than queries; by default
@@ -352,7 +352,7 @@ class RelativeDistances(Rows):
 
 @frozen(slots=True)
 class BytePatchRows(Rows):
-    """One row per patch of a text's bytes: one for the first byte, then one per `patch_bytes` bytes; 0 for no text."""
+    """One row per patch of a text's bytes: the first byte, then each `patch_bytes` bytes; 0 without text."""
 
     name: str = "patches of bytes"
     source_rows: Rows = TOKENS
@@ -365,7 +365,7 @@ class BytePatchRows(Rows):
 
 @frozen(slots=True)
 class PatchVectors(Rows):
-    """The vectors of each patch of bytes, `vectors_per_patch` rows; attention pairs them with the patch's bytes."""
+    """The vectors of byte patches: `vectors_per_patch` rows per patch, which attention pairs with its bytes."""
 
     name: str = "vectors of patches"
     patch_rows: BytePatchRows = BytePatchRows()
@@ -375,13 +375,13 @@ class PatchVectors(Rows):
         return times(self.patch_rows.new_rows(workload), self.vectors_per_patch)
 
     def pairs_with_bytes(self, workload: Workload) -> Number:
-        """Returns the number of pairs of a patch's vector and a byte of the same patch."""
+        """Returns the number of pairs of a patch's vector with a byte of the same patch."""
         return times(self.patch_rows.source_rows.new_rows(workload), self.vectors_per_patch)
 
 
 @frozen(slots=True)
 class RowsPaddedAboveMinimum(Rows):
-    """The source rows, padded to whole blocks of `block_rows` rows if there are more than `minimum_rows` rows."""
+    """The source rows, padded to whole blocks of `block_rows` rows if they are more than `minimum_rows`."""
 
     name: str = "padded"
     source_rows: Rows = TOKENS
@@ -398,5 +398,5 @@ def _padded_rows_beyond(row_count: Number, block_rows: Number, least_rows: Numbe
 
 
 def is_above(row_count: Number, threshold: Number) -> Number:
-    """Returns 1 for more rows than `threshold`, else 0."""
+    """Returns 1 if there are more rows than `threshold`, else 0."""
     return minimum(1, floor_div(row_count - 1, threshold))

@@ -55,7 +55,7 @@ FLOP_RATE = re.compile(
 
 @frozen
 class MeasuredTime:
-    """A measured time of a pass, as seconds or as a rate.
+    """A measured time of a pass, given as seconds or as a rate.
 
     seconds: its seconds; None (default) if the rate is known instead.
     tokens_per_second: its tokens over its seconds; 0 (default) if the seconds are known.
@@ -71,7 +71,7 @@ class MeasuredTime:
     mfu: float = 0.0
 
     def seconds_of(self, token_count: int, device_count: int, model_flops: int, peak: float) -> float:
-        """Returns the seconds of a pass with this many tokens on all of its devices.
+        """Returns the seconds of a pass; a measured rate is converted with the pass's tokens or FLOPs.
 
         model_flops: of the pass, with full pairs of attention. peak: FLOP/s of one device.
         """

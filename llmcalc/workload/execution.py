@@ -1,4 +1,4 @@
-"""Execution choices of a run: alternative computations of the same model and workload."""
+"""Execution choices of a run: different computations with the same results."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ step: one decoding step of a recurrence, instead of a chunk of tokens.
 
 @frozen(slots=True)
 class Execution:
-    """The choice between equivalent forms of a computation: of attention, recomputation and latent attention.
+    """The choice among equivalent computations: of attention, of recomputation and of latent attention.
 
     attention: how attention runs. The backward pass of `eager` (default) and `sdpa-math` computes dQ, dK, dP and dV;
         those of `flash` and `sdpa` also compute the scores again.
@@ -82,7 +82,7 @@ class Execution:
     mla: LatentForm = "auto"
 
     def choose_form(self, form_names: Iterable[str], workload: Workload) -> str:
-        """Returns the form of a step among the allowed `form_names`. The first form is the default."""
+        """Returns which of the allowed `form_names` of a computation runs; by default the first."""
         default_form, *other_forms = form_names
         return next((form_name for form_name in other_forms if self._is_form_used(form_name, workload)), default_form)
 

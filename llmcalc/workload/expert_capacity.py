@@ -1,4 +1,4 @@
-"""The number of rows that each expert of a mixture processes: all rows routed to it, or a fixed capacity.
+"""The number of rows per expert: all rows routed to it, or a fixed capacity.
 
 A fixed capacity: GShard (Lepikhin et al. 2020, arXiv:2006.16668, §2.2) and Switch (Fedus et al. 2021, arXiv:2101.03961,
 §2.2); an expert's rows of the highest weights, padded: Megatron-Core, transformer/moe/moe_utils.py,
@@ -19,7 +19,7 @@ DROPLESS_VALUE, CAPACITY_PREFIX = "dropless", "capacity:"
 
 
 def capacity_of(option_text: str) -> Fraction | None:
-    """Parses a value of `--moe`: the capacity factor, or None for experts that drop no rows.
+    """Returns the capacity factor in a value of `--moe`; None for experts that drop no rows.
 
     Raises `InputError` for anything but `dropless` and `capacity:F` with a number F above 0.
     """
@@ -44,7 +44,7 @@ def capacity_of(option_text: str) -> Fraction | None:
 
 
 def expert_rows(tokens: Number, top_k: Number, expert_count: Number, capacity_factor: Fraction) -> Number:
-    """Returns the number of rows per expert: ⌈tokens · top_k / experts · factor⌉, at most one per token."""
+    """Returns the number of rows per expert: ⌈tokens · top_k / experts · factor⌉, at most the number of tokens."""
     return minimum(
         ceil_div(tokens * top_k * capacity_factor.numerator, expert_count * capacity_factor.denominator), tokens
     )

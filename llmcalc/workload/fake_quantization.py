@@ -13,7 +13,7 @@ SCHEME_NAME = "int8-int4"
 
 @frozen
 class FakeQuantization:
-    """The values that linear layers round in training, as in torchao's `Int8DynActInt4WeightQATQuantizer`.
+    """Which values linear layers round in training, as in torchao's `Int8DynActInt4WeightQATQuantizer`.
 
     group_size: elements of a weight's row that share a scale; a layer whose rows it does not divide rounds nothing.
     skips_tied: whether an output head that is the table of embeddings rounds nothing (torchtune, `TiedLinear`).

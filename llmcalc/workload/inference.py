@@ -1,4 +1,4 @@
-"""Inference settings that both counts and memory use: users, and cache formats."""
+"""Inference settings that counts and memory share: users, and cache formats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USERS_SETTING = DeclaredSetting(
 
 
 def batch_from_options(batch: int | None, users: int | None, phase: str) -> int | None:
-    """Returns the number of sequences from `batch` or `users`; None if neither is set.
+    """Returns the number of sequences from the option `batch` or `users`; None if neither is given.
 
     Raises `InputError` if both are set, and for users in training.
 

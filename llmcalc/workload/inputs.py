@@ -1,4 +1,4 @@
-"""Images and audio of a prompt: settings, and an encoder's pass over them."""
+"""Images and audio in a prompt: their settings, and the pass of an encoder over them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ AUDIO_SETTING = Setting(
 
 @frozen
 class Inputs:
-    """The images and audio of each sequence. None means none.
+    """The images and audio of each sequence; a field that is None has none.
 
     image: the size of every image, WIDTHxHEIGHT in pixels.
     images: the number of images; one if `image` is given.
@@ -85,20 +85,20 @@ class Inputs:
 
     @property
     def option(self) -> str:
-        """The command-line option of the first image or audio setting that is set; empty if none is."""
+        """The command-line option of the first of these settings that is set; empty if none is."""
         return next(
             (f"--{input_name}" for input_name in ("image", "images", "audio") if getattr(self, input_name) is not None),
             "",
         )
 
     def check(self) -> None:
-        """Raises `InputError` for a number of images without a size."""
+        """Raises `InputError` if the number of images is given without their size."""
         if self.images is not None and self.image is None:
             raise InputError("--images: it means nothing without --image; expected --image too")
 
     @property
     def height_and_width(self) -> tuple[int, int]:
-        """The height and width of an image in pixels. Raises `InputError` without an image."""
+        """The height and width of an image in pixels. Raises `InputError` if no image is given."""
         if self.image is None:
             raise InputError("--image: missing; expected the size of an image, such as 1024x768")
         width, height = re.split("[x×]", check_image_size("--image", self.image))
@@ -110,7 +110,7 @@ NO_INPUTS = Inputs()
 
 @frozen(slots=True)
 class EncoderPass(Workload):
-    """One pass of an encoder over images or audio clips of one size.
+    """One pass of an encoder over images, tiles or audio clips of one size.
 
     batch: the number of images, tiles or clips.
     rows, columns: the patches along both sides of each; frames of audio are one column.

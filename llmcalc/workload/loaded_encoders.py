@@ -1,4 +1,4 @@
-"""Use of the encoders of images and sound in a training run that does not count their passes."""
+"""What a training run does with loaded vision and audio encoders, whose passes it does not count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..frozen import frozen
 
 @frozen
 class LoadedEncoders:
-    """The use of loaded image and audio encoders in a training program.
+    """Whether a training run trains and quantizes the vision and audio encoders that it loads.
 
     is_trained: whether it trains them where it trains all weights; true by default.
     is_quantized: whether their linear layers are quantized with the frozen layers of the text model; true by default.

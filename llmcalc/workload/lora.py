@@ -1,4 +1,4 @@
-"""Storage of the frozen weights in a run with low-rank adapters.
+"""How a run with low-rank adapters stores its frozen weights.
 
 QLoRA: Dettmers et al. 2023, arXiv:2305.14314; bitsandbytes/functional.py, `quantize_4bit`.
 """
@@ -52,7 +52,7 @@ CODE_TABLE_ENTRIES, SCALE_TABLE_ENTRIES = 16, 256
 def stored_tensors(
     frozen_base: FrozenWeightFormat, row_count: Number, column_count: Number
 ) -> dict[str, tuple[Number, int]]:
-    """Returns name suffix → (elements, bytes per element) of a quantized matrix's tensors, the codes first.
+    """Returns the tensors of a quantized matrix: name suffix → (elements, bytes per element), the codes first.
 
     A byte holds two weights of 4 bits. There is an fp32 scale per block of 64 of them, or one byte where the scales are
     quantised too; these have an fp32 scale per 256, a table and their mean. In 8 bits a row has an fp32 scale.
@@ -72,7 +72,7 @@ def stored_tensors(
 
 
 def stored_bytes(frozen_base: FrozenWeightFormat, row_count: Number, column_count: Number) -> Number:
-    """Returns the bytes of a quantized matrix with scales and tables. row_count: outputs. column_count: inputs."""
+    """Returns the bytes of a quantized matrix with scales and tables. row_count, column_count: outputs, inputs."""
     return reduce(
         add,
         (

@@ -21,7 +21,7 @@ attention as one kernel. Everything else in a layer runs again.
 
 @frozen
 class Recompute:
-    """The parts of the forward pass that the backward pass recomputes instead of storing.
+    """Which parts of the forward pass the backward pass recomputes, because they are not stored.
 
     layers: whether whole layers do.
     every: of the layers, every how many-th does, beginning with the first; 1 by default.
@@ -46,12 +46,12 @@ class Recompute:
     modules: frozenset[str] = frozenset()
 
     def includes_layer(self, layer_index: int) -> bool:
-        """Whether a whole layer, given by its index, is recomputed in the backward pass."""
+        """Whether the backward pass recomputes the whole layer of this index."""
         return self.layers and (layer_index % self.every == 0) is not self.spares
 
     @property
     def share_of_layers(self) -> float:
-        """The fraction of the layers that are recomputed as a whole."""
+        """The fraction of layers that are recomputed as a whole."""
         return (1 - 1 / self.every if self.spares else 1 / self.every) if self.layers else 0.0
 
 
@@ -135,7 +135,7 @@ def recompute_of(option_text: str) -> Recompute:
 
 
 def check_node_names(node_names: Iterable[str], model_node_names: Iterable[str]) -> None:
-    """Raises `InputError` for the path of a module that no layer has. model_node_names: the paths that exist."""
+    """Raises `InputError` for a module name that no layer has. model_node_names: the names that exist."""
     existing_names = list(dict.fromkeys(model_node_names))
     for node_name in sorted(node_names):
         if node_name not in existing_names:

@@ -14,7 +14,7 @@ from .workload import Workload
 
 @frozen(slots=True)
 class Rows:
-    """The vectors, such as tokens, that a step processes, with the rule for the number per sequence.
+    """The rows (vectors, such as tokens) that a step processes, with the rule for their number per sequence.
 
     name: what they represent.
     batched: whether each sequence has its own rows; otherwise all sequences share them. True by default.
@@ -32,11 +32,11 @@ class Rows:
         return 0
 
     def available_rows(self, workload: Workload) -> Number:
-        """Returns the number of rows (tokens) per sequence after this pass: of this pass and of earlier passes."""
+        """Returns the number of rows (tokens) per sequence after this pass: its own and those of earlier passes."""
         return add(self.past_rows(workload), self.new_rows(workload))
 
     def constant_rows(self, workload: Workload) -> Number:
-        """Returns the number of constant rows (such as an initial zero state) in this pass, which need no gradient."""
+        """Returns the number of rows in this pass that are constants (such as a zero state) and need no gradient."""
         return 0
 
 
@@ -96,7 +96,7 @@ class LogitRows(Rows):
 
 
 class SequenceRows(Rows):
-    """A single vector per sequence, such as the input of a pooler."""
+    """One vector per sequence, such as the input of a pooler."""
 
     __slots__ = ()
 
@@ -117,7 +117,7 @@ ONE_GROUP = ExpertGroups()
 
 @frozen(slots=True)
 class RoutedRows(Rows):
-    """One row per token and selected expert. Operations on these rows multiply by `top_k` themselves.
+    """One row per token and expert selected for it. Operations on these rows multiply by `top_k` themselves.
 
     groups: the groups of experts from which a token's experts are selected, one by default.
     """

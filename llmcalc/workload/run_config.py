@@ -1,4 +1,4 @@
-"""The settings under which operations are counted: workload, counting conventions, kernels and numbers of tokens."""
+"""The workload, counting conventions and execution for which operations are counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .workload import Phase, Workload
 
 @frozen(slots=True)
 class RunConfig:
-    """The settings under which operations are counted, and the number of rows (tokens) that an operation processes.
+    """The workload, counting conventions and execution for which operations are counted; it counts rows (tokens).
 
     workload: what is run.
     counting: the counting conventions.
@@ -61,7 +61,7 @@ class RunConfig:
         return times(rows.new_rows(self.workload), self.batch if rows.batched else 1)
 
     def constant_rows(self, rows: Rows) -> Number:
-        """Returns the number of constant rows (such as zero states) over all sequences, which need no gradient."""
+        """Returns the number of rows over all sequences that are constants and need no gradient."""
         return times(rows.constant_rows(self.workload), self.batch if rows.batched else 1)
 
     def has_earlier_tokens(self, rows: Rows) -> bool:
@@ -69,13 +69,13 @@ class RunConfig:
         return self.phase == "decode" or not is_zero(self.past_rows(rows))
 
     def rank_share(self, flops: Number) -> Number:
-        """Returns the FLOPs of one rank, rounded down, if a group of ranks divides the sequences evenly."""
+        """Returns one rank's share of FLOPs, rounded down, if several ranks divide each sequence evenly."""
         return flops if self.ranks_per_sequence == 1 else floor_div(flops, self.ranks_per_sequence)
 
     def with_workload(self, **changed_fields: Any) -> RunConfig:
-        """Returns a copy with changed fields of the workload."""
+        """Returns a copy with some fields of its workload changed."""
         return replace(self, workload=self.workload.with_changes(**changed_fields))
 
     def with_pairs(self, pairs: Pairs) -> RunConfig:
-        """Returns a copy with another counting convention for query-key pairs."""
+        """Returns a copy that counts other query-key pairs (`full` or `causal`)."""
         return replace(self, counting=replace(self.counting, pairs=pairs))

@@ -1,4 +1,4 @@
-"""The declaration of a run's setting, next to the setting's type and default.
+"""The declaration of one setting of a run, which stands beside the setting's type and default.
 
 Options of the command line, arguments of Python, fields of the page and of budgets, and the checks of all of them, are
 read from these declarations.
@@ -34,7 +34,7 @@ MOST_BITS = 1_000
 
 @frozen(slots=True)
 class Setting:
-    """The declaration of one setting: phases, check, help text, and panel of the help page.
+    """The declaration of one setting: its phases, check and help text, and its panel on the help page.
 
     help: what it is, a sentence without its default.
     panel: the heading of `--help` below which it stands.
@@ -78,7 +78,7 @@ class Setting:
 
 @frozen(slots=True)
 class DeclaredSetting:
-    """A setting's declaration with name and type. value_type: the value's type without None."""
+    """A setting's declaration with its name and type. value_type: the type without None."""
 
     name: str
     value_type: Any
@@ -91,11 +91,11 @@ class DeclaredSetting:
 
     @property
     def allowed_words(self) -> tuple[str, ...]:
-        """The words of a `Literal`; empty for other types."""
+        """The words that a setting with a `Literal` type allows; empty for other types."""
         return get_args(self.value_type) if get_origin(self.value_type) is Literal else ()
 
     def checked_value(self, raw_value: Any, option_name: str = "") -> Any:
-        """Returns the checked value, or None for None. option_name: the name in errors; default the option.
+        """Returns the checked value; None stays None. option_name: the name in errors; default the option.
 
         Raises `InputError` for a value of another type, and for one that the setting does not take.
         """
@@ -139,12 +139,12 @@ class DeclaredSetting:
 
 
 def option(setting_name: str) -> str:
-    """Returns the command-line option of a setting's name."""
+    """Returns the command-line option of a setting, such as `--lora-rank`."""
     return f"--{setting_name.replace('_', '-')}"
 
 
 def length_of(option_name: str, option_value: Any) -> Any:
-    """Parses a number of sequences or tokens, such as 4096 or `32k`. option_name: the option's name in errors."""
+    """Parses a number of sequences or tokens, such as 4096 or `32k`. option_name: the name in errors."""
     if not isinstance(option_value, str):
         return option_value
     from ..units import parse_length
@@ -156,7 +156,7 @@ def length_of(option_name: str, option_value: Any) -> Any:
 
 
 def parse_number(option_name: str, option_value: Any) -> float:
-    """Parses a number or its text. option_name: the option's name in errors. Raises `InputError` for other values."""
+    """Parses a number, or a text with one. Raises `InputError` otherwise. option_name: the name in errors."""
     try:
         parsed_number = float("nan" if isinstance(option_value, bool) else option_value)
     except (TypeError, ValueError, OverflowError):
@@ -172,7 +172,7 @@ def parse_names(list_text: str) -> tuple[str, ...]:
 
 
 def declarations_of(settings_class: type) -> dict[str, DeclaredSetting]:
-    """Returns the declared settings of a class, in order: annotations `Annotated[type | None, Setting(…)]`."""
+    """Returns setting name → declaration for a class, from its annotations `Annotated[type | None, Setting(…)]`."""
     if settings_class not in _DECLARATIONS_BY_CLASS:
         declared_settings: dict[str, DeclaredSetting] = {}
         for setting_name, type_hint in get_type_hints(settings_class, include_extras=True).items():
@@ -198,7 +198,7 @@ def _without_none(union_type: Any) -> Any:
 
 
 def checked_values(declared_settings: Mapping[str, DeclaredSetting], raw_values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the checked values of settings by name. declared_settings: all declared settings, by name.
+    """Returns the checked values of settings by name. declared_settings: the declarations by name.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
@@ -212,7 +212,7 @@ def checked_values(declared_settings: Mapping[str, DeclaredSetting], raw_values:
 
 
 def training_option(settings: Any) -> str:
-    """Returns the first option that only training supports; empty if there is none. settings: settings or a layout."""
+    """Returns the first given option that only training has; empty if none is. settings: settings or a layout."""
     typed_training_options = (
         declaration.option
         for setting_name, declaration in declarations_of(type(settings)).items()
@@ -222,7 +222,7 @@ def training_option(settings: Any) -> str:
 
 
 def check_phase(settings: Any, phase: str) -> None:
-    """Raises `InputError` for a setting of another phase, or without a required other setting."""
+    """Raises `InputError` for a setting that another phase has, or that needs a setting which is not given."""
     for setting_name, declaration in declarations_of(type(settings)).items():
         if getattr(settings, setting_name) is None:
             continue

@@ -1,4 +1,4 @@
-"""Checks of numbers and words for the command line and the Python API, with one message for both."""
+"""Validates numbers and words for the command line and the Python API, with the same messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST_COUNT = 2**40
 
 
 def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST_COUNT) -> int:
-    """Validates an integer from `minimum` to `maximum` and returns it. A float with a whole value is one: `8192.0`.
+    """Returns an integer from `minimum` to `maximum`; a float with a whole value, such as `8192.0`, is accepted.
 
     Raises `InputError`, naming the option, for other values.
     """
@@ -33,26 +33,26 @@ def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximu
 def validate_optional_whole(
     option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST_COUNT
 ) -> int | None:
-    """Validates an integer as `validate_whole` does, but accepts None."""
+    """Returns an integer as `validate_whole` does; None is accepted too."""
     return None if option_value is None else validate_whole(option_name, option_value, minimum, maximum)
 
 
 def validate_text(option_name: str, option_value: Any, example: str) -> str:
-    """Validates that a value is text and returns it. Raises `InputError`, with the option and an example, otherwise."""
+    """Returns a text. Raises `InputError`, which names the option and an example, for any other value."""
     if not isinstance(option_value, str):
         raise InputError(f"{option_name}: {short_repr(option_value)} is not text; expected a name such as {example!r}")
     return option_value
 
 
 def validate_path(option_name: str, option_value: Any) -> str:
-    """Validates that a value is a path, as text or a `Path`, and returns its text. Raises `InputError` otherwise."""
+    """Returns a path as text, from a text or a `Path`. Raises `InputError` for any other value."""
     if not isinstance(option_value, str | PurePath):
         raise InputError(f"{option_name}: {short_repr(option_value)} is no path; expected the name of a file")
     return str(option_value)
 
 
 def validate_texts(option_name: str, option_value: Any, example: str) -> tuple[str, ...]:
-    """Returns one text or several as a tuple; empty for None. Raises `InputError` for other values."""
+    """Returns one or several texts as a tuple; empty for None. Raises `InputError` for other values."""
     if option_value is None or isinstance(option_value, str):
         return () if option_value is None else (option_value,)
     texts = tuple(option_value) if isinstance(option_value, Iterable) else (option_value,)

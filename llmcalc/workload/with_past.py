@@ -1,4 +1,4 @@
-"""Rows that are recomputed because only their inputs are cached.
+"""Rows of earlier passes that are computed again, because only their inputs are cached.
 
 They have a separate file, because its imports are slow and rarely needed.
 """
@@ -13,7 +13,7 @@ from .workload import Workload
 
 @frozen(slots=True)
 class RowsWithPast(Rows):
-    """The rows of a pass: new tokens, plus recomputed tokens of earlier passes.
+    """The rows that a pass computes: new tokens, and tokens of earlier passes that are computed again.
 
     window: only rows within a window of that many tokens are recomputed; None for all.
     selected_keys: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None

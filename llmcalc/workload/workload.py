@@ -1,4 +1,4 @@
-"""The workload of a run: sequences, new tokens per sequence, earlier tokens, and the phase."""
+"""The workload of one pass: sequences, new and earlier tokens per sequence, and the phase."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ class Workload:
             object.__setattr__(self, "source", self.context + self.seq)
 
     def with_changes(self, **changes: Any) -> Workload:
-        """Returns a copy with some fields changed."""
+        """Returns a copy of the workload with some fields changed."""
         return replace(self, **changes)

@@ -52,7 +52,7 @@ def test_bars_of_nodes_add_up_to_the_estimate(options: dict[str, Any]) -> None:
     unit = SECONDS_BY_UNIT[duration_unit(answer.seconds)]
     of_estimate = [bar.get_width() * unit for bar in parts_axes.patches if bar.get_y() < 0]
     assert sum(of_estimate) == pytest.approx(answer.seconds, rel=1e-9)
-    assert of_estimate == pytest.approx(list(answer.bounds.values()), abs=1e-12)
+    assert of_estimate == pytest.approx(list(answer.seconds_by_bound.values()), abs=1e-12)
     of_parts = [bar.get_width() * unit for bar in parts_axes.patches if bar.get_y() > 0]
     assert sum(of_parts) == pytest.approx(answer.seconds, rel=1e-9)
     whisker = [float(value) * unit for value in parts_axes.lines[0].get_xdata()]

@@ -121,7 +121,7 @@ class LoopedAttention(GroupedQueryMixer):
 
 
 class LoopedLayer(PreNormLayer):
-    """A pre-norm layer of a model that runs its layers twice; each loop has its own layers, which share weights.
+    """A pre-norm layer of a model that runs its layers twice, where each loop has its own layers with shared weights.
 
     attention: its attention, of type 'looped'.
     feed_forward: its feed-forward network.

@@ -165,7 +165,7 @@ def linear_attention_reference() -> Any:
             return x if group_size == 1 else x.repeat_interleave(group_size, 1)
 
         def _mapped_heads(self, x: Tensor, pass_state: PassState) -> Tensor:
-            """Splits queries or keys into heads and applies the feature map, then the position encoding."""
+            """Splits queries or keys into heads, and applies the feature map and then the position encoding."""
             heads = self._split_heads(x, self.spec.linear_key_head_dim)
             mapped_heads = heads if self.spec.feature_map is None else activate(self.spec.feature_map, heads)
             return self._with_positions(mapped_heads, pass_state)

@@ -99,45 +99,50 @@ class _StateLayout:
         return not self.in_8_bits or (self.has_fp32_tables and is_table)
 
     def _split_by_format(self, tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
-        """Returns the tensors whose states are quantized if they are large, and the tensors with fp32 states."""
-        quantized_tensors: list[TrainedTensor] = []
-        float_tensors: list[TrainedTensor] = []
+        """Returns the tensors with quantized states, if they are large, and the other tensors."""
+        tensors_with_quantized_states: list[TrainedTensor] = []
+        tensors_with_fp32_states: list[TrainedTensor] = []
         for tensor in tensors:
-            (float_tensors if self.has_float32_states(tensor.tensor.role == "table") else quantized_tensors).append(
-                tensor
-            )
-        return quantized_tensors, float_tensors
+            (
+                tensors_with_fp32_states
+                if self.has_float32_states(tensor.tensor.role == "table")
+                else tensors_with_quantized_states
+            ).append(tensor)
+        return tensors_with_quantized_states, tensors_with_fp32_states
 
     def state_bytes(self, tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
-        """Returns the bytes of states: n bytes, ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
-        quantized_tensors, float_tensors = self._split_by_format(tensors)
+        """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
+        tensors_with_quantized_states, tensors_with_fp32_states = self._split_by_format(tensors)
         quantized_bytes = sum_over_tensors(
-            quantized_tensors,
+            tensors_with_quantized_states,
             lambda tensor: is_large_tensor(tensor) * tensor.size + 4 * (1 - is_large_tensor(tensor)) * tensor.size,
         )
         bytes_by_state: StateBytesByName = {
-            f"state{index + 1}": add(quantized_bytes, sum_over_tensors(float_tensors, lambda tensor: 4 * tensor.size))
+            f"state{index + 1}": add(
+                quantized_bytes, sum_over_tensors(tensors_with_fp32_states, lambda tensor: 4 * tensor.size)
+            )
             for index in range(self.moment_count)
         }
         if self.in_8_bits:
             scale_bytes = 4 * sum_over_tensors(
-                quantized_tensors, lambda tensor: is_large_tensor(tensor) * ceil_div(tensor.size, BLOCK_ELEMENTS)
+                tensors_with_quantized_states,
+                lambda tensor: is_large_tensor(tensor) * ceil_div(tensor.size, BLOCK_ELEMENTS),
             )
             bytes_by_state |= {f"absmax{state_index + 1}": scale_bytes for state_index in range(self.moment_count)}
             bytes_by_state["qmaps"] = (
                 self.moment_count
                 * 4
                 * CODE_MAP_ENTRIES
-                * minimum(1, sum_over_tensors(quantized_tensors, is_large_tensor))
+                * minimum(1, sum_over_tensors(tensors_with_quantized_states, is_large_tensor))
             )
         return bytes_by_state
 
     def paged_bytes(self, tensors: Sequence[TrainedTensor]) -> Number:
         """Returns the bytes of states in CUDA managed memory, which the driver may move to the host."""
-        quantized_tensors, float_tensors = self._split_by_format(tensors)
+        tensors_with_quantized_states, tensors_with_fp32_states = self._split_by_format(tensors)
         pageable_bytes = [
             sum_over_tensors(tensor_group, lambda tensor: is_large_tensor(tensor, LEAST_PAGED_ELEMENTS) * tensor.size)
-            for tensor_group in (quantized_tensors, float_tensors)
+            for tensor_group in (tensors_with_quantized_states, tensors_with_fp32_states)
         ]
         return self.moment_count * add(pageable_bytes[0], 4 * pageable_bytes[1])
 

@@ -169,7 +169,7 @@ ATTENTION_SUFFIXES = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 
 
 def spec_of_flavor(model_name: str, model_size: str, model_origin: str, is_2024_form: bool = False) -> ModelSpec:
-    """Returns the model of a torchtitan flavor. is_2024_form: whether the job's file is in the format of 2024.
+    """Returns the model of torchtitan's `name` and `flavor`. is_2024_form: whether the config is in 2024's format.
 
     Raises `InputError`, which names the field, for an unknown model.
     """

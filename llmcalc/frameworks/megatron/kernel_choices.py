@@ -46,7 +46,7 @@ KIND_BY_RECOMPUTED_MODULE = {"mlp": "feed_forward", "moe": "experts", "shared_ex
 """Name of a module that is recomputed as a whole → its kind in llmcalc."""
 
 
-def check_modelled_arguments(settings: MegatronSettings) -> None:
+def refuse_unmodelled_arguments(settings: MegatronSettings) -> None:
     """Raises `InputError` for the first argument whose effect on memory is not modelled."""
     for flag, refusal_reason in unmodelled_arguments(settings).items():
         raise InputError(f"{flag}: {refusal_reason} is not modelled; expected the argument to be left out")

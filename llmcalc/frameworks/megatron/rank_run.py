@@ -45,10 +45,10 @@ from ...workload.workload import Workload
 from .evidence import check_components
 from .fully_sharded import ShardedWeights
 from .kernel_choices import (
-    check_modelled_arguments,
     cublas_workspace,
     optimizer_sharding,
     rank_choices_of,
+    refuse_unmodelled_arguments,
     retains_batches,
     te_workspace_bytes,
 )
@@ -147,7 +147,7 @@ class RankRun:
     def __init__(
         self, spec: ModelSpec, settings: MegatronSettings, rank: int, memory_meter: Meter | EventRecorder
     ) -> None:
-        check_modelled_arguments(settings)
+        refuse_unmodelled_arguments(settings)
         check_components(spec)
         self.settings: MegatronSettings = settings
         self.meter: Meter | EventRecorder = memory_meter

@@ -142,22 +142,24 @@ def record_chunks(
     if chunk_count > 1 and _replaces_gather_buffer(recorded_chunks):
         return None
     empty_names: SharedTensorKeys = frozenset()
-    forward_names = list(
+    tensor_names_before_forward = list(
         accumulate(
             (recorded_chunk.names_allocated_in_forward for recorded_chunk in recorded_chunks), or_, initial=empty_names
         )
     )
-    backward_names = list(
+    tensor_names_before_backward = list(
         accumulate(
             (recorded_chunk.remaining_tensor_names for recorded_chunk in reversed(recorded_chunks)),
             or_,
-            initial=forward_names[chunk_count],
+            initial=tensor_names_before_forward[chunk_count],
         )
     )
     pass_traces: dict[PassCase, PassTrace] = {}
     for chunk_number, chunk in enumerate(recorded_chunks):
         pass_traces |= chunk.traces(
-            chunk_number, forward_names[chunk_number], backward_names[chunk_count - 1 - chunk_number]
+            chunk_number,
+            tensor_names_before_forward[chunk_number],
+            tensor_names_before_backward[chunk_count - 1 - chunk_number],
         )
     return pass_traces, recorded_chunks
 

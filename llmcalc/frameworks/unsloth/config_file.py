@@ -1,4 +1,4 @@
-"""Reads Unsloth Studio's training defaults for a model, without the model's name.
+"""Reads Unsloth Studio's files of training defaults, which do not state the model's name.
 
 Source: unsloth, studio/backend/assets/configs/model_defaults/*.yaml. In memory, the loss alone of Unsloth's own kernels
 is modelled: the layers are counted as PEFT and the Trainer run them, which needs at least as much. The time is that of

@@ -53,7 +53,7 @@ from .sft import (
     SFT_TRAINER,
     optimizer_settings,
     run_of_sft,
-    with_keys_of_fsdp,
+    with_fsdp_sft_trainer_keys,
 )
 
 TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "verl.trainer.main_ppo_sync")
@@ -128,7 +128,7 @@ def launch_of_fine_tuning(reader: LaunchReader, overrides_by_key: Table, program
     """Returns the training run of a program of verl's supervised fine-tuning. program: default `fsdp_sft_trainer`."""
     config = _resolved_overrides(reader, overrides_by_key)
     if program == ENGINE_SFT_TRAINER:
-        config = with_keys_of_fsdp(reader, config)
+        config = with_fsdp_sft_trainer_keys(reader, config)
     model_id = marked_model_name(overrides_by_key.get(MODEL_KEY_BY_TRAINER[program]))
     return reader.create_launch("fsdp2", run_of_sft(reader, config), model_name=model_id)
 

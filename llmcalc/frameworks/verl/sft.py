@@ -56,7 +56,7 @@ IGNORED_PREFIXES = ("trainer.", "optim.", "data.", "model.", "use_remove_padding
 KEYS_READ = argument_names(__file__, "read_by_fine_tuning")
 
 
-def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def with_fsdp_sft_trainer_keys(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the overrides of `sft_trainer` under the keys of `fsdp_sft_trainer`.
 
     By default its micro-batches have a number of tokens (`use_dynamic_bsz`), which are counted as one sequence.

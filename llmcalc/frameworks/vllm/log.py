@@ -146,12 +146,12 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     memory_terms = tuple(_memory_terms(log_values))
     refusal_line = next(iter(log_text.lines_with(*REFUSAL_MESSAGES)), "")
     sampler_message = next(iter(log_text.lines_with(SAMPLER_MESSAGE)), "")
-    startup_message = refusal_line or sampler_message
+    startup_error_line = refusal_line or sampler_message
     is_out_of_memory = bool(sampler_message) and not refusal_line
     logged_flags = _flags_in_log(log_text)
     has_program_name = "version" in log_values or any(term_name in log_values for term_name in ("kv_tokens", "budget"))
     if not (
-        startup_message or (memory_terms and (has_program_name or len(memory_terms) > 1 or "weights" in log_values))
+        startup_error_line or (memory_terms and (has_program_name or len(memory_terms) > 1 or "weights" in log_values))
     ):
         return None
     model_name = str(logged_flags.pop("model", "")) or log_values.last_text("model")
@@ -181,7 +181,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         total_bytes=total_bytes,
         flags=stated_values | layout_flags | logged_flags,
         has_arguments=has_arguments,
-        message=startup_message.strip(),
+        message=startup_error_line.strip(),
         refused_to_start=bool(refusal_line),
         kind="oom" if is_out_of_memory else "startup",
         wrong_term="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal_line else "",

@@ -56,7 +56,7 @@ class ContextParallelRing:
     runs_only_peak_rounds: bool = False
 
     def rounds(self) -> list[int]:
-        """Returns the numbers of executed rounds: one per rank of the ring."""
+        """Returns the indices of the rounds that the ring runs, one round per rank."""
         boundary_rounds = 0, self.rank, self.ranks - 1
         return [
             round_number
@@ -74,7 +74,7 @@ def context_parallel_ring(layout: Layout, rank: int) -> ContextParallelRing | No
 
 
 def sequence_tokens_of_rank(layout: Layout, seq: int) -> int:
-    """Returns a rank's number of tokens of a sequence.
+    """Returns the number of a sequence's tokens that one context-parallel rank has.
 
     Raises `InputError` where torch fails, and for a ring of more than `MOST_RANKS`.
     """
@@ -162,7 +162,7 @@ class RingAttentionKernels(EagerKernels):
 
 
 class KeyValueRotater:
-    """The exchange of keys and values between ranks. uses_all_gather: one all-gather replaces the ring's exchanges."""
+    """The exchange of keys and values between ranks, in a ring or (`uses_all_gather`) by one all-gather."""
 
     def __init__(self, autograd_graph: AutogradGraph, ranks: int, uses_all_gather: bool) -> None:
         self.graph: AutogradGraph = autograd_graph
@@ -180,7 +180,7 @@ class KeyValueRotater:
         )
 
     def next_buffer(self, template: Tensor) -> Tensor:
-        """Returns the received buffer or one rank's part. template: a tensor like the buffer's first half."""
+        """Returns the keys and values received for the next round. template: a tensor like the buffer's first half."""
         assert self.buffer is not None
         return Tensor((2 * template.numel,), self.buffer.dtype, self.buffer.storage)
 

@@ -58,7 +58,7 @@ class SentMessage(NamedTuple):
 
 @dataclass
 class RecurrentModule:
-    """A recurrent module that one kernel runs.
+    """A recurrent module that a single kernel runs as a whole.
 
     output_projection: the step of its output projection.
     reduces_output: whether the output is reduced over ranks, true by default.
@@ -102,7 +102,7 @@ class DTensorKernels(EagerKernels):
         return super().create_stage_input(program)
 
     def find_placements(self, program: Flow) -> None:
-        """Finds the placement of each tensor for sharded tokens.
+        """Finds how each tensor is placed over tensor-parallel ranks if tokens are sharded.
 
         Raises `InputError` for what torch does not divide, or no rule knows.
         """
@@ -128,11 +128,11 @@ class DTensorKernels(EagerKernels):
             raise InputError(f"--sequence-parallel: --tp {layout.tp} does not divide {seq} tokens; expected a multiple")
 
     def check_plan(self, program: RankFlow) -> None:
-        """Raises `InputError` for a module without a tensor-parallel plan in torch."""
+        """Raises `InputError` for a module that torch's tensor-parallel plans do not cover."""
         check_equal_shards(program)
 
     def _check_token_sharding_rules(self, program: RankFlow) -> None:
-        """Raises `InputError` for a module without a rule for sharded tokens in torchtitan's plan."""
+        """Raises `InputError` for a module that torchtitan's plan does not cover if tokens are sharded."""
         assert self.placement_tracker is not None
         for step_name, operation in named_steps(program.root.items):
             creates_rows = (
@@ -175,7 +175,7 @@ class DTensorKernels(EagerKernels):
         return self.graph.new_tensor(local_sum.shape, local_sum.dtype)
 
     def record_message(self, collective_kind: CollectiveKind, full_bytes: Number) -> None:
-        """Records a collective message of this rank. full_bytes: bytes of the full tensor."""
+        """Records a collective message that this rank sends. full_bytes: bytes of the tensor before it is sharded."""
         module_and_phase = self.graph.meter.place
         collective_message = Collective(
             module_and_phase.path, collective_kind, "tp", self.ranks, module_and_phase.phase == "backward", full_bytes
@@ -183,7 +183,7 @@ class DTensorKernels(EagerKernels):
         self.messages.append(SentMessage(module_and_phase, collective_message))
 
     def all_gather(self, x: Tensor, sends_float8: bool = False) -> Tensor:
-        """Gathers all tokens (`funcol.all_gather_single`). The ranks' parts arrive in turn, and are then joined.
+        """Gathers the tokens of all tensor-parallel ranks: `funcol.all_gather_single`, then a concatenation.
 
         sends_float8: whether tokens are cast to 8 bits first (default false); readers compute in the format of x.
         """
@@ -203,7 +203,7 @@ class DTensorKernels(EagerKernels):
         return False
 
     def gathers_in_8_bits(self, operation: Step) -> bool:
-        """Whether a linear layer's input and output gradient are gathered in 8 bits."""
+        """Whether a linear layer's input and output gradient are all-gathered in an 8-bit number format."""
         return False
 
     def reduce_scatter(self, x: Tensor, follows_product: bool = False) -> Tensor:
@@ -304,7 +304,7 @@ class DTensorKernels(EagerKernels):
         super().run_step(operation)
 
     def _enter_parallel_region(self, operation: Step) -> None:
-        """Adds the input gradients of all linear layers with input x, and all-reduces the sum."""
+        """Sums the input gradients of all linear layers that read x, and all-reduces the sum over ranks."""
         recorded_value = operation.input_values[0]
         if is_divided(recorded_value.axes):
             return
@@ -363,7 +363,7 @@ class DTensorKernels(EagerKernels):
     def run_module_at_once(
         self, module_scope: ModuleScope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]
     ) -> None:
-        """Runs a module as one published kernel, after gathering the input and before reducing the output."""
+        """Runs a module as one published kernel: gathers its input before and reduces its output after the kernel."""
         for operation in module_steps(module_scope):
             if (
                 operation.weight is not None
@@ -423,7 +423,7 @@ class DTensorKernels(EagerKernels):
         return self._record_full_table_gradient(weight, reduced_rows, index, (vocabulary_size, embedding_width))
 
     def _record_full_table_gradient(self, weight: Tensor, output: Tensor, index: Tensor, table_shape: Shape) -> Tensor:
-        """Records a look-up whose gradient has all rows: `embedding_dense_backward_strategy` supports no sharding."""
+        """Records a look-up whose weight gradient has the full table's size (`embedding_dense_backward_strategy`)."""
 
         def backward(output_gradient: Tensor, needs_input_grad: NeedsInputGrad, *_: Tensor) -> list[Tensor]:
             return [self.graph.new_tensor(table_shape, output_gradient.dtype)]
@@ -524,7 +524,7 @@ class DTensorKernels(EagerKernels):
 
 
 def named_steps(scope_items: Iterable[ProgramItem], path: str = "") -> Iterator[tuple[str, Step]]:
-    """Yields the executed operations with module paths."""
+    """Yields the operations that run, each with its module path."""
     for scope_item in scope_items:
         if isinstance(scope_item, AlternativeBranches):
             yield from named_steps(next(iter(scope_item.branches.values())).items, path)

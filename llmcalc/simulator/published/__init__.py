@@ -24,7 +24,7 @@ untested: it was compared with nothing.
 
 @frozen
 class PublishedLibrary:
-    """A published library. commit: the version whose code llmcalc follows."""
+    """A library whose kernels the simulator follows. commit: the version of its code."""
 
     name: str
     repository: str

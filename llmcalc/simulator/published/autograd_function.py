@@ -1,4 +1,4 @@
-"""Records a published kernel's autograd.Function as one node, and has device properties for workspace sizes."""
+"""Records an autograd.Function as one node, and states device properties that determine workspace sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def record_function(
     backward: Callable[..., Sequence[OptionalGradient]],
     saved_tensors: Sequence[OptionalTensor],
 ) -> Tensor:
-    """Records an autograd.Function whose forward pass has already computed `output`.
+    """Records an autograd.Function whose forward pass has computed `output` before this call.
 
     optional_inputs: the arguments that may be tensors, or None.
     saved_tensors: arguments of `ctx.save_for_backward`, or None.

@@ -187,7 +187,7 @@ def _bwd_dhu(aten: Aten, q: Tensor, dv: Tensor, heads: Number, head_size: Number
 
 
 def _sum_value_heads(aten: Aten, x: Tensor, heads: Number) -> Tensor:
-    """Sums gradients over the value heads of a key head: x.view(B, T, H, HV // H, K).sum(3)."""
+    """Sums gradients over all value heads that share a key head: x.view(B, T, H, HV // H, K).sum(3)."""
     return aten.sum(aten.unflatten(x, 2, (heads, exact_div(x.shape[2], heads))), 3)
 
 
@@ -561,7 +561,7 @@ def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Option
 
 
 def _tile_count(x: Tensor) -> Number:
-    """Returns the number of tiles of a head, of 64 channels or less."""
+    """Returns the number of tiles into which a head is split; a tile has at most 64 channels."""
     return ceil_div(x.shape[-1], min(next_power_of_two(x.shape[-1]), 64))
 
 

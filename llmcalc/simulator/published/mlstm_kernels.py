@@ -18,7 +18,7 @@ LEAST_CHUNK_TOKENS, LEAST_CHUNKED_TOKENS = 16, 128
 
 
 def pad_to_chunks(tokens: Number, chunk_size: Number) -> Number:
-    """Rounds a number of tokens up to complete chunks (kernel_wrappers.py, `wrap_chunkwise__pad_zeros`)."""
+    """Rounds a number of tokens up to whole chunks (kernel_wrappers.py, `wrap_chunkwise__pad_zeros`)."""
     return ceil_div(tokens, chunk_size) * chunk_size
 
 

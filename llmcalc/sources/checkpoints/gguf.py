@@ -117,7 +117,7 @@ class _ElementCount:
         self.elements = 0
 
     def add(self, bounded_reader: BoundedReader, metadata_key: str, element_count: int) -> None:
-        """Adds the number of elements of a metadata array to the count.
+        """Adds a metadata array's number of elements to the count. Raises `InputError` above the limit.
 
         Raises `InputError` for more than the file can hold or the limit allows.
         """
@@ -186,7 +186,7 @@ def _read_value(
 
 
 def _read_tensor(bounded_reader: BoundedReader) -> tuple[StoredTensor, int]:
-    """Reads the entry of a tensor, and the offset of the tensor's data."""
+    """Reads a tensor's entry in the header, with the offset of the tensor's data."""
     tensor_name = _read_text(bounded_reader, "tensor name", LONGEST_NAME)
     axis_count = bounded_reader.read_number("I", tensor_name)
     if axis_count > 8:

@@ -164,7 +164,7 @@ def _invalid_entry_error(tensor_name: str, error_location: str) -> InputError:
 def _parse_tensor(
     tensor_name: str, entry_bytes: bytes, error_location: str, data_bytes: int | None
 ) -> tuple[StoredTensor, int]:
-    """Parses a tensor's header entry into the tensor and the data offset."""
+    """Parses a header entry; returns the tensor and the offset of its data."""
     try:
         if len(entry_bytes) > LONGEST_ENTRY:
             raise ValueError
@@ -204,7 +204,7 @@ def read_index(path: Path) -> Checkpoint:
 
 
 def parse_index(json_bytes: bytes, error_location: str) -> dict[str, str]:
-    """Parses an index, and returns the file of each tensor in the index's folder.
+    """Parses an index file, and returns each tensor's file, which is in the index's folder.
 
     Raises `InputError` for anything else, and for more tensors or files than the bounds.
     """
@@ -232,7 +232,7 @@ _EXPECTED_MAP = "expected a table of tensor names and the files beside this one 
 
 
 def _unique_keys(json_pairs: list[tuple[str, Any]], error_location: str) -> dict[str, Any]:
-    """Builds a JSON object from (name, value) pairs. Raises `InputError` for a repeated name."""
+    """Returns a JSON object as a table. Raises `InputError` if the object has the same name twice."""
     json_object = dict(json_pairs)
     if len(json_object) != len(json_pairs):
         earlier_names: set[str] = set()

@@ -1,4 +1,4 @@
-"""Describes a checkpoint's module names, from the config and the family records."""
+"""Describes the module names in a model's checkpoint, from its config and its `Family`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .registry import family_of, library_classes, model_type_of_class_name, mode
 
 
 def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
-    """Returns the checkpoint that a parsed `config.json` describes.
+    """Returns the description of the checkpoint to which a parsed `config.json` belongs.
 
     Raises `InputError` if its model type is not supported.
     """
@@ -36,7 +36,7 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
 
 
 def _with_unconverted_modules(config: Mapping[str, Any], module_patterns: tuple[str, ...]) -> Mapping[str, Any]:
-    """Returns the config with additional modules that the quantization leaves in the original format."""
+    """Returns the config with more modules in the list of modules that the quantization leaves unquantized."""
     quantization_config, text_config = config.get("quantization_config"), config.get("text_config")
     if quantization_config is None and isinstance(text_config, dict):
         changed_text_config = _with_unconverted_modules(text_config, module_patterns)

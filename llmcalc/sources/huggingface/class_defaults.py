@@ -11,7 +11,7 @@ from typing import Any
 
 @cache
 def _defaults_by_type() -> dict[str, dict[str, Any]]:
-    """Returns the defaults of every class, as listed by `python -m tests.sources.test_classes`."""
+    """Returns the defaults of every configuration class in `transformers`, from a generated file."""
     defaults: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("defaults.json").read_text())
     return defaults
 

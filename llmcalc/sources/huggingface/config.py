@@ -65,7 +65,7 @@ def is_json_integer(field_value: Any) -> TypeGuard[int]:
 
 
 def json_spelling(field_value: Any) -> str:
-    """Writes a value for an error message as in a config.json: null, true, false."""
+    """Returns a value as a config.json spells it, for error messages: null, true, false."""
     json_words = {None: "null", True: "true", False: "false"}
     return json_words[field_value] if field_value is None or isinstance(field_value, bool) else short_repr(field_value)
 
@@ -153,7 +153,7 @@ class Config:
         )
 
     def _names_with_aliases(self, field_names: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the names with their aliases, and marks all of them as read."""
+        """Returns field names with all their aliases, and marks these as read."""
         if field_names not in self._names_by_field:
             self._names_by_field[field_names] = self._names_in_use(field_names)
         self.fields_read.update(self._names_by_field[field_names])
@@ -170,7 +170,7 @@ class Config:
         return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
     def _field_name_that_applies(self, field_names: tuple[str, ...]) -> str | None:
-        """Returns the name whose value applies, if a config has several aliases; null values do not apply."""
+        """Returns the alias whose value is used if a config has several aliases of a field; null values are skipped."""
         present_names = [field_name for field_name in field_names if field_name in self.config_fields]
         if len(present_names) < 2:
             return present_names[0] if present_names else None
@@ -180,7 +180,7 @@ class Config:
         return next((name for name in reversed([*self.config_fields]) if name in foreign_names), present_names[0])
 
     def _name_in_config(self, field_names: tuple[str, ...]) -> str:
-        """Returns the name under which the config has the field, an alias or the usual name."""
+        """Returns the alias under which the config has the field, or the field's usual name."""
         return self._field_name_that_applies(self._names_with_aliases(field_names)) or field_names[0]
 
     def has_list(self, field_name: str) -> bool:
@@ -290,7 +290,7 @@ class Config:
         return [fields_by_layer.get(layer_index, {}) for layer_index in range(layer_count)]
 
     def section(self, field_name: str, defaults: Mapping[str, Any] | None = None) -> Config:
-        """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
+        """Returns a nested table as a `Config`; empty if it is missing. defaults: defaults of the table's fields."""
         section_data = self.table(field_name) if self.has(field_name) else {}
         return Config(section_data, defaults or {}, self.model_type, self.head_kind, f"{self.location}{field_name}.")
 
@@ -303,7 +303,7 @@ class Config:
         return value_by_text[self._checked_value(field_names, is_accepted_value, "one of " + ", ".join(value_by_text))]
 
     def require(self, field_name: str, *expected_values: Any) -> None:
-        """Raises `InputError` unless a field has an expected value; other values give weights that are not counted."""
+        """Raises `InputError` unless a field has an expected value; with another, the class has uncounted weights."""
         field_value = self.get(field_name)
         if field_value not in expected_values:
             expected_text = ", ".join(map(json_spelling, expected_values))
@@ -319,12 +319,12 @@ class Config:
             self.require(field_name, expected_value)
 
     def require_if_present(self, field_name: str, *expected_values: Any) -> None:
-        """Raises `InputError` if the config has the field with a value other than the expected values."""
+        """Raises `InputError` if the config has the field with a value that is not one of the expected values."""
         if self.has(field_name):
             self.require(field_name, *expected_values)
 
     def quotient(self, field_name: str, dividend: int, divisor: int) -> int:
-        """Returns dividend / divisor. Raises `InputError` unless the result is an integer, which the class requires."""
+        """Returns dividend / divisor. Raises `InputError` if there is a remainder, which the class does not allow."""
         if divisor <= 0 or dividend % divisor:
             raise self.error(field_name, divisor, f"a divisor of {dividend}")
         return dividend // divisor
@@ -343,7 +343,7 @@ class Config:
         return self.error(field_name, self.get(field_name), expected_text)
 
     def finish(self, ignored_fields: frozenset[str], parent_config: Config | None = None) -> None:
-        """Ends reading: fields that were never read and are not known to be irrelevant become `unknown_fields`.
+        """Ends reading: unread fields that are not known to be irrelevant become `unknown_fields`.
 
         ignored_fields: fields of this family that change no count.
         parent_config: the outer config of a nested table; it receives the unknown fields and the default sizes.
@@ -377,7 +377,7 @@ class Config:
             parent_config.default_sizes |= self.default_sizes
 
     def _corrected_name(self, field_name: str) -> str:
-        """Returns the known field, not set in the config, that an unknown field may misspell."""
+        """Returns the known field that an unknown field may be a misspelling of, unless the config has it too."""
         if field_name in self.unread_aliases:
             return "" if self.has(self.aliases[field_name]) else self.aliases[field_name]
         unset_fields = sorted(field_name for field_name in tuple(self.fields_read) if not self.has(field_name))

@@ -39,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def files_beside(path: Path) -> tuple[str, ...]:
-    """Returns the names of the files that may complete the config at a path.
+    """Returns the names of the files beside a config that may complete it.
 
     Raises `InputError` as `read_json` does.
     """
@@ -72,7 +72,7 @@ def require_counted_type(config_text: str, error_location: str) -> None:
 def describe_config(
     path: Path, head: HeadKind | None = None, allow_unknown: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Returns a model's name and description: `model` table, config and remarks.
+    """Returns a model's name and its description: `model` table, config and remarks.
 
     Raises `InputError`, which names the field, for a config that is not supported.
     """
@@ -96,7 +96,7 @@ def describe_config(
 
 
 def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the `quantization_config` that ModelOpt wrote in a file beside a `config.json`, and remarks.
+    """Returns the `quantization_config` that ModelOpt wrote to a file in a config's folder, and remarks.
 
     Both are empty for a config that has one, and without such a file. A file without an algorithm for weights
     quantises the KV cache alone.
@@ -120,13 +120,13 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
 
 
 def _is_colbert(config: Mapping[str, Any]) -> bool:
-    """Whether a config's class projects tokens to vectors, whose size another file of the folder may state."""
+    """Whether a config's class is ColBERT, whose vector size may be in another file of the folder."""
     projection = PROJECTION_BY_CLASS.get(architecture_of(config))
     return projection is not None and projection.size_field == PROJECTION_FIELD
 
 
 def _projection_of_folder(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the size of ColBERT's vectors (`dim`) from the file beside a `config.json`; empty if none states it.
+    """Returns ColBERT's vector size (`dim`) from a file in the config's folder; empty if no file states it.
 
     Raises `InputError` for a file that cannot be read.
     """
@@ -178,7 +178,7 @@ def describe_config_data(
 
 
 def _rope_parameters(config_table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config's scaling of rotary positions in the form of `rope_parameters`; empty if not stated.
+    """Returns a config's scaling of rotary positions, in the form of `rope_parameters`; empty if the config has none.
 
     The older `rope_scaling` does not hold for layers with a window that have a base of their own (Gemma 3).
     """
@@ -196,7 +196,7 @@ def _rope_parameters(config_table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config_tables(config_data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the table of a config's text model, if present, and the config."""
+    """Yields the config's table for its text model, if it has one, and then the whole config."""
     text_config = config_data.get("text_config")
     if isinstance(text_config, Mapping):
         yield text_config

@@ -1,4 +1,4 @@
-"""The description of a parsed `config.json`: its text model, its `model` table, remarks and unknown fields."""
+"""Describes the model of a parsed `config.json`: its text model, `model` table, remarks and unknown fields."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .unknown_fields import UnknownField, remark_on_ignored_fields
 
 
 def _expert_groups(config: Config) -> dict[str, Any]:
-    """Returns a router's expert groups; empty if the router selects among all experts."""
+    """Returns a router's groups of experts; empty if each token may have any experts."""
     group_count = config.optional_integer("n_group")
     reads_topk_method = "topk_method" in config.defaults  # of the classes with groups, those of DeepSeek-V2
     if group_count in (None, 1) or (reads_topk_method and config.get("topk_method") == "greedy"):
@@ -56,7 +56,7 @@ LOGIT_CAPS = {
 
 
 def _loss_fields(config: Config) -> dict[str, Any]:
-    """Returns head fields for the loss: the number format of its logits, their scale and their cap.
+    """Returns the output head's fields for the loss: the logits' number format, scale and cap.
 
     Without a class in the config it is that of the model type's first class with such a head.
     """
@@ -83,7 +83,7 @@ def _loss_fields(config: Config) -> dict[str, Any]:
 
 
 def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
-    """Returns the path of a config's text model, with the text model's fields and model type.
+    """Returns the path of the text model's section in a config, with its fields and model type.
 
     Raises `InputError` if the wrapper or the section with its text model is not supported.
     """
@@ -135,12 +135,12 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
 
 
 def _states_text_model(family: Family, root_config: Mapping[str, Any]) -> bool:
-    """Whether a wrapper's config has a section for its text model, or the text model's sizes at the top level."""
+    """Whether a wrapper's config states its text model, in a section or by sizes at the top level."""
     return root_config.get(family.text_section) is not None or any(size in root_config for size in SIZE_FIELDS)
 
 
 def _with_defaults_of_wrapper(text_family: Family, root_family: Family, root_config: Mapping[str, Any]) -> Family:
-    """Returns the text model's record, with the wrapper's defaults for a section that is not given.
+    """Returns the text model's `Family` with the wrapper's defaults for a config without a text section.
 
     They may differ from those of an empty section (`mistral3`, `got_ocr2`). A config without a section that has sizes
     of a text model is read with the text model's defaults.
@@ -152,7 +152,7 @@ def _with_defaults_of_wrapper(text_family: Family, root_family: Family, root_con
 
 
 def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the text model's fields that the wrapper's class takes from other config sections."""
+    """Returns the text model's fields that the wrapper's class takes from outside the text section."""
     text_fields: dict[str, Any] = {}
     for field_name, (section_name, section_field, default_value) in family.text_fields_from_sections.items():
         section_data = root_config.get(section_name) if section_name else root_config
@@ -164,7 +164,7 @@ def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict
 
 
 def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the wrapper's `tie_word_embeddings` if it takes precedence over the text model's; else empty.
+    """Returns the wrapper's field `tie_word_embeddings` if it replaces the text model's; otherwise an empty text.
 
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
     where the wrapper's class ties by default. A class that unties by default does so where no section states a value,
@@ -190,7 +190,7 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
 
 
 def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_head: bool) -> list[str]:
-    """Returns a remark if the config's class is unknown, and is counted as one of the model type or without a head.
+    """Returns a remark if the config's class is unknown, and so is counted as a class of the model type.
 
     It may have weights beside the model's: `LlamaRewardModel` of UltraRM has a head with one score, the first
     `BitnetForCausalLM` had two norms more in each layer of Llama. Names of the same class in TensorFlow and JAX are
@@ -227,7 +227,7 @@ MTP_COUNT_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidde
 
 
 def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
-    """Returns a remark for each field with modules that are not counted, if no other remark names the field."""
+    """Returns a remark for each field that adds uncounted modules, unless another remark names the field."""
     noted_fields = {note.partition(":")[0] for note in notes}
     unknown_names = {unknown_field.path.rpartition(".")[2] for unknown_field in config.unknown_fields}
     return [
@@ -240,7 +240,7 @@ def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
 
 
 def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> None:
-    """Raises `InputError` if the class's output layer has other rows than the text model's vocabulary."""
+    """Raises `InputError` if the output layer has more or fewer rows than the text model's vocabulary."""
     family = family_of(model_type)
     if not family.wrapper_sizes_head or model_fields["tie_word_embeddings"] or family.text_section not in root_config:
         return
@@ -255,7 +255,7 @@ def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], m
 
 
 def _check_wrapper_class(model_type: str, root_config: Mapping[str, Any]) -> None:
-    """Raises `InputError` for a wrapper's class that builds other modules than the class that is counted."""
+    """Raises `InputError` if a wrapper's class builds modules that the counted class does not have."""
     class_name, family = architecture_of(root_config), family_of(model_type)
     if class_name.endswith(family.uncounted_classes):
         advice = measure_option = "--measure of llmcalc params, which counts its transformers class"
@@ -272,7 +272,7 @@ def _check_wrapper_class(model_type: str, root_config: Mapping[str, Any]) -> Non
 def _class_projection(
     config: Config, root_config: Mapping[str, Any], text_hidden_size: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the head of a class that projects every token's hidden state, with remarks. config: the text model's."""
+    """Returns the output head of a class that projects every hidden state, and remarks. config: the text model's."""
     projection = PROJECTION_BY_CLASS[architecture_of(root_config)]
     sized_config = (
         config if projection.size_field in config.config_fields else Config(root_config, {}, config.model_type)
@@ -293,7 +293,7 @@ def _class_projection(
 
 
 def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> list[str]:
-    """Returns a remark if the wrapper's config omits weight tying and the class's default differs, or if they disagree.
+    """Returns a remark if the wrapper's class, or its text section, ties weights differently than is counted.
 
     The text model's default counts.
     """
@@ -326,7 +326,7 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
 
 
 def _remark_on_sizes_beside_section(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
-    """Returns a remark on top-level sizes in a wrapper's config that its class reads only in a section."""
+    """Returns a remark if a wrapper's config has sizes at the top level, but its class reads them in a section."""
     family, class_facts = family_of(model_type), library_classes()
     size_fields = [field_name for field_name in SIZE_FIELDS if root_config.get(field_name) is not None]
     if (
@@ -345,7 +345,7 @@ def _remark_on_sizes_beside_section(model_type: str, root_config: Mapping[str, A
 
 
 def _remarks_on_untied_head(family: Family, model_fields: Mapping[str, Any]) -> list[str]:
-    """Returns a remark on parameters of the class that the architecture does not have, if the head is untied."""
+    """Returns a remark if the head is untied and the class has parameters that the architecture does not have."""
     if model_fields["tie_word_embeddings"] or model_fields["head"]["type"] != "lm":
         return []
     return [
@@ -358,7 +358,7 @@ def _remarks_on_untied_head(family: Family, model_fields: Mapping[str, Any]) -> 
 
 
 def _remark_on_fixed_text_type(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
-    """Returns a remark if a wrapper's class reads the text section as another model type than the section states.
+    """Returns a remark if a wrapper's class reads the text section as another model type than the one stated.
 
     Models of both types may differ (Gemma 3 whose `text_config` states Llama). No remark on a wrapper's own type, which
     some published sections state.
@@ -374,7 +374,7 @@ def _remark_on_fixed_text_type(model_type: str, root_config: Mapping[str, Any]) 
 
 
 def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
-    """Whether the class in `architectures` builds vision or audio encoders; false for a text model's class."""
+    """Whether the class in `architectures` has vision or audio encoders; false for a text model's class."""
     family, class_name = family_of(model_type), architecture_of(root_config)
     if family.tower_class_prefixes:
         return not class_name or class_name.startswith(family.tower_class_prefixes)
@@ -384,7 +384,7 @@ def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
 def _wrapper_towers(
     root_model_type: str, root_config: Mapping[str, Any], text_hidden_size: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the `towers` table of a wrapper, and of the wrapper inside it if there is one, with remarks."""
+    """Returns a wrapper's table `towers` and remarks, including those of a wrapper inside it."""
     from .towers import read_towers
 
     family = family_of(root_model_type)
@@ -417,7 +417,7 @@ def _uncounted_encoder_remarks(model_type: str, root_config: Mapping[str, Any]) 
 
 
 def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a wrapper's config whose sections have the model types of `transformers` instead of other names."""
+    """Returns a wrapper's config in which each section has the model type's name in `transformers`."""
     return {
         section_name: {**section_value, "model_type": OTHER_TYPE_NAMES[section_value["model_type"]]}
         if isinstance(section_value, dict) and str(section_value.get("model_type")) in OTHER_TYPE_NAMES
@@ -429,7 +429,7 @@ def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
 def _inner_model_config(
     root_model_type: str, root_config: Mapping[str, Any], field_name: str, default_value: int
 ) -> tuple[str, Mapping[str, Any], int]:
-    """Returns the type and config of the model inside a projection class, and the size of the projected vectors."""
+    """Returns the model inside a projection class (type and config), and the size of the projected vectors."""
     section_value = root_config[family_of(root_model_type).text_section]
     inner_model_type = usual_name(section_value.get("model_type") or str(family_of(root_model_type).text_type))
     vector_size = Config(root_config, {field_name: default_value}, root_model_type).integer(field_name)
@@ -437,7 +437,7 @@ def _inner_model_config(
 
 
 class ConfigDescription(NamedTuple):
-    """The result of reading a config: the description, remarks and unknown fields.
+    """The result of reading a config: description, remarks and unknown fields.
 
     model: the `model` table of a native description.
     notes: remarks for the user.

@@ -137,7 +137,7 @@ def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[
 
 
 def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, Any]:
-    """Returns a draft's config with nested fields moved to the top level, where existing fields take precedence.
+    """Returns a draft's config with nested fields at the top level, where a field of the same name stays.
 
     The class's name, which says nothing of its head, is left out.
     """
@@ -162,7 +162,7 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
 
 
 def _require_described_layers(config: Mapping[str, Any], class_name: str) -> None:
-    """Raises `InputError` for a draft of a supported method with layers of another model family."""
+    """Raises `InputError` for a supported draft method whose layers are another model family's."""
     read_fields = (
         {*FIELDS_OF_OTHER_LAYERS} if "Llama" in class_name else {*ACCEPTED_FIELDS.get(config["model_type"], ())}
     )
@@ -194,7 +194,7 @@ def _require_described_layers(config: Mapping[str, Any], class_name: str) -> Non
 
 
 def _require_described_draft(config: Mapping[str, Any], class_name: str) -> None:
-    """Raises `InputError` for an unsupported draft model's config that states the model type of a whole model."""
+    """Raises `InputError` for a draft model that is not supported, though its model type is a whole model's."""
     foreign_fields = [field_name for field_name in OTHER_DRAFT_FIELDS if config.get(field_name) is not None]
     model_type = str(config.get("model_type"))
     if OTHER_DRAFT_CLASS.search(class_name):

@@ -1,4 +1,4 @@
-"""The config fields with dropout probabilities, by point in the model, for families that share field names.
+"""The config fields of dropout probabilities and where in the model they apply, for several families.
 
 Read from `nn.Dropout` and `nn.functional.dropout` in transformers/models/*/modeling_*.py; a test counts the calls.
 """
@@ -53,7 +53,7 @@ HIDDEN_DROPOUT = {
 
 
 def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
-    """Returns the model's field `dropout`; empty for a family with dropout in attention alone, of probability 0.
+    """Returns the model's field `dropout`; empty for a family whose only dropout is in attention and is 0.
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """

@@ -39,14 +39,14 @@ def _module_tables() -> dict[str, dict[str, str]]:
 
 
 def module_names(table_name: str) -> ModuleNames:
-    """Returns the table of this name in `module_names.json`. The entry `**` names a table to extend."""
+    """Returns a named table of `module_names.json`; its entry `**` names the table that it extends."""
     module_of_node = dict(_module_tables()[table_name])
     base_name = module_of_node.pop("**", None)
     return module_of_node if base_name is None else {**module_names(base_name), **module_of_node}
 
 
 def default_module_names(model_type: str) -> ModuleNames:
-    """Returns the module names in the table of a model type; empty if it has no table."""
+    """Returns the module names listed for a model type in `module_names.json`; empty without an entry."""
     return module_names(model_type) if model_type in _module_tables() else {}
 
 
@@ -90,7 +90,7 @@ class Deviation:
 
 
 def op_of_all_experts(op: Op) -> Op:
-    """Returns an operation in which every expert computes every token (`top_k` = `num_experts`), as in some classes."""
+    """Returns an operation in which every expert processes every token (`top_k` = `num_experts`)."""
     from ...ops import ExpertLinear
 
     return replace(op, top_k=op.num_experts) if isinstance(op, ExpertLinear) else op
@@ -109,7 +109,7 @@ def is_untied(spec: ModelSpec) -> bool:
 
 @dataclass(frozen=True)
 class Quirks:
-    """Special requirements of a family's classes when they run on the meta device, where tensors have no values.
+    """What a family's classes need to run on the meta device, where tensors have no values.
 
     A field that is a tuple has suffixes of class names.
 
@@ -142,7 +142,7 @@ LAST_TOKEN_QUIRKS = Quirks(value_reading_classes=("ForSequenceClassification",))
 
 @dataclass(frozen=True)
 class Family:
-    """A `model_type`: readers and writers of the config, and deviations of the `transformers` classes from the spec.
+    """The record of a `model_type`: how configs are read and written, and how its classes deviate from the spec.
 
     read_model: function from a config to the `model` table of a native description.
     defaults: defaults of fields that its configuration class in `transformers` does not state, or all of its defaults

@@ -36,7 +36,7 @@ class TrackedFloat(float):
 
 
 def _with_origin_fields(field_value: Any, origin_fields: frozenset[str]) -> Any:
-    """Returns a number that remembers these config fields; any other value is unchanged."""
+    """Returns a number that remembers these config fields; a value of another type is unchanged."""
     if type(field_value) not in (int, float):
         return field_value
     tracked_number: Any = TrackedInt(field_value) if isinstance(field_value, int) else TrackedFloat(field_value)
@@ -62,7 +62,7 @@ for _tracked_type, _plain in ((TrackedInt, int), (TrackedFloat, float)):
 
 
 def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
-    """Returns a text in brackets: the config fields from which the fields in an error message were computed.
+    """Returns, for an error message, the config fields from which the fields in the message were computed.
 
     Empty if the names are the same.
     """
@@ -100,7 +100,7 @@ def _tracked_value(field_value: Any, path: str) -> Any:
 def _tracked_numbers(
     description_table: Any, field_names: set[str], is_below_field: bool = False
 ) -> Iterator[TrackedInt | TrackedFloat]:
-    """Yields the tracked numbers in a description that are nested below one of the field names."""
+    """Yields the numbers of a description that remember their config fields, below one of the field names."""
     if isinstance(description_table, dict):
         for field_name, field_value in description_table.items():
             yield from _tracked_numbers(

@@ -1,4 +1,4 @@
-"""The output head of the class that a config's `architectures` names."""
+"""Finds the output head of the class that a config's `architectures` names."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PROJECTION_FIELD = "colbert_dim"
 
 
 class ClassProjection(NamedTuple):
-    """The projection of every token's hidden state in a class that is code of another library.
+    """The projection of every token's hidden state that a class of another library (such as ColBERT's) has.
 
     vector_size: the usual size of the vector.
     size_field: the field of the config, or of the text model's section, that states another size.
@@ -114,7 +114,7 @@ _SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z](?!.*LM$)|Reward|Scor(e|ing)|Rer
 
 
 def names_another_head(class_name: str) -> bool:
-    """Whether an unknown class's name implies that the class returns scores or vectors instead of logits."""
+    """Whether the name of an unknown class says that it returns scores or vectors instead of logits."""
     is_known = class_name in CLASSES_WITHOUT_HEAD or class_name.endswith(tuple(HEAD_ENDINGS))
     return not is_known and _SCORES_OR_VECTORS.search(class_name) is not None
 

@@ -108,7 +108,7 @@ def _model_type_of_repository_code(config_data: Mapping[str, Any], class_name: s
 
 
 def _are_different_models(config_data: Mapping[str, Any], stated_model_type: str, model_type: str) -> bool:
-    """Whether the class's model type and the stated model type read the config as different models.
+    """Whether the class's model type and the stated model type would read the config as different models.
 
     It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
     is a wrapper of this one, and if this type has no class for the text model and uses another type's.

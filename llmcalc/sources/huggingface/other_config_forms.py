@@ -115,7 +115,7 @@ OTHER_ADAPTER_FIELDS = (
 
 
 def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
-    """Returns the options of `llmcalc memory` that count an adapter's training, and what they leave out."""
+    """Returns the `llmcalc memory` options for training this adapter, and what those options leave out."""
     rank = adapter_config.get("r")
     if adapter_config["peft_type"] != "LORA" or not is_json_integer(rank) or rank < 1:
         return "of PEFT's adapters llmcalc memory counts the training of LoRA alone (--lora-rank)"
@@ -208,7 +208,7 @@ def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, An
 
 
 def _positive_size(model_args: Mapping[str, Any], field_name: str, default_size: int | None = None) -> int:
-    """Returns the positive integer in a field. Raises `InputError` for any other value, and without a default."""
+    """Returns the positive integer in a field. Raises `InputError` for another value, or if there is no default."""
     field_value = model_args.get(field_name, default_size)
     if field_name == "vocab_size" and field_value == -1:
         raise InputError("vocab_size: -1; expected the number of entries of the tokenizer, 32000 for Llama 1 and 2")
@@ -238,7 +238,7 @@ def _ffn_width(model_args: Mapping[str, Any]) -> int:
 
 
 def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads ExecuTorch's Llama with biases or norms of queries and keys, layers without positions, or multipliers."""
+    """Reads ExecuTorch's Llama, which may have biases, QK-norm, layers without positions, or multipliers."""
     for field_name, field_value in model_args.items():
         if field_name not in EXECUTORCH_FIELDS | EXECUTORCH_SETTINGS and field_value != EXECUTORCH_FIXED.get(
             field_name
@@ -316,7 +316,7 @@ def _read_mistral(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 
 
 def _read_gpt_oss(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads OpenAI's own config of gpt-oss, where every second layer, from the first on, has a window."""
+    """Reads gpt-oss in OpenAI's config form; every second layer, starting with the first, has a window."""
     config: dict[str, Any] = {field_name: _positive_size(model_args, field_name) for field_name in GPT_OSS_SIZES}
     config |= {name: _positive_size(model_args, argument_name) for name, argument_name in GPT_OSS_NAMES.items()}
     context_length = _positive_size(model_args, "initial_context_length", 4096)
@@ -335,7 +335,7 @@ def _read_gpt_oss(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 
 
 def _shared_fields(model_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that both kinds of `params.json` share."""
+    """Returns the fields that Meta's and Mistral's `params.json` share."""
     heads = _positive_size(model_args, "n_heads")
     config: dict[str, Any] = {
         "hidden_size": _positive_size(model_args, "dim"),
@@ -479,7 +479,7 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 
 def _read_mlc(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
+    """Reads MLC's config: the original config's fields, without the engine's settings."""
     model_config = {name: value for name, value in model_args["model_config"].items() if name not in MLC_FIELDS}
     original_fields = model_args["model_config"]
     other_names = {"rope_theta": "position_embedding_base", "max_position_embeddings": "context_window_size"}

@@ -53,7 +53,7 @@ def layernorm(eps: float = 1e-5, **norm_fields: Any) -> Table:
 
 
 def attention(config: Config, **other_fields: Any) -> Table:
-    """Returns grouped-query attention under the usual field names, with RoPE.
+    """Returns grouped-query attention with RoPE, read from the usual config fields.
 
     other_fields: added to or replacing the others.
     """
@@ -67,7 +67,7 @@ def attention(config: Config, **other_fields: Any) -> Table:
 
 
 def plain_attention(config: Config) -> Table:
-    """Returns attention without positions, whose heads divide the layer's width unless `head_dim` states their size."""
+    """Returns attention without positions; heads divide the layer's width unless `head_dim` states another size."""
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.optional_integer("num_key_value_heads") or heads
     if heads % kv_heads:
@@ -113,7 +113,7 @@ def rope(
 
 
 def full_rope(config: Config) -> Table:
-    """Returns rotary positions for a separate, fully rotated part of each head.
+    """Returns rotary positions for a separate part of each head, all of whose dimensions are rotated.
 
     The whole part is rotary, whatever fraction the config states.
     """
@@ -121,7 +121,7 @@ def full_rope(config: Config) -> Table:
 
 
 def biases(has_biases: bool, *bias_fields: str) -> Table:
-    """Returns `{name: true}` for each name if `has_biases`, else an empty table."""
+    """Returns `{name: true}` for each bias name if `has_biases`, else an empty table."""
     return dict.fromkeys(bias_fields, True) if has_biases else {}
 
 
@@ -147,12 +147,12 @@ def glu(
 
 
 def fused_glu(config: Config) -> Table:
-    """Returns a gated FFN with gate and up projection as one product (`gate_up_proj`) in its class."""
+    """Returns a gated FFN whose class computes gate and up projection as one product (`gate_up_proj`)."""
     return {**glu(config), "fused_gate": True}
 
 
 def clamped_swiglu(ffn: Table) -> Table:
-    """Returns a gated SiLU network with upper-clamped gate and two-sided-clamped up projection (`swiglu_limit`)."""
+    """Returns a SiLU-gated network: `swiglu_limit` clamps the gate from above, the up projection on both sides."""
     return {**ffn, "hidden_act": "clamped_silu", "up_act": "clamped"}
 
 
@@ -173,7 +173,7 @@ def qk_norm_fields(norm: Table, norm_scope: str = "head", norm_order: str = "bef
 def layer_table(
     attention: Table, feed_forward: Table, norm: Table, norm_placement: str = "pre", **layer_fields: Any
 ) -> Table:
-    """Returns the table of a layer: attention, a feed-forward network, and the norm of both."""
+    """Returns the table of a layer: attention, a feed-forward network, and one norm for both."""
     return {
         "attention": attention,
         "feed_forward": feed_forward,
@@ -224,7 +224,7 @@ def decoder(
 
 
 def _without_single_variant(stack_table: Table) -> Table:
-    """Returns a stack's table without pattern and variants if all layers are of one kind."""
+    """Returns a stack's table without pattern and variants if its layers are all of one kind."""
     used_kinds = {*stack_table.get("first_layers", ()), *stack_table.get("pattern", ())}
     if len(used_kinds) != 1 or used_kinds != set(stack_table.get("variants", ())):
         return stack_table
@@ -264,7 +264,7 @@ def encoder(
 
 
 def _add_idle_cross_attention(config: Config, block: Table) -> None:
-    """Adds BERT's cross-attention with self-attention's heads to a decoder layer; only encoder-decoders run it."""
+    """Gives a decoder layer BERT's cross-attention, which only encoder-decoders run."""
     if block["norm_placement"] != "post":
         raise config.error("add_cross_attention", True, f"false: {config.model_type} is not supported with it")
     block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
@@ -272,14 +272,14 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
 
 
 def token_types(segment_type_count: int, task_type_count: int | None = None) -> Table:
-    """Returns the segment and task embeddings, as a stack's field `token_types`, if there are any."""
+    """Returns segment and task embeddings as a stack's field `token_types`; empty if there are none."""
     embedding_sizes = {"type_vocab_size": segment_type_count or None, "task_type_vocab_size": task_type_count}
     vocab_sizes = {name: size for name, size in embedding_sizes.items() if size is not None}
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
 def pooler(is_present: bool, score_count: int | None = None) -> Table:
-    """Returns BERT's pooler as a model's field `pooler` if `is_present`. score_count: scores after the pooler."""
+    """Returns a model's field `pooler` with BERT's pooler, if `is_present`. score_count: scores after the pooler."""
     if is_present:
         return {"pooler": {"dense": True, **({} if score_count is None else {"num_labels": score_count})}}
     return {}
@@ -299,7 +299,7 @@ answers by beams.
 
 
 def question_answering_head(config: Config) -> Table:
-    """Returns the head of a question-answering class as a model's field `head`; empty for other classes.
+    """Returns a model's field `head` for a question-answering class; empty for other classes.
 
     Raises `InputError` for the class of the family that searches for answers by beams.
     """
@@ -315,7 +315,7 @@ def question_answering_head(config: Config) -> Table:
 
 
 def block_sparse_note(config: Config) -> None:
-    """Reads BigBird's `attention_type`, and adds a remark that block-sparse attention is counted as full."""
+    """Adds a remark that BigBird's block-sparse attention is counted as full, if `attention_type` states it."""
     if config.choice({"original_full": False, "block_sparse": True}, "attention_type"):
         longest_length = (5 + 2 * config.integer("num_random_blocks")) * config.integer("block_size")
         config.notes.append(
@@ -363,7 +363,7 @@ BIAS_FROM_CONFIG = ("Qwen3ASR",)
 
 
 def scores_of_layers(config: Config, head: Table, layer_step: int = 1) -> Table:
-    """Returns the head of a reranker with a separate score weight for the output of each layer from `start_layer` on.
+    """Returns a reranker's head, with one score weight per layer output from layer `start_layer` on.
 
     The weights are counted as one matrix that runs on every token, with a remark.
 
@@ -387,7 +387,7 @@ def scores_of_layers(config: Config, head: Table, layer_step: int = 1) -> Table:
 def head_table(
     config: Config, head: Table | None = None, score_head: Table | None = None, answer_score_count: int = 2
 ) -> Table:
-    """Returns the output head that the config's architecture names.
+    """Returns the output head of the class that the config's `architectures` names.
 
     score_head: a sequence classifier; default that of decoders, a score of every token without a bias. A head for token
         classification or question answering is one linear layer with a bias in every family.
@@ -460,7 +460,7 @@ def _shortest_period(layer_kinds: list[str]) -> int:
 
 
 def moe(expert_count: int, top_k: int, expert: Table, shared_expert: Table | None = None, **other_fields: Any) -> Table:
-    """Returns routed experts and a shared expert, each from an FFN table."""
+    """Returns routed experts and a shared expert, with the networks `expert` and `shared_expert`."""
     moe_fields = {
         "type": "moe",
         "num_experts": expert_count,
@@ -478,7 +478,7 @@ def gated_experts(
     count_fields: Sequence[str] = ("num_experts",),
     **other_fields: Any,
 ) -> Table:
-    """Returns gated experts from the usual config fields, `num_experts_per_tok` of which run for a token.
+    """Returns gated experts from the usual config fields; `num_experts_per_tok` experts run per token.
 
     expert_width: the width of an expert, by default `moe_intermediate_size`. shared_width: the width of the shared
         expert; None or 0 without one. count_fields: the names of the field with the number of experts.
@@ -499,7 +499,7 @@ FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def kinds_with_nth_full(depth: int, full_period: int) -> list[str]:
-    """Returns each layer's kind: full attention in every n-th layer, a sliding window in others."""
+    """Returns each layer's kind: full attention in every n-th layer, a sliding window in all others."""
     return ["sliding" if (layer_index + 1) % full_period else "full" for layer_index in range(depth)]
 
 
@@ -515,7 +515,7 @@ EARLIER_LAYER_TYPES = {
 def listed_kinds(
     config: Config, field_name: str, kind_by_type: dict[str, str], default_layer_kinds: list[str]
 ) -> list[str]:
-    """Returns each layer's kind from a list in the config, translated by `kind_by_type`, or the default kinds.
+    """Returns each layer's kind from a config's list, translated by `kind_by_type`; without it, the default kinds.
 
     The list `layer_types` may have earlier names of the kinds, and go on with the layers of multi-token prediction.
     Raises `InputError` for any other number of kinds.
@@ -554,7 +554,7 @@ def length_hint(listed_values: Sequence[object], expected_values: Sequence[objec
 
 
 def check_shared_layers(config: Config, layer_kinds: list[str], shared_layer_count: int) -> None:
-    """Raises `InputError` if a layer that shares keys and values has no earlier layer of its kind.
+    """Raises `InputError` if a layer that reuses keys and values has no earlier layer of its kind to take them from.
 
     The last `num_kv_shared_layers` layers share.
     """
@@ -574,7 +574,7 @@ def sliding_stack(
     sliding_fields: Table | None = None,
     full_fields: Table | None = None,
 ) -> Table:
-    """Returns the stack fields of `full` and `sliding` layers, read from `layer_types`.
+    """Returns the stack fields for a mix of `full` and `sliding` layers, read from `layer_types`.
 
     Empty without a `sliding_window`.
 
@@ -591,7 +591,7 @@ def sliding_stack(
 
 
 def stack_of_variants(changes_by_kind: Table, layer_kinds: list[str]) -> Table:
-    """Returns the stack fields of layers that differ from the stack's common layer (`block`) in some fields.
+    """Returns the stack fields of several layer kinds, each a common layer (`block`) with some fields changed.
 
     changes_by_kind: layer kind → fields that differ. layer_kinds: each layer's kind, bottom first.
     """
@@ -600,7 +600,7 @@ def stack_of_variants(changes_by_kind: Table, layer_kinds: list[str]) -> Table:
 
 
 def bidirectional_stack(stack: Table, distance_of_window: Callable[[int], int]) -> Table:
-    """Returns an encoder's stack, whose sliding layers attend equally far to both sides.
+    """Returns an encoder's stack, whose sliding layers attend to equal distances before and after a token.
 
     distance_of_window: function from the config's window to the distance on each side.
     """
@@ -616,7 +616,7 @@ DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 
 def dense_or_moe_kinds(config: Config, depth: int, dense_layer_count: int) -> list[str]:
-    """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
+    """Returns each layer's kind from `mlp_layer_types`; without it, `dense` for the first layers, then `moe`."""
     default_layer_kinds = ["dense" if layer_index < dense_layer_count else "moe" for layer_index in range(depth)]
     if config.has("mlp_layer_types"):
         return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
@@ -639,7 +639,7 @@ def mtp_modules(config: Config, norm: Table | None = None) -> Table:
 def add_mtp_modules(
     config: Config, stack: Table, layer_kind: str, layer_changes: Table, norm: Table | None = None, **module_fields: Any
 ) -> Table:
-    """Returns the field `mtp` of modules whose layer differs from the decoder's last, and adds its kind to the stack.
+    """Returns the field `mtp` for modules whose layer differs from the decoder's last; adds that kind to `stack`.
 
     layer_kind, layer_changes: the layer's kind, and its fields other than the block's.
     norm: as in `mtp_modules`. module_fields: further fields of the modules.
@@ -659,7 +659,7 @@ def note_uncounted_mtp(config: Config) -> None:
 
 
 def stack_of_combined_kinds(*kinds_and_changes: tuple[list[str], Table]) -> Table:
-    """Returns the stack fields of layers that differ in several components, such as attention and network.
+    """Returns the stack fields of layers of which several components vary, such as attention and FFN.
 
     kinds_and_changes: each is (the kind of each layer, kind → the fields that it changes). A component with one kind
         that changes nothing is omitted. No two components may change the same field.
@@ -737,7 +737,7 @@ def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> T
 
 
 def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
-    """Returns the stack fields of layers that differ from a common layer in some fields.
+    """Returns the stack fields of layers, each of which differs from a common layer in some fields.
 
     Layers with equal changes are of one kind.
     """

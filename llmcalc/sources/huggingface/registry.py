@@ -1,4 +1,4 @@
-"""The supported model types of Hugging Face configs, the file that reads each, and facts about their classes."""
+"""The supported model types of Hugging Face configs, the reader file of each type, and facts about their classes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ TYPE_BY_SPELLING = {kind.replace("-", "_"): kind for kind in FILE_BY_TYPE} | OTH
 
 
 class LibraryClasses(NamedTuple):
-    """Facts about the classes of `transformers`, which `python -m tests.sources.test_classes` lists.
+    """The generated facts about the classes of `transformers` (`python -m tests.sources.test_classes` writes them).
 
     transformers: the version of the library.
     classes: model type → its classes.
@@ -120,17 +120,17 @@ class LibraryClasses(NamedTuple):
 
 @cache
 def library_classes() -> LibraryClasses:
-    """Reads the listed facts about the classes of `transformers`."""
+    """Returns the generated list of facts about the classes of `transformers`."""
     return LibraryClasses(**json.loads(Path(__file__).with_name("classes.json").read_text()))
 
 
 def is_fixed_section(root_model_type: str, section_name: str) -> bool:
-    """Whether a wrapper's class reads a section as one model type, whatever type the section states."""
+    """Whether a wrapper's class reads a section as a fixed model type, whatever type the section states."""
     return section_name in library_classes().fixed_sections.get(root_model_type, ())
 
 
 def fixed_type_remark(root_model_type: str, section_name: str, stated_model_type: Any, class_model_type: str) -> str:
-    """Returns the remark on a wrapper's section that states another model type than its class reads it as."""
+    """Returns a remark that a wrapper's class reads a section as another model type than the section states."""
     return (
         f"{section_name}.model_type: {short_repr(stated_model_type)}; read as '{class_model_type}', for "
         f"{root_model_type}'s class builds that model whatever type the section states"
@@ -143,14 +143,14 @@ def library_class_names() -> dict[str, list[str]]:
 
 
 def has_grouped_router(model_type: str, family: Family) -> bool:
-    """Whether the model's class or its published code selects a token's experts from some groups of experts."""
+    """Whether the class, or its published code, selects a token's experts from a few groups of experts."""
     return family.has_grouped_router or (family.class_model_type or model_type) in library_classes().grouped_routers
 
 
 def typed_config(
     config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, section_path: str
 ) -> Config:
-    """Returns a config with the family's defaults and aliases. section_path: as in `Config`."""
+    """Returns a config as a `Config` with the family's defaults and aliases. section_path: as in `Config`."""
     aliases = {**library_classes().names.get(model_type, {}), **family.aliases}
     return Config(config_data, family.defaults, model_type, head, section_path, aliases, family.unread_aliases)
 
@@ -161,7 +161,7 @@ def model_type_of_class_name(class_name: str) -> str:
 
 
 def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
-    """Returns the model type that reads a config with a field of `TYPE_BY_CODE_FIELD`; empty without one or with 0."""
+    """Returns the model type that a config's field in `TYPE_BY_CODE_FIELD` implies; empty if none does."""
     config_type = config_data.get("model_type") or model_type_of_class_name(architecture_of(config_data))
     return next(
         (
@@ -174,7 +174,7 @@ def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
 
 
 def _has_field_value(config_data: Mapping[str, Any], field_path: str) -> bool:
-    """Whether a config has a field, of a table if its path has a dot, with a value other than null and 0."""
+    """Whether a config has a field with a value other than null and 0. field_path: with a dot for a table's field."""
     table_name, _, field_name = field_path.rpartition(".")
     table = config_data.get(table_name) if table_name else config_data
     field_value = table.get(field_name) if isinstance(table, Mapping) else None
@@ -188,14 +188,14 @@ def model_types() -> list[str]:
 
 @cache
 def _add_unlisted_families() -> None:
-    """Adds the families of files that are missing in `TYPES_BY_FILE`."""
+    """Registers the families of files that `TYPES_BY_FILE` does not list."""
     for family_file in family_files():
         if family_file not in TYPES_BY_FILE:
             FILE_BY_TYPE.update(dict.fromkeys(families_of_file(family_file), family_file))
 
 
 def family_files() -> list[str]:
-    """Returns the names of all family files, also of those missing in `TYPES_BY_FILE`."""
+    """Returns the names of all family files, including those that `TYPES_BY_FILE` does not list."""
     from pkgutil import iter_modules
 
     families_folder = Path(__file__).with_name("families")
@@ -211,7 +211,7 @@ def families_of_file(family_file: str) -> Mapping[str, Family]:
 
 
 def _with_defaults(family: Family, model_type: str) -> Family:
-    """Returns a `Family` completed with its configuration class's defaults and fields, and its table of modules."""
+    """Returns a `Family` with the defaults, fields and module names of its configuration class added."""
     class_model_type = family.class_model_type or model_type
     return replace(
         family,
@@ -222,7 +222,7 @@ def _with_defaults(family: Family, model_type: str) -> Family:
 
 
 def usual_name(model_type: str) -> str:
-    """Returns a model type in the class's spelling, from a spelling with `_` for `-` or a folder name."""
+    """Returns the model type in its class's spelling, from a spelling with `_` instead of `-` or a folder's name."""
     return TYPE_BY_SPELLING.get(model_type.replace("-", "_"), model_type)
 
 
@@ -257,7 +257,7 @@ def other_classes() -> dict[str, dict[str, list[str]]]:
 
 
 def is_measurable(config: Mapping[str, Any]) -> bool:
-    """Whether `--measure` finds a class of `transformers` for a config.
+    """Whether `transformers` has a class for a config, as `--measure` requires.
 
     It is the class in `architectures`, else a language model of the model type.
     """
@@ -309,7 +309,7 @@ TOML_ADVICE = "its layers can be described in TOML, whose fields llmcalc schema 
 
 
 def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
-    """Returns the advice for an error message about a config of an unsupported model type."""
+    """Returns advice for a config of an unsupported model type, as the end of an error message."""
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
     class_name = architecture_of(config)

@@ -20,7 +20,7 @@ USUAL_SIZE_NAMES = {**dict.fromkeys(WIDTH_FIELDS, "hidden_size"), **dict.fromkey
 
 
 def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns the config with its text model's section by the usual name, and a remark if the name differed.
+    """Returns the config with its text model's section under the usual name, with a remark if it had another.
 
     Sizes beside the section may repeat those in it (Unlimited-OCR).
 
@@ -61,7 +61,7 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
 
 
 def _with_replaced_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the config with `text_config_dict` and `vision_config_dict`, which CLIP's class reads, as its sections.
+    """Returns the config with CLIP's `text_config_dict` and `vision_config_dict` in place of its sections.
 
     They are sections of older configs. Beside a section, the class replaces each field of that section by them.
     """
@@ -73,7 +73,7 @@ def _with_replaced_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def require_read_sizes(config_description: ConfigDescription) -> None:
-    """Raises `InputError` if the class would ignore the sizes in a config's section and use its default sizes.
+    """Raises `InputError` if the class ignores a config section's sizes and would use its defaults.
 
     Sections that repeat the defaults are those of other code (Cohere Transcribe in NeMo's form). Of a text model's
     section each size is compared that the class takes from its defaults; of others the width, where the class has both

@@ -27,7 +27,7 @@ PER_LAYER_FIELD = "per_layer_config"
 
 
 def name_same_size(first_name: str, second_name: str) -> bool:
-    """Whether two names of fields may mean the same size, because they have a word in common, singular or plural.
+    """Whether two field names may mean the same size, because they share a word, singular or plural.
 
     Words such as `num` that mean a count are left out. A number of things is no width of one of them (`n_heads` beside
     `head_dim`).
@@ -89,7 +89,7 @@ class UnknownField(NamedTuple):
 
 
 def require_known(unknown_fields: Sequence[UnknownField], model_type: str, is_decoder: bool) -> None:
-    """Raises `InputError` for misspelt fields and unknown sizes, all named in the message.
+    """Raises one `InputError` that names all misspelt fields and all unknown sizes of a config.
 
     is_decoder: whether the model has no encoder, so that BERT's segments are a leftover.
     """
@@ -121,7 +121,7 @@ def remark_on_ignored_fields(ignored_paths: Sequence[str], has_repository_code: 
 
 
 def remark_on_defaults(default_sizes: dict[str, int]) -> list[str]:
-    """Returns a remark on sizes with default values of the class; empty if there are none."""
+    """Returns a remark on sizes that the config leaves out and the class's defaults set; empty if there are none."""
     sizes_text = ", ".join(f"{path} = {default_size:,}" for path, default_size in default_sizes.items())
     if default_sizes:
         return [f"sizes that the config does not give, taken from its class's defaults: {sizes_text}"]

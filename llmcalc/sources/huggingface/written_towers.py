@@ -18,7 +18,7 @@ def _activation_name(activation: str) -> str:
 
 
 def _layer_fields(tower: Any) -> Table:
-    """Returns the config fields of a vision encoder's layers."""
+    """Returns the config fields that describe a vision encoder's layers."""
     block = tower.stack.block
     layer_fields = {
         "hidden_size": tower.hidden_size,
@@ -33,7 +33,7 @@ def _layer_fields(tower: Any) -> Table:
 
 
 def _patches_per_side(tower: Any) -> int:
-    """Returns the patches along one image side, from the size of the position embedding."""
+    """Returns the number of patches along one side of an image, from the size of the position embedding."""
     return isqrt(tower.positions.rows)
 
 
@@ -55,14 +55,14 @@ def paligemma_sections(towers: TowerSpecs) -> Table:
 
 
 def gemma3_sections(towers: TowerSpecs) -> Table:
-    """Returns Gemma 3's sections, with `mm_tokens_per_image`, the number of vectors per image."""
+    """Returns Gemma 3's config sections, with `mm_tokens_per_image`, the number of vectors per image."""
     tower, merge_size = towers["vision_tower"], towers["multi_modal_projector"].merge
     mm_tokens_per_image = (_patches_per_side(tower) // merge_size) ** 2
     return {"mm_tokens_per_image": mm_tokens_per_image, "vision_config": _siglip_section(tower)}
 
 
 def gemma4_sections(towers: TowerSpecs) -> Table:
-    """Returns Gemma 4's sections for the vision encoder, the audio encoder, or both."""
+    """Returns Gemma 4's config sections for the vision encoder, the audio encoder, or both."""
     config_sections: Table = {}
     if "vision_tower" in towers:
         config_sections["vision_config"] = _gemma4_vision_section(towers["vision_tower"], towers["embed_vision"])

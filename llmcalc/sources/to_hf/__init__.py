@@ -70,7 +70,7 @@ def _configs_of(
     other_configs: list[tuple[str, dict[str, Any]]] | None,
     families: Iterable[tuple[str, Family]] | None,
 ) -> Iterator[dict[str, Any]]:
-    """Yields the configs of all classes that compute the spec. The arguments are those of `find_config`."""
+    """Yields the configs of all classes that compute the spec. Arguments: as of `find_config`."""
     config_values, spec_values = ConfigValues(spec, VALUE_GETTERS), canonical_values(spec)
     for model_type, family in _possible_families(config_values) if families is None else families:
         if spec.towers and other_configs is None and not wrapper_type_of(model_type):
@@ -87,7 +87,7 @@ def _configs_of(
 
 
 def wrapper_class(spec: ModelSpec) -> str:
-    """Returns the multimodal class whose text model computes the spec; empty if no class does, or several do.
+    """Returns the multimodal class whose text model the spec is; empty if there is none, or more than one.
 
     Only wrappers in the file of their text model count: those in other files share theirs with many.
     """
@@ -111,7 +111,7 @@ def wrapper_class(spec: ModelSpec) -> str:
 
 
 def _nearest_class_text(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:
-    """Returns, for a message, the class with the fewest differences from the spec, and the first difference.
+    """Returns a text on the class with the fewest differences from the spec, and its first difference.
 
     other_configs: (name of a class, what it computes in canonical form).
     """
@@ -128,7 +128,7 @@ def _nearest_class_text(spec_values: dict[str, Any], other_configs: list[tuple[s
 
 
 def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
-    """Returns the numbers of different values in the text model, and in vision and audio encoders."""
+    """Returns how many values differ in the text model, and how many in vision and audio encoders."""
     tower_difference_count = sum(
         count_changed_values(difference) for difference in mismatches if _is_in_tower(difference)
     )
@@ -136,7 +136,7 @@ def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
 
 
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
-    """Yields the families that have a `transformers` class, the likely families first."""
+    """Yields the families whose `transformers` class may compute the spec, the likeliest first."""
     unlikely_families: list[tuple[str, Family]] = []
     has_experts, activation = bool(config_values.expert_layers()), _activation_of(config_values)
     for model_type in FILE_BY_TYPE:
@@ -156,7 +156,7 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
 
 
 def _is_likely_family(family: Family, has_experts: bool, activation: str | None) -> bool:
-    """Whether the family's default activation is the spec's activation, and both or neither have experts."""
+    """Whether a family's default activation is the spec's, and both or neither have experts."""
     default_fields = [USUAL_NAME_BY_SYNONYM.get(field_name, field_name) for field_name in family.defaults]
     default_activations = [
         family.defaults[name] for name in family.defaults if USUAL_NAME_BY_SYNONYM.get(name, name) == "hidden_act"
@@ -175,7 +175,7 @@ def _activation_of(config_values: ConfigValues) -> str | None:
 
 
 def _candidate_config(model_type: str, family: Family, class_name: str, config_values: ConfigValues) -> dict[str, Any]:
-    """Returns a family's config, with the spec's values in all fields whose meaning is known."""
+    """Returns a family's config with the spec's values in all fields that llmcalc can compute."""
     config: dict[str, Any] = {"model_type": model_type, "architectures": [class_name]}
     _fill_fields(config, family, config_values, [*family.defaults, *family.field_writers])
     read_fields = _fields_read(family, config)
@@ -192,7 +192,7 @@ def _candidate_config(model_type: str, family: Family, class_name: str, config_v
 
 
 def _group_fields(model_type: str, family: Family, config_values: ConfigValues) -> dict[str, Any]:
-    """Returns the fields of expert groups, for a class that selects a token's experts from some of the groups."""
+    """Returns the fields of expert groups, for a class that selects each token's experts from a few groups."""
     if not has_grouped_router(model_type, family) or not config_values.expert_layers():
         return {}
     router_groups = config_values.moe.router.expert_groups
@@ -229,7 +229,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, field_names: list[str]) -> None:
-    """Sets each config field with a value in the model, except nulls that equal the class's default."""
+    """Sets each config field that has a value in the spec, except a null that equals the class's default."""
     field_aliases = {} if family.has_older_aliases else family.aliases
     usual_names = {field_alias: field_name for field_name, field_alias in family.aliases.items()}
     for config_field in (field_aliases.get(field_name, field_name) for field_name in field_names):
@@ -246,7 +246,7 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
 
 
 def _is_same_activation(field_value: Any, default_value: Any) -> bool:
-    """Whether two names mean the same activation, so that the class's name can stay."""
+    """Whether two activation names mean the same function, so that the class's default can stay."""
     return (
         isinstance(field_value, str)
         and isinstance(default_value, str)
@@ -255,7 +255,7 @@ def _is_same_activation(field_value: Any, default_value: Any) -> bool:
 
 
 def _value_of_field(family: Family, config_field: str, usual_name: str, config_values: ConfigValues) -> Any:
-    """Returns a field's value by the family's rule, by an alias, or by the spec's field name.
+    """Returns a config field's value: by the family's rule, for an alias, or for the field of the usual name.
 
     usual_name: the name of which the field's is the family's alias, or the field's own.
     """
@@ -280,7 +280,7 @@ def _value_of_field(family: Family, config_field: str, usual_name: str, config_v
 
 
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
-    """Returns every config field that a family's reader reads, even if reading fails."""
+    """Returns every config field that a family's reader reads, even if it raises an error."""
     model_type, head = config["model_type"], head_kind_of_config(config)
     tracked_config = Config(config, family.defaults, model_type, head, "", family.aliases, family.unread_aliases)
     assert family.read_model is not None
@@ -290,7 +290,7 @@ def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
 
 
 def _spec_of_config(config: dict[str, Any]) -> ModelSpec | None:
-    """Reads a config back as a spec; None if it is rejected."""
+    """Reads a written config back as a spec; None if the reader rejects the config."""
     try:
         return ModelSpec.model_validate(read_config(config)[0])
     except (InputError, ValidationError):

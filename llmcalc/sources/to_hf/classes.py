@@ -55,7 +55,7 @@ def _class_endings(known_classes: list[str], spec: ModelSpec) -> list[str | tupl
 
 
 def _language_model_class_names(known_classes: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
-    """Returns the class-name suffixes of a language model with this kind of stack."""
+    """Returns the suffixes of class names for a language model with the spec's kind of stack."""
     if spec.kind == "encoder-decoder":
         return CONDITIONAL_ENDINGS
     if spec.kind == "encoder" and _classes_ending_with(known_classes, "ForMaskedLM"):

@@ -55,12 +55,12 @@ Difference: TypeAlias = tuple[str, Any, Any]
 
 
 def canonical_values(spec: ModelSpec) -> dict[str, Any]:
-    """Returns a model as plain values, which are equal for equivalent models."""
+    """Returns a model as tables of plain values, which are equal for equivalent models."""
     return dict(_canonical_fields(spec))
 
 
 def has_canonical_values(spec: ModelSpec, canonical_fields: Mapping[str, Any]) -> bool:
-    """Whether a model has the given canonical values; computes them only up to the first difference."""
+    """Whether a model's canonical values are these; computes them only up to the first difference."""
     missing_fields = set(canonical_fields)
     for field_name, field_value in _canonical_fields(spec):
         missing_fields.discard(field_name)
@@ -107,7 +107,7 @@ def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[D
 
 
 def count_changed_values(difference: Difference) -> int:
-    """Returns the number of different values. A part that only one spec has counts with all fields."""
+    """Returns the number of values that differ; a component that only one spec has counts with all its fields."""
     return max(_field_values(difference[1]), _field_values(difference[2]))
 
 
@@ -119,7 +119,7 @@ def _field_values(field_value: Any) -> int:
 
 
 def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
-    """Returns a table per layer, with the index of the layer that owns the layer's parameters."""
+    """Returns each layer's settings and the index of the layer whose parameters it uses (its own unless shared)."""
     layer_kinds = stack.layer_names()
     table_by_kind = {kind: _plain_values(stack.layer(kind), hidden_size) for kind in dict.fromkeys(layer_kinds)}
     field_names = (
@@ -153,7 +153,7 @@ def _prediction_table(spec: ModelSpec, prediction: MultiTokenPrediction | None) 
 
 
 def _plain_values(field_value: Any, hidden_size: int) -> Any:
-    """Converts components to tables and tuples to lists. hidden_size: the residual width, for a default head size."""
+    """Converts components to tables, tuples to lists. hidden_size: the width from which default head sizes follow."""
     if isinstance(field_value, Stack):
         return _stack_tables(field_value, hidden_size)
     if isinstance(field_value, Part):

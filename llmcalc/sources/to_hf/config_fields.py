@@ -63,7 +63,7 @@ def _shared_width(config_values: ConfigValues) -> int:
 
 
 def _shared_experts(config_values: ConfigValues) -> int | None:
-    """Returns the width of the shared expert as a multiple of a routed expert's width."""
+    """Returns the shared expert's width divided by the width of a routed expert."""
     expert_count, remainder = divmod(_shared_width(config_values), config_values.moe.expert.intermediate_size)
     if remainder:
         raise AbsentValue
@@ -77,7 +77,7 @@ def _label_count(config_values: ConfigValues) -> int:
 
 
 def _layers_before_window(config_values: ConfigValues) -> int | None:
-    """Returns the number of layers below the first layer with a window."""
+    """Returns the number of layers before the first layer with a sliding window."""
     return next(
         (layer_index for layer_index, window in enumerate(config_values.windows) if window is not None),
         len(config_values.layers),
@@ -91,7 +91,7 @@ def _is_bidirectional(config_values: ConfigValues) -> bool:
 
 
 def _relative_bias(config_values: ConfigValues) -> RelativeBias:
-    """Returns the relative bias of the first stack, or else of its first attention layer."""
+    """Returns the relative position bias of the first stack, else of its first attention layer."""
     bias: RelativeBias = config_values.first_stack.relative_bias or config_values.part_of_type("relative_bias")
     return bias
 

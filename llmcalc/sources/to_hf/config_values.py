@@ -30,7 +30,7 @@ STATE_SPACE_TYPES = ("mamba", "mamba2")
 
 
 class ConfigValues:
-    """The values of one model for config fields; raises `AbsentValue` for fields without a value.
+    """The values of one model from which config fields are computed. Raises `AbsentValue` for missing ones.
 
     fields: usual name of a config field → the function that gets it from a spec.
     """
@@ -42,11 +42,11 @@ class ConfigValues:
         self.first_stack: Stack = spec.encoder if spec.encoder is not None else spec.main
 
     def of_spec(self, spec: ModelSpec) -> ConfigValues:
-        """Returns the values of another model, with the same field functions."""
+        """Returns the `ConfigValues` of another model, with the same functions for fields."""
         return ConfigValues(spec, self.fields)
 
     def usual_value(self, field_name: str) -> Any:
-        """Returns the value of the config field with the given usual name."""
+        """Returns the value of a config field, by the field's usual name."""
         return self.fields[field_name](self)
 
     @cached_property
@@ -56,7 +56,7 @@ class ConfigValues:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """Every component of the text model, outer before inner components, layers in execution order."""
+        """Every component of the text model: a component before those inside it, layers in execution order."""
         parts: list[Part] = [self.spec]
         for _, stack in self.spec.stacks():
             layers_by_id = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
@@ -74,7 +74,7 @@ class ConfigValues:
 
     @cached_property
     def _first_values(self) -> dict[str, Any]:
-        """Returns by field name the first value among the components that is not None; None if all are."""
+        """Returns field name → the first value that is not None among all components; None if all values are."""
         value_by_field: dict[str, Any] = {}
         for spec_part in self.parts:
             for field_name in type(spec_part).model_fields:
@@ -83,7 +83,7 @@ class ConfigValues:
         return value_by_field
 
     def first_value(self, field_name: str) -> Any:
-        """Returns a field's first value among the components that is not None; None if all are."""
+        """Returns a field's first value that is not None among all components; None if all values are."""
         if field_name not in self._first_values:
             raise AbsentValue
         return self._first_values[field_name]
@@ -91,7 +91,7 @@ class ConfigValues:
     def find_part(
         self, cls: type[FoundPart], *, matches_part: Callable[[FoundPart], bool] = lambda spec_part: True
     ) -> FoundPart:
-        """Returns the first component of a class that meets the condition."""
+        """Returns the first component of a class for which `matches_part` is true."""
         return require_present(
             next((part for part in self.parts if isinstance(part, cls) and matches_part(part)), None)
         )
@@ -153,7 +153,7 @@ class ConfigValues:
 
     @property
     def network(self) -> FeedForward:
-        """The common FFN of all layers: the dense FFN, or one expert."""
+        """The common FFN of all layers: the dense FFN if there is one, otherwise an expert."""
         with suppress(AbsentValue):
             return self.dense_network
         return self.moe.expert
@@ -237,7 +237,7 @@ def usual_layer_kind(mixer: Any) -> str:
 
 
 def _nested_components(part_container: Any) -> Iterator[Part]:
-    """Yields a component and all nested components."""
+    """Yields a component, and all components nested in it."""
     if isinstance(part_container, Part):
         yield part_container
         for field_name in type(part_container).model_fields:

@@ -42,7 +42,7 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
 
 
 def wrapper_type_of(text_model_type: str) -> str:
-    """Returns the model type of the wrapper of a text model's type that can write its towers; empty if none.
+    """Returns a wrapper's model type that has this text model and can write its encoders; empty if none does.
 
     Only wrappers that are read in the text type's own file are searched.
     """

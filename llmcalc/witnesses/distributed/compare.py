@@ -1,4 +1,4 @@
-"""Compares real processes with the simulation: each rank's memory, and the loss with a single process's loss."""
+"""Compares real processes with the simulation: each rank's memory, and the loss with that of one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNCOUNTED_MEMORY = (
 def build_job(
     spec: ModelSpec, layout: Layout, batch: int = 1, seq: int | None = None, microbatches: int | None = None
 ) -> TrainingJob:
-    """Returns the distributed training job of a model in a layout. microbatches: default 2 per pipeline stage.
+    """Returns the job of training a model in a layout on processes. microbatches: default 2 per pipeline stage.
 
     Raises `InputError` for an unsupported layout, and for a model that is too large for the CPU.
     """
@@ -61,7 +61,7 @@ def build_job(
 
 
 def verify_distributed(training_job: TrainingJob, model_name: str = "model") -> Verdict:
-    """Runs a job on local processes, or on processes that torchrun has started, and compares the results.
+    """Runs a job on local processes, or in those that torchrun has started, and compares the results.
 
     Raises `InputError` if a process fails or does not answer.
     """
@@ -69,7 +69,7 @@ def verify_distributed(training_job: TrainingJob, model_name: str = "model") -> 
 
 
 def verify_jobs(training_jobs: Sequence[TrainingJob], model_name: str = "model") -> list[Verdict]:
-    """Runs jobs with the same number of processes in sequence."""
+    """Runs jobs with equal numbers of processes one after another, and compares the results."""
     start_time = time.perf_counter()
     if is_started_by_torchrun():
         from .work import run_jobs

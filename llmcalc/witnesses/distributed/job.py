@@ -77,11 +77,11 @@ class TrainingJob:
 
     @property
     def training(self) -> TrainingConfig:
-        """The training settings of the job."""
+        """The settings of the simulated training run that corresponds to the job."""
         return TrainingConfig(batch=self.batch, seq=self.seq, microbatches=self.microbatches, dtype=JOB_DTYPE)
 
     def to_json(self) -> str:
-        """Writes the job as JSON."""
+        """Returns the job as JSON."""
         job_fields = {field_name: getattr(self, field_name) for field_name in ("batch", "seq", "microbatches")}
         return json.dumps({"spec": self.spec.model_dump(mode="json"), "layout": asdict(self.layout), **job_fields})
 
@@ -96,7 +96,7 @@ def job_from_json(job_json: str) -> TrainingJob:
 
 
 def peaks_by_phase(memory_meter: Meter) -> dict[str, int]:
-    """Returns the bytes at the peak of the forward passes, of the backward passes and of the optimizer's step."""
+    """Returns the peak bytes of the forward passes, the backward passes and the optimizer's step."""
     peaks = {"forward": 0, "backward": 0, "step": 0}
     for module_and_phase, peak in memory_meter.peaks.items():
         if module_and_phase.phase in peaks:
@@ -105,7 +105,7 @@ def peaks_by_phase(memory_meter: Meter) -> dict[str, int]:
 
 
 def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
-    """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them."""
+    """Returns the simulated bytes of one rank by quantity, counted as by a torch dispatch mode."""
     memory_meter = Meter()
     rank_run: RankRun | FsdpRun
     fsdp_settings = replace(JOB_FSDP_SETTINGS, prefetched_layer_count=training_job.layout.prefetch)

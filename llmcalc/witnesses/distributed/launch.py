@@ -1,4 +1,4 @@
-"""Starts the processes of a distributed run on this machine, and ends all processes if one dies or hangs."""
+"""Starts the processes of a distributed run on this machine; if one dies or hangs, ends all of them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _wait_for_processes(
 
 
 def _process_error(rank: int, exit_code: int, job_folder: str) -> str:
-    """Returns the error of a process: the last line of stderr, or the message of an `InputError`."""
+    """Returns a failed process's error: the last line of stderr, or the message of its `InputError`."""
     end_reason = (
         f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
     )

@@ -63,7 +63,7 @@ class ReplicatedModule(ParallelStyle):
 
 
 def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
-    """Divides heads, widths and the vocabulary over a mesh.
+    """Shards heads, FFN widths and the vocabulary over a mesh of tensor-parallel ranks.
 
     Raises `InputError` for a module with parameters that has no rule.
     """
@@ -83,7 +83,7 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
 
 
 def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
-    """Returns the tensor-parallel styles by path for a module or its children; empty if another rule applies."""
+    """Returns module path → tensor-parallel style; empty for modules that are not sharded here, such as containers."""
     parent_path, _, linear_name = module_name.rpartition(".")
     if linear_name == "embed_tokens" and not parent_path:
         if isinstance(submodule, StageInput):
@@ -110,7 +110,7 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
 
 
 def shard_layers(module: Any, mesh: DeviceMesh, reshards: bool, dtype: torch.dtype, prefetch: int = 0) -> None:
-    """Applies `fully_shard` to every layer and then to the model.
+    """Applies `fully_shard` to every layer and then to the whole model.
 
     The last layer and the model around the layers are not resharded after the forward pass, as in torchtitan.
     prefetch: number of following layers whose parameters each layer all-gathers ahead; default 0.
@@ -131,7 +131,7 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshards: bool, dtype: torch.dty
 
 
 class SharedState:
-    """A wrapper of the state that the layers share, which keeps FSDP from copying it for each layer."""
+    """A wrapper of values that layers pass on beside their output, so that FSDP does not copy them for each layer."""
 
     def __init__(self, layer_state: Any) -> None:
         self.layer_state = layer_state
@@ -153,7 +153,7 @@ class StageInput(nn.Module):
 
 
 def remove_other_stages(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
-    """Removes the layers of other pipeline stages, and the embedding or head if another stage has it."""
+    """Removes the layers of other pipeline stages, and the embedding or the head if this stage does not have it."""
     stage_layers = nn.ModuleList(module.layers[layer_index] for layer_index in layers)
     for model_part in (module, module._only[0]):
         model_part.layers = stage_layers

@@ -52,7 +52,7 @@ TENSOR_WRAPPERS = DTensor, AsyncCollectiveTensor
 
 
 class RankStorageTracker(CpuStorageTracker):
-    """Tracks the storages of distributed tensors' local parts, and storages that are resized."""
+    """Tracks the storages of DTensors' local parts, and storages that are resized."""
 
     def __init__(self) -> None:
         super().__init__(device="cpu")
@@ -66,7 +66,7 @@ class RankStorageTracker(CpuStorageTracker):
         return super().__torch_dispatch__(function, types, args, kwargs)
 
     def _run_collective(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a collective, and waits until gloo's threads have released its tensors, for reproducible counts."""
+        """Runs a collective, and waits until gloo's threads release its tensors, so that counts are reproducible."""
         tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         reference_counts = [leaf._use_count() for leaf in tensors]
         output = func(*args, **kwargs)
@@ -138,7 +138,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def token_ids(training_job: TrainingJob) -> Tensor:
-    """Returns the tokens of all micro-batches of all replicas: [replicas, micro-batches, batch, tokens]."""
+    """Returns the token ids of all replicas' micro-batches: [replicas, micro-batches, batch, tokens]."""
     shape = training_job.layout.dp, training_job.microbatches, training_job.batch, training_job.seq
     return torch.randint(0, training_job.spec.vocab_size, shape, generator=torch.Generator().manual_seed(SEED + 1))
 
@@ -155,7 +155,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def single_process_losses(training_job: TrainingJob) -> list[float]:
-    """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
+    """Returns the loss of every step, averaged over all replicas' micro-batches and computed by one process."""
     model, token_batches = seeded_reference(training_job), token_ids(training_job)
     losses: list[float] = []
     optimizers = _build_optimizers(training_job, model)
@@ -181,7 +181,7 @@ def _build_optimizers(training_job: TrainingJob, model: Any) -> list[Any]:
 
 
 class RankProcess:
-    """A process of a distributed run, which trains and measures its part of the model."""
+    """One process of a distributed run, which trains and measures its part of the model."""
 
     def __init__(self, training_job: TrainingJob) -> None:
         self.training_job: TrainingJob = training_job
@@ -202,7 +202,7 @@ class RankProcess:
         self.peaks: dict[str, int] = {}
 
     def measure_training(self) -> tuple[dict[str, int], list[float]]:
-        """Trains the model, and measures the bytes by quantity and the loss of each step.
+        """Trains the model. Returns the measured bytes by quantity, and each step's loss.
 
         Returns bytes by quantity, and each step's sum of losses if this process computes losses.
         """
@@ -241,12 +241,12 @@ class RankProcess:
         return measured_quantities, losses
 
     def record_phase(self, phase: str) -> None:
-        """Records the peak of the phase that has just ended."""
+        """Records the peak of the phase that ends now."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), self.storage_tracker.peak)
         self.storage_tracker.peak = self.storage_tracker.now
 
     def _end_stages_group(self) -> Any:
-        """Returns the process group of the first and the last pipeline stage."""
+        """Returns the process group of this rank's first and last pipeline stage."""
         layout, group = self.training_job.layout, None
         for tp in range(layout.tp):
             for dp in range(layout.dp):
@@ -258,7 +258,7 @@ class RankProcess:
     # --- building ---------------------------------------------------------------------------------------------------
 
     def build_model_part(self, model: Any) -> None:
-        """Builds this process's part of the model."""
+        """Builds the part of the model that this process trains."""
         layout = self.training_job.layout
         self.last: bool = True
         if layout.pp > 1:
@@ -298,7 +298,7 @@ class RankProcess:
         return summed_loss
 
     def gradient_context(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Returns the context manager of a micro-batch, which skips the gradient all-reduce before the last one."""
+        """Returns a micro-batch's context manager, in which gradients are all-reduced only for the last micro-batch."""
         if isinstance(self.module, DistributedDataParallel) and not is_last:
             return self.module.no_sync()
         return nullcontext()
@@ -318,7 +318,7 @@ class RankProcess:
         wait_for_release([gradient], [reference_count])
 
     def pipeline_runner(self) -> Callable[[Tensor], float]:
-        """Returns a function that runs the passes of a step in a pipeline."""
+        """Returns a function that runs a step's passes through the pipeline stages."""
         training_job, rank_coordinates = self.training_job, self.coordinates
         process_group = self.meshes["pp"].get_group()
         pipeline_stage = PipelineStage(

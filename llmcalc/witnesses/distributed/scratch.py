@@ -17,7 +17,7 @@ ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::_resize_
 
 
 def scratch_bytes_by_kernel(run_kernels: Callable[[], object]) -> dict[str, int]:
-    """Returns the bytes of the largest scratch block by kernel or collective.
+    """Returns, for each kernel or collective, the bytes of its largest scratch block.
 
     torch's profiler records every block, but not the thread of gloo that uses it.
     """
@@ -27,7 +27,7 @@ def scratch_bytes_by_kernel(run_kernels: Callable[[], object]) -> dict[str, int]
 
 
 def _innermost_computation(operations: list[Any]) -> Any | None:
-    """Returns the innermost of nested operations that computes or communicates; None without one."""
+    """Returns the innermost of nested operations that is a computation or a collective; None without one."""
     return next((operation for operation in reversed(operations) if _is_computation(operation.name)), None)
 
 

@@ -1,4 +1,4 @@
-"""The main program of each process of a distributed run: it runs its part of every job and simulates its rank.
+"""The main program of each process in a distributed run: trains its part in every job, and simulates its rank.
 
 `python -m llmcalc.witnesses.distributed.work FILE` starts a process; FILE has one job per line. The processes connect
 as with torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and rank 0 prints the results of all.
@@ -29,7 +29,7 @@ TIMEOUT_SECONDS = 300
 
 
 def run_jobs(training_jobs: Sequence[TrainingJob]) -> list[dict[str, Any]]:
-    """Runs jobs one after the other in a process group of all processes, and returns the results of each job.
+    """Runs jobs one after another in a process group of all processes, and returns each job's results.
 
     ranks: (simulated, measured) bytes of each rank.
     scratch: kernel → bytes of its largest scratch block.

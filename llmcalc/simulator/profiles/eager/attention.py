@@ -32,7 +32,7 @@ class AttentionKernels(Lowering):
         self.store_tensor(operation.output_values[0], self.heads_first(rotated_x) if has_heads else rotated_x)
 
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
-        """Applies rotary positions to the first dimensions of each head; x ends with positions and dimensions."""
+        """Applies rotary positions to the first dimensions of each head. x: […, positions, dimensions]."""
         aten, spec, repeats_each_angle = self.aten, operation.options["spec"], operation.options["every"]
         rotary_dim = spec.rotary_size(x.shape[-1])
         if repeats_each_angle is None:
@@ -125,7 +125,7 @@ class AttentionKernels(Lowering):
             self.store_without_reshape(output, tensor)
 
     def _append_new_rows(self, cache_name: str, new_rows: list[Tensor], token_limit: int | None) -> Sequence[Tensor]:
-        """Concatenates cached and new keys or values, and caches them for later tokens.
+        """Concatenates cached and new keys or values, and stores them in the cache for later tokens.
 
         As `DynamicCache` of transformers does: each tensor without a limit replaces the cached one before the next is
         concatenated, and a window is a view of all rows.
@@ -186,7 +186,7 @@ class AttentionKernels(Lowering):
         return new_rows if cached_tensors is None else self._read_pages(all_rows)
 
     def _read_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Returns the paged cache for attention: the pages for fused kernels, otherwise a copy."""
+        """Returns the paged cache's tensors that attention reads: the pages for fused kernels, otherwise a copy."""
         if self.has_block_pool and self.choices.attention != "flash":
             return [self.aten.copy(x) for x in cached_tensors]
         return cached_tensors
@@ -198,7 +198,7 @@ class AttentionKernels(Lowering):
         return self.heads_first(self.aten.cat([self.heads_first(x) for x in cached_and_new_rows], 2))
 
     def do_absorb(self, operation: Step) -> None:
-        """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
+        """Multiplies by the part of MLA's up-projection that its absorbed form moves to queries or outputs."""
         aten, weight, output = self.aten, operation.weight, operation.output_values[0]
         assert weight is not None
         x = self.heads_first(self.tensor_of(operation.input_values[0]))
@@ -279,7 +279,7 @@ class AttentionKernels(Lowering):
         return self.compute_once(mask_key, lambda: self._visible_keys(query_count, key_count, causal, window, chunk))
 
     def mask_of_scores(self, operation: Step, query_count: Any, key_count: Any) -> Tensor:
-        """Returns the mask for unfused attention scores, computed by the first layer.
+        """Returns the mask for attention whose scores are a tensor of their own, computed by the first layer.
 
         The classes of transformers add a mask [batch, 1, queries, keys] to the scores of eager attention, which they
         compute from that of visible keys. A part that selects keys reads the mask of visible keys in any case.

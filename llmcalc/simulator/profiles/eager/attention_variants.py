@@ -17,7 +17,7 @@ from .attention import AttentionKernels
 
 @kernels_compared(TORCH_WITNESS)
 class AttentionVariantKernels(AttentionKernels):
-    """Kernels of attention to two kinds of keys, of indexers, and of masks that depend on values."""
+    """Kernels of indexers, of attention to two kinds of keys, and of masks that depend on values."""
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class AttentionVariantKernels(AttentionKernels):
         self.store_output(operation, scores)
 
     def scores_by_row(self, x: Tensor, shared_rows: Tensor) -> Tensor:
-        """Computes scores of rows (such as positions) shared by all sequences, [batch, heads, tokens, rows].
+        """Computes scores with keys that all sequences share (such as positions): [batch, heads, tokens, rows].
 
         x: [batch, tokens, heads, d]. shared_rows: [rows, heads, d], or [rows, d] for all heads.
         """
@@ -75,7 +75,7 @@ class AttentionVariantKernels(AttentionKernels):
             self.pass_memo["selected"] = aten.slice(aten.sort(scores)[1], selected_count)
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
-        """Returns the indices of the tokens in the pools with the highest scores [batch, queries, pools]."""
+        """Returns the indices of the tokens in the highest-scoring pools of tokens: [batch, queries, pools]."""
         aten, tokens_per_pool, key_count = (
             self.aten,
             operation.options["pool"],
@@ -130,7 +130,7 @@ class AttentionVariantKernels(AttentionKernels):
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
 
     def do_select_blocks(self, operation: Step) -> None:
-        """Selects the key blocks with the highest scores [batch, index heads, queries, keys]."""
+        """Selects the blocks of keys with the highest scores [batch, index heads, queries, keys]."""
         aten, block_size, scores = self.aten, operation.options["block"], self.tensor_of(operation.input_values[0])
         self.free_value(operation.input_values[0].storage)
         scores = aten.to(scores, FLOAT32)
@@ -218,14 +218,14 @@ class AttentionVariantKernels(AttentionKernels):
         self.store_output(operation, self.apply_dropout(attention_weights, step_options["dropout"]))
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
-        """Concatenates the scores of all attention cores, and drops the separate tensors."""
+        """Concatenates the scores of all attention cores to one tensor, and frees the separate tensors."""
         scores = [self.tensor_of(score_value) for score_value in score_values]
         for score_value in score_values:
             self.free_value(score_value.storage)
         return scores[0] if len(scores) == 1 else self.aten.cat(scores)
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection_masks: Sequence[Tensor]) -> Tensor:
-        """Returns the mask of all scores: first of the sequence's keys, then of the compressed keys."""
+        """Returns the mask of all scores: first those of the sequence's keys, then those of the compressed keys."""
         aten, new_key_count = self.aten, scores.shape[-1] - mask.shape[-1]
         if selection_masks:
             return aten.cat([aten.expand(mask, (*selection_masks[0].shape[:-1], mask.shape[-1])), selection_masks[0]])

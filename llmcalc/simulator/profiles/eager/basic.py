@@ -48,11 +48,11 @@ class BasicKernels(Lowering):
         self.store_tensor(output, self.linear_output(operation, x, weight, bias))
 
     def output_rows(self, operation: Step) -> Number:
-        """Returns the number of last rows per sequence that a linear layer computes."""
+        """Returns the number of tokens at each sequence's end for which a linear layer computes its output."""
         return self.run_config.new_rows(operation.output_values[0].rows)
 
     def do_again(self, operation: Step) -> None:
-        """Runs the linear layer of another operation a second time."""
+        """Applies a linear layer, which an earlier operation has already run, to another input."""
         x, output = self.flat_tensor(operation.input_values[0]), operation.output_values[0]
         module_path, linear_name = self.modules[id(operation.options["like"])]
         bias = self.weight(f"{linear_name}.bias", (output.width,), module_path) if operation.options["bias"] else None
@@ -159,7 +159,7 @@ class BasicKernels(Lowering):
         self.store_tensor(operation.output_values[0], self.aten.transpose(y, 1, 2) if is_heads_first else y)
 
     def norms_heads_first(self, recorded_value: Value, normed_shape: Shape) -> bool:
-        """Whether a norm's axis order on [batch, heads, rows, size] matters; false in this profile."""
+        """Whether the order of axes matters for a norm on [batch, heads, rows, size]; false in this profile."""
         return False
 
     def norm(
@@ -292,7 +292,7 @@ class BasicKernels(Lowering):
         )
 
     def _join_in_pages(self, tensors: list[Tensor], axis: int) -> Tensor:
-        """Joins adjacent tensors in the pages of a cache, which are read in place."""
+        """Concatenates tensors that are adjacent in a paged cache, where they are read in place."""
         shape = list(tensors[0].shape)
         shape[axis] = sum(x.shape[axis] for x in tensors)
         return self.new_pool_tensor(tuple(shape), tensors[0].dtype)
@@ -317,7 +317,7 @@ class BasicKernels(Lowering):
         self.run_kernel_of_op(operation, "core")
 
     def do_state(self, operation: Step) -> None:
-        """Caches a recurrent state for the next pass, unless the reading operation does."""
+        """Stores a recurrent state in the cache for the next pass, unless the operation that reads the state does."""
         if operation.input_values:
             self.store_in_cache(
                 operation.name,
@@ -331,7 +331,7 @@ class BasicKernels(Lowering):
         return self.scale_and_cap(logits) if self.choices.cross_entropy == "eager" else logits
 
     def scale_and_cap(self, logits: Tensor) -> Tensor:
-        """Returns the logits multiplied by a number, and capped as c · tanh(x / c), where the output head does so."""
+        """Returns the logits scaled by a factor, and capped as c · tanh(x / c), if the output head does so."""
         if self.choices.scales_logits:
             logits = self.aten.scale(logits)
         if self.choices.caps_logits:

@@ -52,7 +52,7 @@ class CacheEntryKernels(AttentionVariantKernels):
             self.store_without_reshape(output, tensor)
 
     def do_keep_entries(self, operation: Step) -> None:
-        """Caches all compressed entries, and the tokens that do not fill an entry yet."""
+        """Caches the compressed entries, and the last tokens, which do not fill an entry yet."""
         aten, (recorded_value, *row_values), cached_tensors = (
             self.aten,
             operation.input_values,
@@ -88,7 +88,7 @@ class CacheEntryKernels(AttentionVariantKernels):
         self.store_output(operation, aten.compare(entry_positions, aten.unsqueeze(complete_entry_counts, 1)))
 
     def do_value_of_lower_layer(self, operation: Step) -> None:
-        """Returns the named values that a lower layer has stored."""
+        """Returns values that a lower layer has stored under a name for higher layers."""
         self.refuse_recomputed_module(operation)
         self.store_output(operation, self.pass_memo[operation.options["slot"]])
 
@@ -127,7 +127,7 @@ class CacheEntryKernels(AttentionVariantKernels):
         self.store_without_reshape(operation.output_values[1], aten.compare(visible_mask, candidate_indices))
 
     def _choose_best_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
-        """Stores each token's best blocks of compressed entries for higher layers (Chooser._find_blocks)."""
+        """Ranks compressed-entry blocks per token, and stores the best for higher layers (Chooser._find_blocks)."""
         aten, (batch, tokens, entry_count) = self.aten, masked_scores.shape
         total_blocks = -(-entry_count // block_size)
         padded_scores = aten.pad(masked_scores, total_blocks * block_size)

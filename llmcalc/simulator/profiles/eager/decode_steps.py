@@ -29,7 +29,7 @@ class DecodeStepKernels(ScanKernels):
     """Kernels for decoding one token of a recurrence."""
 
     def cached_state(self, state_name: str) -> Tensor:
-        """Returns the single tensor of a recurrent state."""
+        """Returns the tensor of a recurrent state that has a single one."""
         cached_states = self.cached_tensors(state_name)
         assert cached_states is not None
         return cached_states[0]
@@ -85,7 +85,7 @@ class DecodeStepKernels(ScanKernels):
         return self.project(module_steps["out_proj"], aten.mul(y, self.apply_activation(gate, activation_name)))
 
     def _project_time_step(self, operation: Step, x: Tensor, heads: Any, is_per_head: bool) -> Tensor:
-        """Projects to the time step Δ."""
+        """Projects to the time step Δ, in total or per head."""
         if is_per_head:
             return self._project_per_head(operation, x, heads, operation.output_values[0].width)
         return self.project(operation, x)
@@ -179,7 +179,7 @@ class DecodeStepKernels(ScanKernels):
     def _gate_output(
         self, module_steps: ModuleSteps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any
     ) -> Tensor:
-        """Gates Mamba-2's output, as Mamba2Reference._gated_output does."""
+        """Multiplies Mamba-2's output by its activated gate, as Mamba2Reference._gated_output does."""
         activated_gate = self.apply_activation(gate, activation_name)
         for operation in module_steps.steps:
             if operation.verb == "mul":
@@ -275,7 +275,7 @@ class DecodeStepKernels(ScanKernels):
         return self.project(module_steps["o_proj"], normed_output)
 
     def _log_decay(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
-        """Computes the log decay, as KimiDeltaAttentionReference._log_decay does."""
+        """Computes the logarithm of each channel's decay, as KimiDeltaAttentionReference._log_decay does."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         raw_decay, bias = self._gate_projection("f", module_steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
         float_gate = aten.to(raw_decay, FLOAT32)
@@ -377,7 +377,7 @@ class DecodeStepKernels(ScanKernels):
     def _mapped_heads(
         self, module_steps: ModuleSteps, projection_name: str, x: Tensor, head_size: Any, rope_operations: list[Step]
     ) -> Tensor:
-        """Returns heads of queries or keys, as LinearAttentionReference._mapped_heads does."""
+        """Projects to queries or keys, splits heads and applies the feature map, as LinearAttentionReference does."""
         heads = self.aten.transpose(self.split_heads(self.project(module_steps[projection_name], x), head_size), 1, 2)
         mapped_heads = self.feature_map(module_steps, heads)
         return self.rotate(mapped_heads, rope_operations[0]) if rope_operations else mapped_heads
@@ -434,7 +434,7 @@ class DecodeStepKernels(ScanKernels):
         return self.project(module_steps["out_proj"], output)
 
     def _split_float32_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
-        """Splits into float32 heads, as MLSTMReference._split_heads does."""
+        """Splits a projection's output into heads in float32, as MLSTMReference._split_heads does."""
         aten = self.aten
         y = aten.to(self.project(operation, x), FLOAT32)
         return aten.transpose(aten.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)

@@ -36,7 +36,7 @@ class ElementwiseKernels(BasicKernels):
         self.store_tensor(operation.output_values[0], self.aten.div(*self._align_axes(operation)))
 
     def _align_axes(self, operation: Step) -> tuple[Tensor, Tensor]:
-        """Returns both operands, with size 1 along missing axes."""
+        """Returns both operands as views with axes in one order, and size 1 along axes that an operand lacks."""
         a, b = map(self.tensor_of, operation.input_values)
         axis_count, axes = max(len(a.shape), len(b.shape)), operation.output_values[0].axes
         return self._align_axes_of(operation.input_values[0], a, axes, axis_count), self._align_axes_of(
@@ -44,7 +44,7 @@ class ElementwiseKernels(BasicKernels):
         )
 
     def _align_axes_of(self, recorded_value: Value, x: Tensor, axes: Shape, axis_count: int) -> Tensor:
-        """Returns x with size 1 along axes that the value does not have."""
+        """Returns x as a view with all of `axes`, and size 1 along axes that its value does not have."""
         if recorded_value.rows is NO_ROWS and recorded_value.axes:
             for axis in reversed(axes):
                 if axis in recorded_value.axes:

@@ -18,7 +18,7 @@ class ExpertCapacityKernels(ExpertKernels):
     """Kernels of experts with a fixed capacity, which run the operations of the reference with `expert_capacity`."""
 
     def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
-        """Assigns a tensor to a value. Rows of experts keep the shape [experts, rows, width]."""
+        """Stores the tensor of a value, in the shape [experts, rows, width] if its rows are rows of experts."""
         if (
             self.choices.expert_capacity is not None
             and isinstance(recorded_value.rows, RoutedRows)
@@ -71,7 +71,7 @@ class ExpertCapacityKernels(ExpertKernels):
         self.store_output(operation, y)
 
     def _expert_rows(self, x: Tensor, expert_count: int, row_count: int) -> Tensor:
-        """Returns a tensor as [experts, rows, width], which another operation may have reshaped."""
+        """Returns a tensor in the shape [experts, rows, width], which an earlier operation may have changed."""
         return (
             x
             if len(x.shape) == 3 and x.shape[0] == expert_count

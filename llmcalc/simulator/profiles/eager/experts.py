@@ -137,7 +137,7 @@ class ExpertKernels(Lowering):
         self.store_tensor(output, sent_rows)
 
     def expert_row_index(self, index_name: str) -> Tensor:
-        """Returns one index per row that is sent to an expert: its expert, its token, or its position in token order.
+        """Returns an index tensor with one entry per row sent to an expert: its expert, its token or its position.
 
         index_name: which.
         """
@@ -243,7 +243,7 @@ class ExpertKernels(Lowering):
         self.store_tensor(output, y)
 
     def expert_slices(self, operation: Step, weight: Tensor) -> Tensor:
-        """Returns the experts' weight, whose backward pass allocates a gradient of full size for each expert's slice.
+        """Returns the weight of all experts, of which each expert's slice has a gradient of full size in backward.
 
         Each slice has a gradient of that size, of zeros beside its expert. The first two are added to a third tensor,
         the others are added to the sum in its place (torch/csrc/autograd/input_buffer.cpp, `accumulate`).
@@ -259,7 +259,7 @@ class ExpertKernels(Lowering):
         return record(self.graph, "select", (weight,), weight.view(weight.shape, weight.strides), backward)
 
     def _linear_steps_fused_with(self, operation: Step) -> list[Step]:
-        """Returns the experts' linear layers that run as one product with an operation, in order.
+        """Returns, in order, the experts' linear layers that run as one product with an operation's linear layer.
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """
@@ -299,7 +299,7 @@ class ExpertKernels(Lowering):
         )
 
     def core_ExpertRows(self, operation: Step) -> None:
-        """Runs experts of one hidden unit, with input and output vectors looked up per token."""
+        """Runs experts that have one hidden unit each; their input and output vectors are looked up per token."""
         aten, op, (x, expert_indices) = self.aten, operation.op, operation.input_values
         assert isinstance(op, ExpertRows)
         vector_table = self.weight(f"{operation.name}.weight", (op.num_experts, op.width))

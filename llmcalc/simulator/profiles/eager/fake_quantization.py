@@ -23,7 +23,7 @@ class FakeQuantizationKernels(BasicKernels):
     def fake_quantized_operands(
         self, operation: Step, x: Tensor, weight: Tensor, has_adapter: bool
     ) -> tuple[Tensor, Tensor]:
-        """Returns a linear layer's input, rounded by token, and its weight, rounded by groups of a row.
+        """Returns a linear layer's input, rounded per token, and its weight, rounded per group of each weight row.
 
         Both are unchanged for a layer that rounds nothing, as are beside adapters all layers without an adapter
         (torchtune/training/quantization.py, `swap_lora_linear_with_qat`; modules/peft/lora.py, `QATLoRALinear`).
@@ -50,7 +50,7 @@ class FakeQuantizationKernels(BasicKernels):
     def _round_by_groups(
         self, x: Tensor, grouped_shape: Shape, quantizer_path: ModulePath, is_symmetric: bool
     ) -> Tensor:
-        """Returns x quantized and dequantized in groups (last axis of `grouped_shape`); the scales stay."""
+        """Returns x quantized and dequantized per group (last axis of `grouped_shape`), and keeps the scales."""
         scales = self._new_scales(x, grouped_shape[:-1], is_symmetric)
         self.scales_of_quantizers[quantizer_path] = scales
         scale, zero_point = (self.aten.unsqueeze(tensor, -1) for tensor in scales)
@@ -90,7 +90,7 @@ class FakeQuantizationKernels(BasicKernels):
     def _decode_codes(
         self, codes: Tensor, grouped_shape: Shape, scale: Tensor, zero_point: Tensor, template: Tensor
     ) -> Tensor:
-        """Returns the values of integers in the number format of `template` (`_dequantize_affine_no_dtype_check`)."""
+        """Returns the values of the integers `codes`, dequantized (`_dequantize_affine_no_dtype_check`)."""
         aten = self.aten
         grouped_codes = aten.reshape(codes, grouped_shape)
         decoded_x = (

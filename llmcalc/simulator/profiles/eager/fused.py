@@ -1,4 +1,4 @@
-"""Fused kernels that replace several steps: norms, gated activations and losses, and the attention kernels."""
+"""Fused kernels that replace several operations: norms, gated activations, losses and attention."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
 
 
 def _chunk_sizes(axis_size: int, part_size: int) -> list[int]:
-    """Returns the sizes of the parts of an axis; the last part may be smaller."""
+    """Returns the chunk sizes into which an axis is split; the last chunk may be smaller."""
     return [min(part_size, axis_size - part_start) for part_start in range(0, axis_size, part_size)]
 
 
@@ -93,7 +93,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def norm(
         self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: ModulePath | None = None
     ) -> Tensor:
-        """Runs a fused norm, which saves the input and row statistics.
+        """Runs a fused norm, which saves its input and each row's statistics for the backward pass.
 
         Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`. On a GPU an input that is not dense is copied
         for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
@@ -269,7 +269,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @compared(LIGER_WITNESS, cross_entropy="fused")
     def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Runs Liger-Kernel's loss, whose forward pass overwrites the logits with the gradient.
+        """Runs Liger-Kernel's loss, whose forward pass overwrites the logits with their gradient.
 
         Source: linkedin/Liger-Kernel 0.8.2, ops/cross_entropy.py. The host reads the number of labels that count, and
         whether all labels are within the vocabulary.
@@ -567,7 +567,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return log_probabilities, log_sums
 
     def _labels_in_vocabulary_part(self, row_count: int) -> tuple[Tensor, Tensor]:
-        """Returns two tensors: whether each label is in a vocabulary part, and the label's index in this part."""
+        """Returns two tensors for a vocabulary chunk: whether each label is in it, and the label's index in it."""
         aten, shape = self.aten, (row_count,)
         above_part_mask, below_part_mask = (aten.new_tensor(shape, BOOL) for _ in range(2))
         label_mask = aten.new_like(above_part_mask)
@@ -576,7 +576,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return label_mask, aten.new_like(label_offset)
 
     def _gradients_by_part(self, x: Tensor, weight: Tensor, bias: Tensor | None, log_sums: Tensor) -> Tensor:
-        """Computes the log-probabilities' gradients in float32, and casts the gradient of x [tokens, hidden].
+        """Computes the gradients of log-probabilities chunk by chunk in float32, and casts that of x [tokens, hidden].
 
         log_sums: the logarithms of the sums of exponentials, which the forward pass saves.
         """

@@ -1,4 +1,4 @@
-"""Low-rank adapters whose layers run in functions of their own: a gated network, three projections, or one layer.
+"""Low-rank adapters computed in one autograd function: of a gated network, of three projections, or of one layer.
 
 Source: axolotl at 067b021c, kernels/lora.py (`matmul_lora`, `LoRA_MLP`, `LoRA_QKV`, `LoRA_O`), kernels/swiglu.py
 (`swiglu_backward`) and monkeypatch/lora_kernels.py for the modules in which they run.
@@ -35,11 +35,11 @@ OUTPUT_PROJECTION = "o_proj"
 
 
 class FusedAdapterKernels(LoraKernels):
-    """The adapters of a layer's attention and gated network, each in a function that saves its input once."""
+    """Kernels that run the adapters of attention or of a gated network as one function, which saves its input once."""
 
     @property
     def _runs_fused_adapters(self) -> bool:
-        """Whether the running module is one of a layer, and its adapters have the kernels."""
+        """Whether the running module is a layer's submodule and its adapters run in fused functions."""
         adapters = self.adapters
         return (
             self.choices.fused_adapters
@@ -63,7 +63,7 @@ class FusedAdapterKernels(LoraKernels):
         return lambda: self._run_gated_network(module_scope, gated_network)
 
     def _gated_network(self, module_scope: ModuleScope) -> Sequence[Step]:
-        """Returns the gate, up and down projection of a gated network with adapters; none for another module."""
+        """Returns a gated network's gate, up and down projections if they have adapters; none for other modules."""
         if any(not isinstance(scope_item, Step) for scope_item in module_scope.items):
             return ()
         steps = [step for step in module_steps(module_scope) if step.verb != "dropout" or step.options["probability"]]
@@ -78,7 +78,7 @@ class FusedAdapterKernels(LoraKernels):
 
     @compared(FUSED_ADAPTERS_WITNESS, fused_adapters=True)
     def _run_gated_network(self, module_scope: ModuleScope, linear_layers: Sequence[Step]) -> None:
-        """Runs a gated network, which saves its input, the gate and the up-projection.
+        """Runs a gated network as one function, which saves its input, the gate and the up-projection.
 
         Its backward pass writes the activated product and the two gradients over the gradient of that product, the gate
         and the up-projection.
@@ -130,7 +130,7 @@ class FusedAdapterKernels(LoraKernels):
             self._run_projections(projections)
 
     def _projections_of_attention(self, operation: Step) -> Sequence[Step]:
-        """Returns the adapted projections that run with a linear layer: queries, keys and values, or the output's."""
+        """Returns the adapted projections that run in one function: queries, keys and values, or the output's."""
         if operation.name not in (*PROJECTIONS, OUTPUT_PROJECTION):
             return ()
         layers = {step.name: step for step in module_steps(self.frames[-1].scope) if step.verb == "linear"}
@@ -143,7 +143,7 @@ class FusedAdapterKernels(LoraKernels):
 
     @compared(FUSED_ADAPTERS_WITNESS, fused_adapters=True)
     def _run_projections(self, projections: Sequence[Step]) -> None:
-        """Runs projections of one input, which save it once. The gradients of this input are one tensor."""
+        """Runs projections of one input, which is saved once and has one gradient tensor."""
         graph, reader = self.graph, projections[-1]
         x = self.aten.autocast_operand(self.flat_tensor(projections[0].input_values[0], reader))
         weights = [self.linear_weight(layer) for layer in projections]
@@ -183,11 +183,11 @@ class FusedAdapterKernels(LoraKernels):
         ]
 
     def _dropped_input(self, x: Tensor) -> Tensor:
-        """Returns the input of the adapters: x itself without dropout, which all of them share."""
+        """Returns x after the adapters' dropout, shared by all adapters of a function; x itself without dropout."""
         return self.aten.dropout(x) if self.adapters is not None and self.adapters.dropout else x
 
     def _adapted_rows(self, x: Tensor, weight: Tensor, width: Number) -> Tensor:
-        """Returns x·Wᵀ, to which the adapter's output is added in place, after the weight is decoded if necessary."""
+        """Decodes the weight if it is quantized, and returns x·Wᵀ, to which the adapter's output is added in place."""
         assert self.adapters is not None
         is_quantized = weight.dtype is UINT8
         decoded_weight = self._decode_weight((width, x.shape[-1]), x.dtype) if is_quantized else None
@@ -197,7 +197,7 @@ class FusedAdapterKernels(LoraKernels):
         return output
 
     def _input_gradients(self, x: Tensor, dropped_x: Tensor, weights: Sequence[Tensor]) -> list[OptionalGradient]:
-        """Returns the gradient of x, to which each weight's is added in place, and that of a dropped copy if it is."""
+        """Returns the gradient of x (one sum over the weights), and of x's copy after dropout, if there is one."""
         decoded_weight = None
         input_gradient: Tensor | None = None
         for weight in weights:

@@ -220,7 +220,7 @@ class FusedAttention(AttentionKernels):
         return self.run_attention_core(lambda q, k, v: self.sdpa_kernel(q, k, v, mask, backend == "efficient"), q, k, v)
 
     def additive_bias_mask(self, operation: Step, query_count: Any, key_count: Any, causal: bool) -> Tensor:
-        """Returns the bias as a contiguous mask [1, heads, queries, keys], a constant at keys that are not visible.
+        """Returns an additive mask [1, heads, queries, keys]: the bias, with a constant at keys that are not visible.
 
         Source: transformers/integrations/sdpa_attention.py, `create_position_bias_mask`.
         """
@@ -308,7 +308,7 @@ class FusedAttention(AttentionKernels):
         )
 
     def _expanded_mask(self, mask: Tensor, batch: Any, is_aligned: bool) -> Tensor:
-        """Returns one mask per sequence of the batch. Aligned masks are views with rows padded to a multiple of 16."""
+        """Returns one mask per sequence. is_aligned: rows are padded to a multiple of 16, and the mask is a view."""
         aten, (_, heads, query_count, key_count) = self.aten, mask.shape
         if is_aligned and key_count % 16:
             padding = aten.new_tensor((1, heads, query_count, ceil_div(key_count, 16) * 16 - key_count), mask.dtype)
@@ -402,7 +402,7 @@ class FusedAttention(AttentionKernels):
         return attention_output
 
     def _safe_softmax(self, scores: Tensor) -> Tensor:
-        """Runs `_safe_softmax` (aten/src/ATen/native/transformers/attention.cpp), which marks scores of −∞."""
+        """Runs torch's `_safe_softmax` (native/transformers/attention.cpp), for which a row may have only −∞ scores."""
         probabilities = self.aten.softmax(scores)
         if self.choices.is_on_gpu:
             self.aten.new_tensor(scores.shape, BOOL)

@@ -1,4 +1,4 @@
-"""Attention to nearby tokens in blocks, and to sums of tokens (LongT5)."""
+"""Attention of blocks of tokens to neighbouring blocks, and to sums of blocks (LongT5)."""
 
 from __future__ import annotations
 

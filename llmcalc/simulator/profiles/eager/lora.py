@@ -83,7 +83,7 @@ class LoraKernels(FakeQuantizationKernels):
         return adapters.quantized_head and operation.output_values[0] is self.result and not is_tied
 
     def expert_weight(self, operation: Step, shape: Shape, matrix_count: int = 1) -> Tensor:
-        """Returns the stacked weights of all experts, decoded from 4 bits and added to an adapter's if necessary.
+        """Returns the stacked weights of all experts, dequantized from 4 bits, and with the adapters' product added.
 
         Sources: axolotl, monkeypatch/moe_quant.py; bitsandbytes/nn/parametrize.py, `Bnb4bitParametrization`;
         peft/tuners/lora/layer.py, `_LoraFactorsProxy`.
@@ -130,7 +130,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
     def unread_parameters(self, module_name: str, counted_op: CountedOp) -> list[Tensor]:
-        """Returns the parameters of layers that no pass runs, with their adapters: PEFT adapts layers by name."""
+        """Returns the parameters of layers that no pass runs, with adapters, which PEFT adds by layer name."""
         adapters, tensors = self.adapters, super().unread_parameters(module_name, counted_op)
         if (
             adapters is None
@@ -164,17 +164,17 @@ class LoraKernels(FakeQuantizationKernels):
                 self._run_as_one_product(fused_steps)
 
     def _is_fused_by_its_class(self, operation: Step) -> bool:
-        """Whether a transformers class fuses a projection with others into one product, without adapters."""
+        """Whether the layer's transformers class computes a projection and others as one product without adapters."""
         return self.choices.matches_transformers and self.adapters is None and bool(operation.options.get("fused"))
 
     def _joined_layer_name(self, operation: Step) -> str:
-        """Returns the class's layer that computes a projection with others; empty if adapters treat it separately."""
+        """Returns the class's linear layer of which this projection is a part; empty if adapters split it."""
         if self.adapters is None or operation.verb != "linear":
             return ""
         return self.adapters.joined_layers.get((self.frames[-1].scope.name, operation.name), "")
 
     def _fused_projections(self, operation: Step) -> list[Step]:
-        """Returns the projections fused with a projection into one product, in order; none if it runs alone."""
+        """Returns, in order, the projections that are computed with this one as one product; none if it is alone."""
         joined_layer_name = self._joined_layer_name(operation)
         if joined_layer_name:
             joined_steps = self._linear_layers_of_input(
@@ -192,7 +192,7 @@ class LoraKernels(FakeQuantizationKernels):
         return projections if len(projections) > 1 and projections[0].name == projection_names[0] else []
 
     def _linear_layers_of_input(self, operation: Step, is_joinable: Callable[[Step], bool]) -> list[Step]:
-        """Returns the current module's linear layers that read the same input as an operation's layer, in order."""
+        """Returns, in order, the running module's linear layers that read the same input as this one."""
         return [
             scope_item
             for scope_item in self.frames[-1].scope.items
@@ -203,7 +203,7 @@ class LoraKernels(FakeQuantizationKernels):
         ]
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
-        """Runs projections of one input as one product and splits the result."""
+        """Runs projections of one input as one matrix product, and splits the result."""
         x, output_widths = (
             self.flat_tensor(operations[0].input_values[0]),
             [operation.output_values[0].width for operation in operations],
@@ -224,12 +224,12 @@ class LoraKernels(FakeQuantizationKernels):
         self._keep_gate_in_frame(operations)
 
     def _keep_gate_in_frame(self, operations: list[Step]) -> None:
-        """Keeps the gate, half of a product's output, alive until the module returns, as the class does."""
+        """Keeps the gate, a view of half of the product's output, alive until the module returns, as the class does."""
         if operations[0].name in GATE_AND_UP:
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].output_values[0])
 
     def _run_fused_projections(self, operations: list[Step]) -> None:
-        """Runs fused projections as one product and splits the result. The weights are stored separately.
+        """Runs projections whose weights are stored separately as one matrix product, and splits the result.
 
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """
@@ -317,7 +317,7 @@ class LoraKernels(FakeQuantizationKernels):
         return aten.add(pretrained_output, scaled_adapter_output)
 
     def _pad_adapter_output(self, x: Tensor, output_width: Number) -> Tensor:
-        """Pads an adapter's output [batch, tokens, …] with zeros, and saves a copy for the gradient's shape.
+        """Pads an adapter's output [batch, tokens, …] with zeros, and saves a copy that backward needs for its shape.
 
         Source: derivatives.yaml, `index_copy`.
         """
@@ -406,7 +406,7 @@ class LoraKernels(FakeQuantizationKernels):
         lora_b: Tensor,
         magnitude: Tensor,
     ) -> Tensor:
-        """Adds the output of an adapter with a trained magnitude of each output (DoRA: arXiv:2402.09353).
+        """Adds the output of a DoRA adapter, which has a trained magnitude per output (arXiv:2402.09353).
 
         Sources: peft/tuners/lora/variants.py, `DoraLinearVariant.forward`; peft/tuners/lora/dora.py,
         `DoraLinearLayer.forward`; torchtune/modules/peft/dora.py, `DoRALinear.forward`. The norms of the whole rows
@@ -446,7 +446,7 @@ class LoraKernels(FakeQuantizationKernels):
         return aten.to(output, output_dtype) if is_peft and casts_operands else output
 
     def _row_norms(self, weight: Tensor, lora_weight: Tensor) -> Tensor:
-        """Returns the norm of each row of the adapted weight, through which no gradient flows."""
+        """Returns the norm of each row of weight plus adapter; its gradient is not propagated (DoRA)."""
         aten = self.aten
         adapted_weight = aten.add(weight, aten.scale(lora_weight))
         weight_to_square = aten.to(adapted_weight, FLOAT32) if self.autocasts_to_float32 else adapted_weight
@@ -488,7 +488,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.aten.to(fused_product, module_dtype)
 
     def _product_in_8_bits(self, x: Tensor, weight: Tensor, output_width: Number) -> Tensor:
-        """Computes x·Wᵀ in int8, without the columns of outliers, whose number depends on the values.
+        """Computes x·Wᵀ in int8. Outlier columns are left out, because their number depends on the values.
 
         Sources: bitsandbytes/autograd/_functions.py, `MatMul8bitLt`, which keeps its input as an attribute of the node;
         bitsandbytes/backends/cuda/ops.py, `int8_vectorwise_quant` and `int8_mm_dequant`.
@@ -536,7 +536,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.aten.to(output, dtype)
 
     def _decode_scales(self, shape: Shape) -> Tensor | None:
-        """Decodes the scales of a 4-bit weight if they are quantized too. The forward pass adds their mean to a copy.
+        """Dequantizes a 4-bit weight's scales if they are quantized too; the forward pass adds their mean to a copy.
 
         Source: bitsandbytes/backends/cuda/ops.py, `_dequant_linear_fallback`.
         """

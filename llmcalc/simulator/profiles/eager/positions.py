@@ -114,12 +114,12 @@ class PositionKernels(AttentionVariantKernels):
         )
 
     def core_DistanceScores(self, operation: Step) -> None:
-        """Multiplies every query by the projected distances of the sequence."""
+        """Computes scores of every query with the projected encodings of all distances."""
         x, distance_rows = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values)
         self.store_output(operation, self.aten.matmul(x, self.aten.transpose(distance_rows, -1, -2)))
 
     def core_PairScores(self, operation: Step) -> None:
-        """Multiplies every query by the keys of its pairs, in one product per query position."""
+        """Computes scores of every query with the keys paired with its position, in one product per position."""
         aten, x, keys = (
             self.aten,
             self.heads_first(self.tensor_of(operation.input_values[0])),

@@ -22,7 +22,7 @@ class ResidualStreamKernels(Lowering):
             self.store_tensor(output, self.aten.slice(x, output.axes[0].size, 2))
 
     def do_received(self, operation: Step) -> None:
-        """Allocates the hidden states of another model, which need no gradient."""
+        """Allocates hidden states that another model computes and passes to this model; they need no gradient."""
         x_dtype = self.tensor_of(operation.input_values[0]).dtype
         dtype = self.dtype if x_dtype is INT64 else x_dtype  # token ids of a draft that reads no embedding
         self.store_tensor(
@@ -72,7 +72,7 @@ class ResidualStreamKernels(Lowering):
             self.store_tensor(output, aten.add(aten.mul(weight_logits, scale_element), stream_offset))
 
     def do_delayed_weights(self, operation: Step) -> None:
-        """Returns the stream weights of the previous sublayer, or of the first stream for the first sublayer."""
+        """Returns the previous sublayer's stream weights; the first sublayer's weights select the first stream."""
         x, output, weights_key = (
             self.tensor_of(operation.input_values[0]),
             operation.output_values[0],

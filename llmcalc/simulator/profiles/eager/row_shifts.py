@@ -1,4 +1,4 @@
-"""Padding of causal convolutions, and the shift of rows by one token."""
+"""Padding of causal convolutions, and the shift of each sequence by one token."""
 
 from __future__ import annotations
 

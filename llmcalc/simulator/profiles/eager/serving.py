@@ -1,4 +1,4 @@
-"""Attention of inference engines, whose kernel computes score terms, masks, selections and sinks inside.
+"""Attention in inference engines: one kernel computes score terms, masks, selected keys and sinks.
 
 FlashAttention 2 and 3 take windows, soft caps and ALiBi's slopes, and the FlashAttention of vLLM and FlashInfer take
 sinks (flash_attn/flash_attn_interface.py; vllm/v1/attention/backends/flash_attn.py; flashinfer/prefill.py). A bias by
@@ -28,7 +28,7 @@ MOST_INDEXER_LOGIT_BYTES = 512 << 20
 
 
 class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
-    """Kernels of inference that allocate no tensor with an element per query-key pair.
+    """Inference kernels that allocate no tensor with one element per query-key pair.
 
     joint_output: the first sum of values of the last joint softmax, which its kernel has computed; None before.
     selectable_entry_count: number of the entries that the current module may select from.
@@ -43,7 +43,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         return self.choices.attention == "flash" and not self.has_trained_weights
 
     def choose_branch(self, alternatives: AlternativeBranches) -> ModuleScope:
-        """Returns the absorbed form of latent attention if keys are selected, even in prefill."""
+        """Returns the branch of latent attention to run: the absorbed form if keys are selected, even in prefill."""
         absorbed_branch = alternatives.branches.get("absorbed")
         if absorbed_branch is None or not self.computes_scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().choose_branch(alternatives)
@@ -70,12 +70,12 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         super().run_step(operation)
 
     def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
-        """Returns the `serve_…` method for an operation that runs inside the single attention kernel."""
+        """Returns the `serve_…` method for an operation that is computed inside the attention kernel."""
         kernel = getattr(self, f"serve_{operation.verb}", None) if self.computes_scores_in_kernel else None
         return super().kernel_of(operation) if kernel is None else kernel
 
     def is_computed(self, recorded_value: Value) -> bool:
-        """Whether a tensor, or a view of a tensor, is allocated for a value."""
+        """Whether a tensor is allocated for a value; false if the attention kernel computes it inside."""
         return (
             not self.computes_scores_in_kernel
             or not has_query_key_pairs(recorded_value)
@@ -98,7 +98,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     # --- selections -------------------------------------------------------------------------------------------------
 
     def indexer_logits(self, query_count: Number, key_count: Number) -> Tensor:
-        """Allocates the logits of the queries that an indexer scores at once. query_count: over all sequences."""
+        """Allocates the logits of all queries that an indexer scores in one call. query_count: over all sequences."""
         return self.aten.new_tensor((minimum(query_count * key_count, MOST_INDEXER_LOGIT_BYTES // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
@@ -143,7 +143,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
-        """Stores how many keys are in the blocks that a lower layer selected, which the kernel reads in place."""
+        """Stores the number of keys in the blocks that a lower layer selected; the kernel reads these in place."""
         keys = self.tensor_of(operation.input_values[0])
         chosen_block_count = self.pass_memo["candidate blocks"].shape[-1]
         self.selectable_entry_count = minimum(keys.shape[1], chosen_block_count * operation.options["block_size"])
@@ -161,7 +161,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     # --- one softmax over several kinds of keys -----------------------------------------------------------------------
 
     def serve_joint_softmax(self, operation: Step) -> None:
-        """Keeps the queries until the kernel runs, when the first weighted sum of values is read."""
+        """Keeps the queries until the first weighted sum of values is computed, where the kernel runs."""
         q = self.tensor_of(operation.input_values[operation.options["parts"]])
         if operation.options["sinks"]:
             self.weight("sinks", (operation.output_values[0].axes[0].size,))

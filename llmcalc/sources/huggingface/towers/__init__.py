@@ -30,7 +30,7 @@ TOWER_SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision
 
 
 def sections_of(root_model_type: str, reader_file: str) -> Mapping[str, TowerSection]:
-    """Returns the supported sections of a wrapper's config by name. reader_file: the family's `tower_file`."""
+    """Returns the supported sections of a wrapper's config, by name. reader_file: the family's `tower_file`."""
     if not reader_file:
         return {}
     sections_by_type: dict[str, dict[str, TowerSection]] = import_module(f".{reader_file}", __package__).WRAPPERS
@@ -118,7 +118,7 @@ def _read_section(
     class_aliases: Mapping[str, str],
     root_aliases: Mapping[str, str],
 ) -> tuple[Table, list[str]]:
-    """Reads one section. Raises `InputError` if it is not supported.
+    """Reads the encoder in one config section. Raises `InputError` if the section is not supported.
 
     class_aliases, root_aliases: the `attribute_map` of the configuration classes of the section and of the wrapper.
     """
@@ -131,8 +131,8 @@ def _read_section(
     class_model_type = next(iter(tower_section.defaults_by_type))
     model_type = class_model_type if stated_model_type in (None, "") else stated_model_type
     type_notes: list[str] = []
-    is_fixed = is_fixed_section(root_model_type, section_name)
-    if is_fixed and isinstance(model_type, str) and model_type not in tower_section.defaults_by_type:
+    has_fixed_model_type = is_fixed_section(root_model_type, section_name)
+    if has_fixed_model_type and isinstance(model_type, str) and model_type not in tower_section.defaults_by_type:
         type_notes = [fixed_type_remark(root_model_type, section_name, model_type, class_model_type)]
         model_type = class_model_type
     if not isinstance(model_type, str) or model_type not in tower_section.defaults_by_type:

@@ -43,12 +43,12 @@ def _read_qwen2_audio(root_config: Config, config: Config, text_hidden_size: int
 
 
 def _audio_clip_rule(config: Config, merge_size: int, **rule_fields: int | bool) -> Table:
-    """Returns the rule by which Whisper's processor cuts audio, with `merge_size` encoder positions per token."""
+    """Returns the rule by which Whisper's processor cuts audio into clips. merge_size: encoder positions per token."""
     return {"type": "clips", "frames": 2 * config.integer("max_source_positions"), "merge": merge_size, **rule_fields}
 
 
 def _read_voxtral(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
+    """Reads Voxtral: consecutive positions are concatenated up to the width of the encoder's FFN."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
     hidden_size, activation = config.integer("hidden_size"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden_size)
@@ -134,7 +134,7 @@ def _read_voxtral_realtime(root_config: Config, config: Config, text_hidden_size
 
 
 def _read_ultravox(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Ultravox: concatenated positions, a norm, a gated linear layer, and a linear layer to the text's width.
+    """Reads Ultravox: concatenated positions, a norm, a gated and a plain linear layer to the text model's width.
 
     A norm follows the gated layer (`projector_ln_mid`, from version 0.5 on) or the last one. An encoder that
     `audio_model_id` names is loaded from there, whatever `audio_config` says.

@@ -51,7 +51,7 @@ def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> 
 def _encoder_with_qformer(
     root_config: Config, config: Config, text_hidden_size: int, qformer_defaults: Table, text_model_type: str = ""
 ) -> Table:
-    """Reads the image encoder and its Q-Former. text_model_type: as of `qformer`."""
+    """Reads the image encoder and its Q-Former. text_model_type: the model type of the text model."""
     hidden_size, query_count = config.integer("hidden_size"), root_config.integer("num_query_tokens")
     section = root_config.section("qformer_config", qformer_defaults)
     resampler = qformer(section, hidden_size, query_count, None, config, text_model_type)

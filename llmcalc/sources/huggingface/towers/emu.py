@@ -62,7 +62,7 @@ def _read_emu3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 
 def _read_channels(config: Config) -> tuple[int, list[int]]:
-    """Reads the channels of the first level and their multiples in all levels."""
+    """Returns the channels of the tokenizer's first level, and each level's multiple of them."""
     config.require("double_latent", False)
     base_channels = config.integer("base_channels")
     channel_multipliers = _read_numbers(config, "channel_multiplier", minimum=1)
@@ -106,7 +106,7 @@ def _read_janus_tokenizer(root_config: Config, config: Config, text_hidden_size:
 
 
 def _read_chameleon_tokenizer(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Chameleon's image tokenizer, whose class has the first convolution of its decoder alone.
+    """Reads Chameleon's image tokenizer, whose class has only the first convolution of its decoder.
 
     `attn_resolutions` lists the sides of the grids whose levels have attention.
     """
@@ -129,13 +129,13 @@ def _read_chameleon_tokenizer(root_config: Config, config: Config, text_hidden_s
 
 
 def _aligner_layers(layer_count: int, text_hidden_size: int, activation: str) -> list[Table]:
-    """Returns linear layers of one width, with an activation between consecutive layers."""
+    """Returns linear layers of equal width, with an activation between each two."""
     linear_layer = {"size": text_hidden_size, "bias": True}
     return [{**linear_layer, "hidden_act": activation}] * (layer_count - 1) + [linear_layer]
 
 
 def _read_janus(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Janus's encoder for image understanding: SigLIP, whose attention has a bias or none, and linear layers."""
+    """Reads Janus's encoder for image understanding: SigLIP (attention with or without biases), and linear layers."""
     config.require("use_qk_norm", False)
     hidden_size, activation = config.integer("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
     image_tokens, norm = config.integer("num_image_tokens"), layernorm(config.number("layer_norm_eps"))

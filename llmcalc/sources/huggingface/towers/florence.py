@@ -26,14 +26,14 @@ OWN_CODE_TYPES = ("davit", "florence2_vision")
 
 
 def _has_fields_of_own_code(config: Config) -> bool:
-    """Whether a config is one of the repository's own code, by the name of the stages' widths if there is one."""
+    """Whether a config has the form of the repository's own code, recognized by the field of the stages' widths."""
     if {"embed_dim", "dim_embed"} & config.config_fields.keys():
         return "embed_dim" not in config.config_fields
     return config.model_type in OWN_CODE_TYPES
 
 
 def _stage_values(config: Config) -> list[dict[str, Any]]:
-    """Returns the values of each stage by field."""
+    """Returns each config field's list of values, one per stage of the encoder."""
     stage_count = len(config.integers("embed_dim"))
     values_by_field: dict[str, list[Any]] = {}
     for field_name in ("embed_dim", "depths", "patch_size", "patch_stride", "patch_padding", "num_heads", "num_groups"):
@@ -102,7 +102,7 @@ def _read_florence2(root_config: Config, config: Config, text_hidden_size: int) 
 
 
 def _position_counts(config: Config, is_own_code: bool) -> Table:
-    """Returns the numbers of positions of the grid and of frames, which the repository's own code states in tables."""
+    """Returns the position counts of the grid and of frames, which the repository's own code states in tables."""
     if not is_own_code:
         return {
             "grid_positions": config.integer("max_position_embeddings"),

@@ -14,7 +14,7 @@ FRAME_SAMPLES, FRAME_GROUP_STEP = 400, 960
 
 
 def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Fun-ASR. The last layer of transcription and the last of timestamps end in a norm."""
+    """Reads Fun-ASR, where the last transcription layer and the last timestamp layer are followed by a norm."""
     hidden_size, heads, depth = config.integer_fields(
         "hidden_size", "num_attention_heads", "num_hidden_layers"
     ).values()

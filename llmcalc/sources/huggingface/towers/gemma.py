@@ -88,7 +88,7 @@ def _conformer_encoder(
 
 
 def _read_pair(config: Config, field_name: str) -> list[int]:
-    """Reads a config field with two positive integers."""
+    """Reads a config field that has two positive integers."""
     size_pair = config.get(field_name)
     if (
         not isinstance(size_pair, list | tuple)
@@ -119,7 +119,7 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_hidden_size: in
 
 
 def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
+    """Reads unified Gemma 4's vision, whose patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
     embedding_width = config.integer("mm_embed_dim")
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     patch_fields = {"patch_size": config.integer("patch_size") * config.integer("pooling_kernel_size"), "bias": True}

@@ -39,7 +39,7 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
 
 
 def _read_glm_ocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads GLM-OCR's vision encoder, whose merger is wider than the text model by the number of image channels."""
+    """Reads GLM-OCR's vision encoder, whose merger width is the text model's times the number of image channels."""
     return _encoder_with_qk_norm(config, config.integer("out_hidden_size") * config.integer("in_channels"))
 
 
@@ -53,7 +53,7 @@ def _read_glm5_next(root_config: Config, config: Config, text_hidden_size: int) 
 
 
 def _encoder_with_qk_norm(config: Config, merger_width: int, has_clamped_gate: bool = False) -> Table:
-    """Returns an encoder with QK-norm, and its merger."""
+    """Returns an encoder with QK-norm, and the merger of its outputs."""
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     attention = self_attention(
         config, "num_heads", **ROTARY_POSITION, **biases(has_bias, *QKVO_BIASES), **qk_norm_fields(norm)

@@ -54,7 +54,7 @@ def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: 
 
 
 def _count_of_concatenated_layers(config: Config) -> int:
-    """Returns the number of encoder layers whose outputs are concatenated to the last layer's output."""
+    """Returns the number of encoder layers whose outputs the Q-Former reads besides the last layer's."""
     if not config.has("cat_hidden_layers"):
         return 0
     layer_indices = config.integers("cat_hidden_layers")

@@ -14,7 +14,7 @@ from .siglip import CLIP_LARGE_DEFAULTS, clip_encoder
 
 
 def _image_to_text(root_config: Config, encoder_width: int, text_hidden_size: int, **projector_fields: object) -> Table:
-    """Returns KOSMOS's projectors: a linear layer, and attention of learned queries to its output and to each other."""
+    """Returns KOSMOS's projectors: a linear layer, and learned queries that attend to its output and each other."""
     text_config = root_config.section("text_config", {"attention_heads": 32})
     heads = text_config.integer("attention_heads", "num_attention_heads")
     head_dim = text_config.quotient("attention_heads", text_hidden_size, heads)
@@ -41,7 +41,7 @@ def _read_kosmos2(root_config: Config, config: Config, text_hidden_size: int) ->
 
 
 def _page_encoder(config: Config, ffn_width: int, head_dim: int, positions: int) -> Table:
-    """Returns Pix2Struct's encoder: T5's layers without biases, with a vector for the row and the column of a patch."""
+    """Returns Pix2Struct's encoder: T5's layers without biases; vectors encode a patch's row and column."""
     norm, heads = rmsnorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
     attention = {"num_attention_heads": heads, "head_dim": head_dim}
     ffn = glu(config, ffn_width=ffn_width, activation_field="dense_act_fn")
@@ -63,7 +63,7 @@ def _read_kosmos2_5(root_config: Config, config: Config, text_hidden_size: int) 
 
 
 def _read_pix2struct(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Pix2Struct, whose decoder reads the encoder's output as it is."""
+    """Reads Pix2Struct, whose decoder reads the encoder's output without a projection."""
     config.require("hidden_size", text_hidden_size)
     return {"vision_model": _page_encoder(config, *config.integer_fields("d_ff", "d_kv", "seq_len").values())}
 

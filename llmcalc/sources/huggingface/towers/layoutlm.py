@@ -1,4 +1,4 @@
-"""LayoutLMv3's embeddings of the patches of a page's image, which its layers read behind the words.
+"""LayoutLMv3's embeddings of page-image patches, which its layers read after the embeddings of words.
 
 Huang et al. 2022 (arXiv:2204.08387), §2.1. transformers: models/layoutlmv3 (`LayoutLMv3Model.forward_image`).
 """

@@ -55,7 +55,7 @@ ENCODER_BUILDERS = {
 
 
 def _read_llava(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads LLaVA: one of several encoders, and two linear layers."""
+    """Reads LLaVA: one of several supported image encoders, and two linear layers."""
     layer_count = layers_of_features(root_config)
     feature_width = layer_count * config.integer("hidden_size")
     return {
@@ -67,7 +67,7 @@ def _read_llava(root_config: Config, config: Config, text_hidden_size: int) -> T
 
 
 def _image_rule(root_config: Config, config: Config) -> Table:
-    """Returns LLaVA's rule for images: resized to one square, or shrunk for Pixtral's encoder.
+    """Returns LLaVA's rule for images: resized to one square, or for Pixtral's encoder shrunk to a largest size.
 
     Nothing where the vector that the class leaves out (`default`) is a patch, or a class vector becomes a token.
     """
@@ -202,7 +202,7 @@ def _read_granite_docling(root_config: Config, config: Config, text_hidden_size:
 
 
 def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Idefics 2: SigLIP, a gated network to the text's width, and a Perceiver, which reads its output."""
+    """Reads Idefics 2: SigLIP, a gated network to the text model's width, and a Perceiver that reads its output."""
     text_config = root_config.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
     perceiver_config = root_config.section("perceiver_config", PERCEIVER_DEFAULTS)
     ffn_width = text_config.integer("intermediate_size")
@@ -312,7 +312,7 @@ def internvit_layer(config: Config, bias: bool, has_qk_norm: bool, dummy_heads: 
 
 
 def _square_size(config: Config, field_name: str) -> int:
-    """Reads a size that is one number or two equal numbers."""
+    """Reads an image or patch size that the config states as one number, or as two equal numbers."""
     image_size = config.get(field_name)
     if (
         isinstance(image_size, list | tuple)

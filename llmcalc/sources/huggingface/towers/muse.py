@@ -11,7 +11,7 @@ from .section import ROTARY_POSITION, biased_layer, projector, vision_section, v
 
 
 def _read_muse(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Muse's encoder: a norm before and after its layers, two linear layers over merged squares, and a third."""
+    """Reads Muse's encoder: layers between two norms, two linear layers over merged patches, and a third one."""
     hidden_size, merge_size, depth = config.integer_fields("hidden_size", "merge_size", "num_hidden_layers").values()
     window_side, norm = config.integer("pos_emb_height"), layernorm(config.number("layer_norm_eps"))
     default_kinds = ["window" if (index + 1) % 4 and index != depth - 1 else "full" for index in range(depth)]

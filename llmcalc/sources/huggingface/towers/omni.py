@@ -57,7 +57,7 @@ def _read_qwen3_audio(root_config: Config, config: Config, text_hidden_size: int
 
 
 def _qwen3_audio_towers(config: Config, text_hidden_size: int, has_whole_chunks: bool = False) -> Table:
-    """Returns Qwen3-Omni's audio encoder: three convolutions over time and frequency in chunks, and two linear layers.
+    """Returns Qwen3-Omni's audio encoder: three convolutions over chunks of a spectrogram, and two linear layers.
 
     text_hidden_size: that of the output. has_whole_chunks: whether a recording shorter than a chunk is padded to one.
     """
@@ -84,7 +84,7 @@ def _qwen3_audio_towers(config: Config, text_hidden_size: int, has_whole_chunks:
 
 
 def _read_qwen3_asr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Qwen3-ASR: Qwen3-Omni's encoder; recordings of less than half a second are padded to one."""
+    """Reads Qwen3-ASR's encoder, which is Qwen3-Omni's; recordings shorter than 0.5 s are padded to that length."""
     towers = _qwen3_audio_towers(config, config.integer("output_dim"), has_whole_chunks=True)
     towers["audio_tower"]["audio"]["least_samples"] = QWEN3_ASR_SAMPLES
     return towers

@@ -1,4 +1,4 @@
-"""Vision encoders that map patches to probabilities of visual words with embeddings: Ovis.
+"""Ovis's vision encoders, which map patches to probabilities of visual words; these have embeddings.
 
 Lu 2024 (arXiv:2405.20797, §3), Fini 2024 (AIMv2, arXiv:2411.14402). transformers: models/ovis2.
 
@@ -35,7 +35,7 @@ def _read_ovis2(root_config: Config, config: Config, text_hidden_size: int) -> T
 
 
 def _with_image_rule(tower: Table, encoder_config: Config, config: Config) -> Table:
-    """Returns the encoder with the rule for cutting an image into tiles. config: the section with `hidden_stride`."""
+    """Returns the encoder with its rule for cutting images into tiles. config: the section with `hidden_stride`."""
     merge_size = config.integer("hidden_stride")
     image_size = encoder_config.integer("image_size")
     image_resizing = {"type": "covering", "size": image_size, "max_tiles": OVIS_TILES, "merge": merge_size}
@@ -60,7 +60,7 @@ def _aimv2_encoder(config: Config) -> Table:
 
 
 def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Ovis 1.6 and 2 in their own code: an encoder of `backbone_config` below the head over visual words."""
+    """Reads Ovis 1.6 and 2 in their own code: the encoder of `backbone_config`, then a head over visual words."""
     config.require_fields(drop_cls_token=False, depths=None)
     backbone_fields = config.table("backbone_config")
     types_by_tokenizer = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
@@ -85,7 +85,7 @@ def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 
 def _read_ovis2_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Ovis 2.5: SigLIP 2 with RoPE, and position embeddings between which it interpolates."""
+    """Reads Ovis 2.5: SigLIP 2 with RoPE, and a position embedding that is interpolated to the image's size."""
     config.require_fields(temporal_patch_size=1, fullatt_block_indexes=None)
     patch_count = config.get("num_patches")
     position_rows = patch_count if type(patch_count) is int and patch_count > 0 else patches_per_side(config) ** 2
@@ -108,7 +108,7 @@ OVIS2_5_SIDES = 448, 1792
 def _visual_vocabulary(
     config: Config, encoder_width: int, text_hidden_size: int, indicator_count: int, vocab_size: int | None = None
 ) -> Table:
-    """Returns the head over visual words and their embedding table, whose last rows mark images.
+    """Returns a head over visual words, and the embedding table of these words, whose last rows mark images.
 
     indicator_count: the number of these rows. vocab_size: that of all rows, by default the section's `vocab_size`.
     """

@@ -43,7 +43,7 @@ def pixtral_encoder(config: Config) -> Table:
 
 
 def _read_mistral3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Mistral 3: square patch blocks merged to one patch's width, then two linear layers."""
+    """Reads Mistral 3: square blocks of patches merged to the width of one patch, then two linear layers."""
     require_one_layer(root_config)
     merge_size, hidden_size = root_config.integer("spatial_merge_size"), config.integer("hidden_size")
     merger = two_layer_projector(root_config, hidden_size, text_hidden_size, merge=merge_size, norm=rmsnorm(1e-5))
@@ -137,7 +137,7 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 
 def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads HunyuanOCR: a position embedding, and a merger that is four times as wide as the encoder.
+    """Reads HunyuanOCR: a position embedding, and a merger of patches that is four times the encoder's width.
 
     Vectors mark the ends of lines and of images.
     """

@@ -49,13 +49,13 @@ def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
 
 
 def _patch_merger(root_config: Config, encoder_width: int, *linear_layers: LinearLayer) -> Table:
-    """Returns InternVL's projector: a norm on merged patches, and linear layers."""
+    """Returns InternVL's projector: a norm and linear layers over merged blocks of patches."""
     merge_size = merged_square_side(root_config, "downsample_ratio")
     return projector(encoder_width, *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged")
 
 
 def _read_internvl_chat(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
+    """Reads InternVL's repository code: up to `max_dynamic_patch` tiles per image, between two marker tokens."""
     root_config.require("select_layer", -1)
     image_tokens = max(patches_per_side(config) ** 2 // merged_square_side(root_config, "downsample_ratio") ** 2, 1)
     image_size = config.integer("image_size")
@@ -181,7 +181,7 @@ KIMI_K3_PATCHES = 65536
 
 
 def _with_width_fields(config: Config, norm: Table) -> tuple[Config, Table]:
-    """Returns the config with its `width` as `hidden_size`, and a layer with `heads` and a network of `mlp_ratio`."""
+    """Returns the config with `hidden_size` set to its `width`, and a layer with its `heads` and `mlp_ratio`."""
     width, mlp_ratio = config.integer("width"), config.number("mlp_ratio")
     if not 0 < mlp_ratio <= 100:
         raise config.error("mlp_ratio", mlp_ratio, "a number between 0 and 100")
@@ -190,7 +190,7 @@ def _with_width_fields(config: Config, norm: Table) -> tuple[Config, Table]:
 
 
 def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads DeepSeek-VL2: SigLIP with timm's names and a pooling head, and vectors for row ends and views.
+    """Reads DeepSeek-VL2: SigLIP in timm's form with a pooling head; learned vectors mark row ends and views.
 
     Configs of DeepSeek-OCR have the same model type, and the widths of two encoders.
     """
@@ -244,7 +244,7 @@ def _read_deepseek_v41(root_config: Config, config: Config, text_hidden_size: in
 
 
 def _read_dots_ocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on the patches, and a merger of four patches."""
+    """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on patches, and a merger of four patches to one."""
     config.require("hidden_size", text_hidden_size)
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
     attention = self_attention(config, width_field="embed_dim", **ROTARY_POSITION, **biases(has_bias, *QKVO_BIASES))
@@ -293,7 +293,7 @@ def _read_keye_1_5(root_config: Config, config: Config, text_hidden_size: int) -
 
 
 def _keye_towers(config: Config, text_hidden_size: int, normed_vectors: str) -> Table:
-    """Reads Keye-VL: SigLIP with RoPE and two position embeddings, counted as one."""
+    """Reads Keye-VL: SigLIP with RoPE and two position embeddings, which are counted as one."""
     hidden_size, merge_size = config.integer("hidden_size"), 2
     config.require("spatial_merge_size", merge_size)
     tower = siglip_with_positions(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY_POSITION)
@@ -393,7 +393,7 @@ def _read_qwen_vl(root_config: Config, config: Config, text_hidden_size: int) ->
 
 
 def _read_moondream(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Moondream 2 of 2025 and Moondream 3: SigLIP, and a projector that joins patches of image and tiles.
+    """Reads Moondream 2 of 2025 and Moondream 3: SigLIP, and a projector of the whole image's and the tiles' patches.
 
     The vectors of the tiles are averaged to as many as the whole image has, so that they are a second image.
     """

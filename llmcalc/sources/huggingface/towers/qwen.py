@@ -23,7 +23,7 @@ PIXELS_BY_PATCH_SIZE = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)
 
 
 def _resizing_rule(config: Config) -> Table:
-    """Returns Qwen's rule for resizing an image: both sides become multiples of a merged patch's side."""
+    """Returns Qwen's rule for resizing images: both sides become multiples of a merged block's side in pixels."""
     least_pixels, most_pixels = PIXELS_BY_PATCH_SIZE.get(config.integer("patch_size"), PIXELS_BY_PATCH_SIZE[14])
     merge = config.integer("spatial_merge_size")
     return {"type": "smart_resize", "merge": merge, "min_pixels": least_pixels, "max_pixels": most_pixels}
@@ -44,7 +44,7 @@ def _patch_merger(config: Config, input_width: int, output_width: int, norm: Tab
 def _merging_encoder(
     config: Config, block: Table, merger_norm: Table, output_width: int, **encoder_fields: Any
 ) -> Table:
-    """Returns an encoder of `depth` layers with a merger to an output width.
+    """Returns an encoder of `depth` layers, with a merger of patches to the width `output_width`.
 
     Without learned positions the class has no vectors besides those of the layers; else it holds the positions.
     """
@@ -77,7 +77,7 @@ def read_qwen2_5(root_config: Config, config: Config, text_hidden_size: int) -> 
 
 
 def _window_stack(config: Config) -> Table:
-    """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
+    """Returns stack fields for layers that attend within squares of patches, except a few with full attention."""
     merge_size, patch_size, window = config.integer_fields("spatial_merge_size", "patch_size", "window_size").values()
     window_side = window // merge_size // patch_size * merge_size
     if window_side == 0:
@@ -148,7 +148,7 @@ def _is_layer_index(layer_index: Any, depth: int) -> bool:
 
 
 def _read_kimi(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
+    """Reads Kimi's MoonViT: a position embedding of rows by columns, and RoPE."""
     for field_name, published_name in KIMI_NAMES.items():
         stated_value = config.config_fields.get(field_name)
         is_stated_twice = stated_value is not None and published_name in config.config_fields

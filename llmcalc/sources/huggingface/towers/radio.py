@@ -1,4 +1,4 @@
-"""The vision encoder C-RADIO and a FastConformer with Nemotron-H: Nemotron Omni.
+"""Nemotron Omni's encoders: C-RADIO for images and a FastConformer for sound, with Nemotron-H as the text model.
 
 Heinrich 2024 (arXiv:2412.07679); Rekesh 2023 (arXiv:2305.05084). transformers: models/radio, models/nemotron_h_omni.
 """

@@ -19,7 +19,7 @@ GOT_TOKENS = 256
 
 
 def _sam_encoder(config: Config, halving_channels: list[int], ffn_width: int) -> Table:
-    """Returns SAM's encoder. halving_channels: the channels of the convolutions that halve the sides of its grid."""
+    """Returns SAM's encoder. halving_channels: output channels of the convolutions that halve the patch grid."""
     grid_side = patches_per_side(config)
     depth = config.integer("num_hidden_layers")
     hidden_size = config.integer("hidden_size")
@@ -45,13 +45,13 @@ def _sam_encoder(config: Config, halving_channels: list[int], ffn_width: int) ->
 
 
 def _inner_width(sam_config: Config) -> int:
-    """Returns the width of the feed-forward network in a config of SAM, which states it or its ratio to the layers'."""
+    """Returns the FFN width of a SAM config, which states the width or its ratio to the hidden size."""
     ratio = sam_config.number("mlp_ratio")
     return sam_config.optional_integer("mlp_dim") or int(sam_config.integer("hidden_size") * ratio)
 
 
 def _read_got(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads GOT-OCR 2: two convolutions that halve the grid, the second to the text's width, and a linear layer."""
+    """Reads GOT-OCR 2: SAM, two convolutions that each halve the patch grid, and a linear layer."""
     tower = _sam_encoder(config, [2 * config.integer("output_channels"), text_hidden_size], config.integer("mlp_dim"))
     if tower["grid"] ** 2 == 16 * GOT_TOKENS:
         tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": GOT_TOKENS, "marks": 2}
@@ -60,7 +60,7 @@ def _read_got(root_config: Config, config: Config, text_hidden_size: int) -> Tab
 
 
 def _read_formula_net(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads PP-FormulaNet: two convolutions that halve the grid, and two linear layers to the decoder's width."""
+    """Reads PP-FormulaNet: SAM, two convolutions that each halve the patch grid, and two linear layers."""
     config.require("post_conv_in_channels", config.integer("output_channels"))
     config.require("decoder_hidden_size", text_hidden_size)
     width = config.integer("post_conv_out_channels")
@@ -73,7 +73,7 @@ def _read_formula_net(root_config: Config, config: Config, text_hidden_size: int
 
 
 def _read_ocr(config: Config, reader_config: Config, reader: Table, text_hidden_size: int) -> Table:
-    """Returns DeepSeek-OCR's encoder: SAM, layers that read its output, and a linear layer.
+    """Returns DeepSeek-OCR's encoder: SAM, further layers that read SAM's output, and a linear layer.
 
     Learned vectors separate the views of an image and, of the first version, its rows of patches.
 
@@ -97,7 +97,7 @@ def _read_ocr(config: Config, reader_config: Config, reader: Table, text_hidden_
 
 
 def _read_deepseek_ocr2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads DeepSeek-OCR 2: Qwen2's layers over SAM's output and queries, of images of 1024 pixels and of 768."""
+    """Reads DeepSeek-OCR 2: Qwen2's layers over SAM's output and learned queries, for images of 1024 and 768 pixels."""
     reader_config = config.section("encoder_config", OCR_QUERIES)
     norm = rmsnorm(reader_config.number("rms_norm_eps"))
     kv_heads = reader_config.optional_integer("num_key_value_heads")
@@ -111,7 +111,7 @@ def _read_deepseek_ocr2(root_config: Config, config: Config, text_hidden_size: i
 
 
 def _read_unlimited_ocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Unlimited-OCR, whose encoder is DeepSeek-OCR's: CLIP's layers over SAM's output, and both outputs.
+    """Reads Unlimited-OCR, whose projector reads SAM's output and the output of CLIP's layers over it.
 
     The published config has the widths of DeepSeek-OCR's own code.
     """
@@ -129,7 +129,7 @@ def _read_unlimited_ocr(root_config: Config, config: Config, text_hidden_size: i
 
 
 def read_published_ocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads the encoders of DeepSeek-OCR's own code, which states most of their sizes.
+    """Reads the vision encoders of DeepSeek-OCR's repository code, whose configs state most of the sizes.
 
     The code of DeepSeek-OCR has CLIP's projection of pixels, too, which it does not run.
     """
@@ -156,7 +156,7 @@ def read_published_ocr(root_config: Config, config: Config, text_hidden_size: in
 
 
 def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads DeepSeek-VL with two encoders: SigLIP, SAM with a second neck, and linear layers that join them."""
+    """Reads DeepSeek-VL with two encoders: SigLIP, SAM with a second output convolution, and joining linear layers."""
     sam_config = root_config.section("high_res_vision_config", SAM_DEFAULTS)
     sam_config.require("model_type", "sam_vision_model")
     channels = sam_config.integer("output_channels")

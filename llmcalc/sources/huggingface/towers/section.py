@@ -1,4 +1,4 @@
-"""The readers' common functions: a section of a multimodal config, and the fields of encoders and projectors."""
+"""Common functions of encoder readers: a multimodal config's section, and fields of encoders and projectors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TowerSection:
 def vision_section(
     read_tower: TowerReader, defaults_by_type: Mapping[str, Table], *section_fields: Any, **named_fields: Any
 ) -> dict[str, TowerSection]:
-    """Returns the sections of a wrapper that has only `vision_config`. The arguments are fields of `TowerSection`."""
+    """Returns the sections of a wrapper's config that has only `vision_config`. Arguments: fields of `TowerSection`."""
     return {"vision_config": TowerSection(read_tower, defaults_by_type, *section_fields, **named_fields)}
 
 
@@ -51,7 +51,7 @@ def vision_transformer(
     patch_fields: Table | None = None,
     **encoder_fields: Any,
 ) -> Table:
-    """Returns a vision encoder with image patches and layers. depth_field: the field of the number of layers."""
+    """Returns a vision encoder of patches and layers. depth_field: the config field of the number of layers."""
     return {
         "type": "vision",
         "hidden_size": config.integer("hidden_size"),
@@ -67,7 +67,7 @@ ROTARY_POSITION: Table = {"position": {"type": "rope"}}
 def self_attention(
     config: Config, heads_field: str = "num_attention_heads", width_field: str = "hidden_size", **attention_fields: Any
 ) -> Table:
-    """Returns self-attention whose heads divide a width evenly. heads_field, width_field: the config fields of both."""
+    """Returns self-attention whose heads divide a width evenly. heads_field, width_field: config fields of both."""
     head_count = config.integer(heads_field)
     head_dim = config.quotient(heads_field, config.integer(width_field), head_count)
     return {"num_attention_heads": head_count, "head_dim": head_dim, **attention_fields}
@@ -122,7 +122,7 @@ MOST_LAYERS_READ = 100
 
 
 def layers_of_features(root_config: Config) -> int:
-    """Returns the number of the encoder's layers whose outputs a projector reads side by side."""
+    """Returns how many encoder layers' outputs a projector concatenates."""
     layers = root_config.get("vision_feature_layer")
     if type(layers) is int:
         return 1
@@ -146,7 +146,7 @@ def patches_per_side(config: Config) -> int:
 
 
 def merged_square_side(config: Config, field_name: str) -> int:
-    """Returns the side, in patches, of the squares that are merged to one patch: 1 / the field's value.
+    """Returns the side, in patches, of the square blocks merged to one patch: 1 / the field's value.
 
     Raises `InputError` if that is no whole number.
     """

@@ -1,4 +1,4 @@
-"""SigLIP (Zhai 2023, arXiv:2303.15343) and CLIP (Radford 2021, arXiv:2103.00020) with a text model.
+"""SigLIP (Zhai 2023, arXiv:2303.15343) and CLIP (Radford 2021, arXiv:2103.00020) as encoders for a text model.
 
 transformers: models/siglip, siglip2 and clip, in models/git, gemma3, shieldgemma2, paligemma, aya_vision,
     cohere2_vision, lfm2_vl, t5gemma2, video_llama_3, minicpmv4_6, cosmos3_edge.
@@ -36,7 +36,7 @@ def siglip_encoder(config: Config) -> Table:
 
 
 def siglip2_encoder(config: Config) -> Table:
-    """Returns SigLIP 2's encoder: a position embedding for a number of patches, in images of any shape."""
+    """Returns SigLIP 2's encoder, whose position embedding has a number of rows and fits images of any shape."""
     return siglip_with_positions(config, config.integer("num_patches"), config.flag("vision_use_head"))
 
 
@@ -69,7 +69,7 @@ def _read_video_llama(root_config: Config, config: Config, text_hidden_size: int
 
 
 def _read_paddleocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads PaddleOCR-VL: SigLIP with a position embedding and RoPE, and two linear layers over merged squares."""
+    """Reads PaddleOCR-VL: SigLIP with a position embedding and RoPE; two linear layers over merged patches."""
     hidden_size, merge_size = config.integer("hidden_size"), config.integer("spatial_merge_size")
     linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size**2)
     visual = siglip_with_positions(config, patches_per_side(config) ** 2, **ROTARY_POSITION)
@@ -77,7 +77,7 @@ def _read_paddleocr(root_config: Config, config: Config, text_hidden_size: int) 
 
 
 def _read_cosmos3_edge(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Cosmos 3 Edge: SigLIP 2, and two linear layers over merged squares."""
+    """Reads Cosmos 3 Edge: SigLIP 2, and two linear layers over merged square blocks of patches."""
     linear_layers = two_linear_layers(text_hidden_size, inner_width=root_config.integer("projector_hidden_size"))
     merge_fields: Table = {"merge": config.integer("spatial_merge_size"), "norm": layernorm(1e-6)}
     return {
@@ -87,7 +87,7 @@ def _read_cosmos3_edge(root_config: Config, config: Config, text_hidden_size: in
 
 
 def _read_modernvbert(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads ModernVBERT, and UltraVBERT with a norm at its end: SigLIP, and a linear layer over merged squares."""
+    """Reads ModernVBERT and UltraVBERT: SigLIP, a linear layer over merged patches, in UltraVBERT also a norm."""
     out_norm = {"out_norm": rmsnorm()} if root_config.model_type == "ultravbert" else {}
     linear_layer = (text_hidden_size, False, "identity")
     merge_size = root_config.integer("pixel_shuffle_factor")
@@ -96,7 +96,7 @@ def _read_modernvbert(root_config: Config, config: Config, text_hidden_size: int
 
 
 def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads MiniCPM-V 4.6: SigLIP, with a merger after some of its layers, and networks over squares of four patches.
+    """Reads MiniCPM-V 4.6: SigLIP, patch mergers between its layers, and networks over blocks of four patches.
 
     The merger runs unless `downsample_mode` is `4x`.
     """
@@ -126,7 +126,7 @@ def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) ->
 
 
 def _side_of_square(config: Config, field_name: str) -> int:
-    """Returns the side of a square from a list of two equal sides."""
+    """Returns the side of a square image or patch from a config's list of two equal sides."""
     side_lengths = config.get(field_name)
     if (
         not isinstance(side_lengths, list | tuple)
@@ -171,7 +171,7 @@ def _read_git(root_config: Config, config: Config, text_hidden_size: int) -> Tab
 
 
 def _read_gemma3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Gemma 3: SigLIP, and the average of each square patch block."""
+    """Reads Gemma 3: SigLIP, and the average of each square block of patches."""
     tokens_per_side, grid_side = int(root_config.integer("mm_tokens_per_image") ** 0.5), patches_per_side(config)
     if grid_side < tokens_per_side:
         raise root_config.error(
@@ -187,7 +187,7 @@ def _read_gemma3(root_config: Config, config: Config, text_hidden_size: int) -> 
 
 
 def _read_t5gemma2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads T5Gemma 2: like Gemma 3, with a learned vector at the end of an image.
+    """Reads T5Gemma 2: as Gemma 3, with a learned vector after each image.
 
     Encoder and decoder share the vector if their embeddings are tied.
     """
@@ -220,7 +220,7 @@ def _gated_projector(
 
 
 def _image_tile_rule(root_config: Config, config: Config) -> Table:
-    """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
+    """Returns Aya Vision's rule for cutting an image into tiles: a marker token per tile, and two per image."""
     merge_size = root_config.integer("downsample_factor")
     image_tokens = max((patches_per_side(config) // merge_size) ** 2, 1)
     image_size = config.integer("image_size")

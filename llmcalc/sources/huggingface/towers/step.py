@@ -1,4 +1,4 @@
-"""The vision encoder of Step 3.7 and Step3-VL: layers with RoPE and scaled outputs, and two halvings of the grid.
+"""The vision encoder of Step 3.7 and Step3-VL: layers with RoPE and scaled outputs; convolutions halve the grid.
 
 transformers: models/step3p7. vllm/model_executor/models/step_vl.py of vllm-project/vllm.
 """
@@ -20,7 +20,7 @@ behaves as the others say.
 
 
 def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Step's encoder, two convolutions that each halve the sides of the grid, and one linear layer."""
+    """Reads Step's encoder, two convolutions that each halve the sides of the patch grid, and a linear layer."""
     hidden_size, norm = config.integer("hidden_size"), layernorm(config.number("layer_norm_eps"))
     for field_name, required_value in COUNTED_FLAGS.items():
         if bool(config.config_fields.get(field_name, required_value)) != required_value:

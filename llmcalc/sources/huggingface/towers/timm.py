@@ -1,4 +1,4 @@
-"""Encoders that a wrapper's config states by model names of timm: OpenVLA and its base, the Prismatic models.
+"""Encoders that a wrapper's config states by a model name of the timm library: OpenVLA and the Prismatic models.
 
 DINOv2 (Oquab 2023, arXiv:2304.07193) with registers (Darcet 2023, arXiv:2309.16588) and SigLIP (Zhai 2023,
 arXiv:2303.15343), side by side (Karamcheti 2024, arXiv:2402.07865, §4.2).
@@ -57,7 +57,7 @@ def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
 
 
 def _read_openvla(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads OpenVLA: one or two encoders, whose outputs a projector of two or three linear layers reads together."""
+    """Reads OpenVLA: one or two encoders, and a projector of two or three layers that reads all their outputs."""
     encoder_names, image_sizes = root_config.get("timm_model_ids"), root_config.get("image_sizes")
     is_fused = root_config.flag("use_fused_vision_backbone")
     encoder_count = 2 if is_fused else 1

@@ -61,7 +61,7 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
 
 
 def _stack(config: Config, has_qk_norm: bool) -> Table:
-    """Returns layers with a norm before and after them. has_qk_norm: whether queries and keys are normalized."""
+    """Returns layers between two norms. has_qk_norm: whether queries and keys are normalized."""
     heads, norm = config.integer("num_attention_heads"), layernorm()
     config.require_if_present("num_key_value_heads", heads)
     position = rope(config, default_rotary_fraction=0.5 if has_qk_norm else 1.0)

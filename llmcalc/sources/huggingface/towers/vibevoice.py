@@ -30,7 +30,7 @@ def _encoder(config: Config) -> Table:
 
 
 def _tokenizer_reader(encoder_name: str) -> TowerReader:
-    """Returns the reader of one of the encoders, with the linear layers after it."""
+    """Returns the reader of the acoustic or the semantic encoder, with the linear layers after the encoder."""
 
     def read(root_config: Config, config: Config, text_hidden_size: int) -> Table:
         return {
@@ -42,7 +42,7 @@ def _tokenizer_reader(encoder_name: str) -> TowerReader:
 
 
 def _audio_connector(tokenizer_name: str, config: Config, text_hidden_size: int) -> Table:
-    """Returns the two linear layers after one of the encoders, with a norm between them."""
+    """Returns two linear layers after an encoder, with a norm between them. tokenizer_name: which encoder."""
     linear_layer = (text_hidden_size, True, "identity")
     input_width = config.integer("hidden_size")
     return {

@@ -1,4 +1,4 @@
-"""Encoders of images before a text decoder: ViT and DeiT (TrOCR, captions by ViT and GPT-2), Swin (Donut, Nougat).
+"""Image encoders for a text decoder: ViT and DeiT (TrOCR, captions by GPT-2), Swin (Donut, Nougat).
 
 Dosovitskiy et al. 2020 (arXiv:2010.11929), Touvron et al. 2020 (arXiv:2012.12877), Liu et al. 2021 (arXiv:2103.14030).
 transformers: models/vit, deit, swin, donut and vision_encoder_decoder.
@@ -49,7 +49,7 @@ def _projector_to_decoder(root_config: Config, hidden_size: int, text_hidden_siz
 
 
 def _read_swin(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Swin, or Donut's, which has no norm after its layers and a row more in its table of positions."""
+    """Reads Swin, or Donut's Swin, which has no final norm and one more row in its position table."""
     is_donut = config.model_type == "donut-swin"
     first_width, depths, head_counts = (
         config.integer("embed_dim"),

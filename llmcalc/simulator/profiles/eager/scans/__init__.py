@@ -18,4 +18,4 @@ from .rglru import RGLRUKernels
 
 
 class ScanKernels(MambaKernels, DeltaRuleKernels, DecayScanKernels, RGLRUKernels):
-    """Runs the kernels of recurrent mixers, such as state-space scans and delta rules."""
+    """Kernels of recurrent mixers, such as state-space scans and delta rules."""

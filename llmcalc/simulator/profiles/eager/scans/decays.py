@@ -140,7 +140,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         )
 
     def _log_forget_gate(self, module_steps: ModuleSteps, logits: Tensor) -> Tensor:
-        """Computes the log of the forget gate of each channel, in float32 if the gate has a lower bound."""
+        """Computes the logarithm of each channel's forget gate, in float32 if the gate has a lower bound."""
         aten = self.aten
         if "lower_bound" not in module_steps:
             return aten.elementwise_function("logsigmoid", logits)
@@ -159,7 +159,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         return self.apply_activation(x, feature_map_names[0]) if feature_map_names else x
 
     def _retention_heads(self, module_steps: ModuleSteps, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns rotated queries and keys. In training each module computes the tables once, and keeps them."""
+        """Returns queries and keys with RoPE. In training each module computes cosines and sines once."""
         aten, (_batch, tokens, heads, head_size) = self.aten, q.shape
         q, k = self.feature_map(module_steps, q), self.feature_map(module_steps, k)
         cos_key, sin_key = ((*self.module_path(), table_name) for table_name in ("cos", "sin"))
@@ -221,7 +221,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
 
     def _memory_states(self, state_step: Step) -> list[Tensor] | None:
-        """Returns the states in float32; None at a sequence's first token."""
+        """Returns the cached states in float32; None for the first tokens of a sequence."""
         cached_states = self.cached_tensors(state_step.name)
         return None if cached_states is None else [self.aten.to(x, FLOAT32) for x in cached_states]
 

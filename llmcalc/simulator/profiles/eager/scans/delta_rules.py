@@ -140,7 +140,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         return self.project(module_steps["o_proj"], output)
 
     def _channel_decays(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
-        """Computes the log decay of each channel (`KimiLinearForgetGate.forward`), cast after a single product."""
+        """Computes the log decay of each channel in one product (`KimiLinearForgetGate.forward`)."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         g = aten.to(self._gate_projection("f", module_steps, x), FLOAT32)
         g = self.split_heads(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
@@ -165,7 +165,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         return aten.to(y, x.dtype)
 
     def _convolved_heads(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns queries, keys and values by head, behind one convolution of causal-conv1d."""
+        """Returns queries, keys and values by head, computed by one convolution of causal-conv1d."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         projections = [self.project(module_steps[f"{proj_name}_proj"], x) for proj_name in "qkv"]
         projection_widths = [projection.shape[-1] for projection in projections]
@@ -208,7 +208,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     def _delta_rule_with_gates(
         self, module_steps: ModuleSteps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Computes β and log decay with torch's operations, and runs the delta rule. Returns output and log decay."""
+        """Computes β and log decay with torch, and runs the delta rule. Returns its output and the log decay."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         beta = self.apply_activation(self.project(module_steps["b_proj"], x), "sigmoid")
         decay = self.state_decay((op.heads,))
@@ -261,7 +261,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         )
 
     def _gate_projection(self, proj_name: str, module_steps: ModuleSteps, x: Tensor) -> Tensor:
-        """Projects to a gate, by one linear layer or two low-rank layers."""
+        """Computes the logits of a gate by one linear layer, or by two layers with a low rank between them."""
         if f"{proj_name}_proj" in module_steps:
             return self.project(module_steps[f"{proj_name}_proj"], x)
         return self.project(module_steps[f"{proj_name}_b_proj"], self.project(module_steps[f"{proj_name}_a_proj"], x))

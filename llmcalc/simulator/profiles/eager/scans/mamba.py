@@ -235,7 +235,7 @@ class MambaKernels(ScanModuleKernels):
         return self.project(out_proj_step, y)
 
     def _weight_read_by_kernel(self, operation: Step) -> Tensor:
-        """Returns the weight of a layer that the kernel reads itself, and allocates PEFT's adapter, without a gradient.
+        """Returns the weight that the kernel reads without calling its linear layer, whose adapter is thus unused.
 
         Source: peft/tuners/tuners_utils.py, `BaseTunerLayer.weight`, which is the frozen layer's.
         """

@@ -12,7 +12,7 @@ OpClass = TypeVar("OpClass", bound=Op)
 
 
 class ModuleSteps:
-    """A module's operations by name, without submodules; of alternative branches, the first.
+    """Finds a module's operations by name, without submodules; of alternative branches it has the first.
 
     steps_by_name: name → step. activation_names: the names of its activations, in their order.
     """
@@ -31,14 +31,14 @@ class ModuleSteps:
         return self.steps_by_name[step_name]
 
     def op(self, step_name: str, op_class: type[OpClass]) -> OpClass:
-        """Returns the op of a named operation. op_class: the op's class."""
+        """Returns the op (the primitive with its arithmetic) of a named operation. op_class: its expected class."""
         op = self.steps_by_name[step_name].op
         assert isinstance(op, op_class)
         return op
 
 
 def module_steps(module_scope: ModuleScope) -> Iterator[Step]:
-    """Returns a module's operations without submodules; of alternative branches, the first."""
+    """Returns the operations of a module without submodules; of alternative branches only the first."""
     for scope_item in module_scope.items:
         if isinstance(scope_item, AlternativeBranches):
             yield from module_steps(next(iter(scope_item.branches.values())))

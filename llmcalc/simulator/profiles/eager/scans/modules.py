@@ -22,7 +22,7 @@ from .module_steps import ModuleSteps, module_steps
 
 @kernels_compared(TORCH_WITNESS, unchecked_kernels=("module_kernel",))
 class ScanModuleKernels(ConvolutionKernels, BasicKernels):
-    """Base of recurrent modules: kernels that run a whole module, and shared operations.
+    """Base class of the kernels that run a recurrent module as a whole, with the operations that they share.
 
     accelerator: properties of the device that determine kernels' workspaces.
     persistent_tensors: module path and name → tensor that the module references between its runs.
@@ -35,7 +35,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         self.persistent_tensors: dict[Any, Tensor] = {}
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
-        """Returns the kernel that runs the recurrent module as a whole."""
+        """Returns the kernel that runs a recurrent module as a whole; None for other modules."""
         for operation in module_steps(module_scope):
             if operation.verb not in ("core", "scan"):
                 continue
@@ -47,7 +47,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     @property
     def decodes_one_token(self) -> bool:
-        """Whether the pass decodes a single token after earlier passes."""
+        """Whether the pass decodes a single token, after earlier passes have filled the cache."""
         return self.has_earlier_tokens and is_size_one(self.run_config.new_rows(TOKENS))
 
     def run_module_at_once(
@@ -206,7 +206,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             _padded_input = self.aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state_step: Step, *shape: Any) -> OptionalTensor:
-        """Returns the tensor for a kernel's last state: the cache's tensor, or one copied to the cache."""
+        """Returns the tensor that a kernel writes its last state to: the cache's, or one that is then copied to it."""
         is_first_pass = self.cached_tensors(state_step.name) is None
         state_tensors = self.state_tensors(state_step, shape)
         if not state_tensors or is_first_pass:
@@ -218,7 +218,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     @compared(PUBLISHED_KERNELS_WITNESS)
     def do_scan(self, operation: Step) -> None:
-        """Runs an elementwise recurrence with the profile's method for its kind."""
+        """Runs an elementwise recurrence with the kernel for its kind."""
         kernel = getattr(self, f"{'next' if self.decodes_one_token else 'scan'}_{operation.options['kind']}", None)
         if kernel is None:
             raise self.unsupported(f"no kernels for a scan of the kind '{operation.options['kind']}'", operation.name)

@@ -80,7 +80,7 @@ class RGLRUKernels(ScanModuleKernels):
         return record(aten.graph, "SqrtBoundDerivative", (x,), aten.new_like(x), backward, x)
 
     def _loop_over_tokens(self, x: Tensor, gate: Tensor, reset_mask: Tensor) -> Tensor:
-        """Runs `RecurrentGemmaRglru._rnn_scan` token by token. The module keeps the last state."""
+        """Runs `RecurrentGemmaRglru._rnn_scan` token by token; the module stores the last state."""
         aten, (batch, tokens, width) = self.aten, x.shape
         gate = aten.mul(gate, aten.new_like(reset_mask))
         first_state, state_sequence = aten.new_tensor((batch, width), FLOAT32), aten.new_like(x)

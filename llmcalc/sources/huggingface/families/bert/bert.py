@@ -91,7 +91,7 @@ def _read_electra(config: Config) -> Table:
 
 
 def _read_albert(config: Config) -> Table:
-    """Reads ALBERT, where all layers of a group share one set of parameters."""
+    """Reads ALBERT, whose layers form groups that share one set of parameters."""
     depth = config.integer("num_hidden_layers")
     group_count = config.integer("num_hidden_groups")
     layers_per_group = config.integer("inner_group_num")
@@ -164,7 +164,7 @@ def _read_mpnet(config: Config) -> Table:
 
 
 def has_pretraining_head(config: Config) -> bool:
-    """Whether the model has the pretraining head, with more than one projection to the vocabulary or to classes."""
+    """Whether the config's class has a pretraining head, with projections to the vocabulary and to classes."""
     return config.head_kind == "lm" and class_name_of_config(config).endswith("ForPreTraining")
 
 
@@ -190,7 +190,7 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
 
 
 def _ffn_fields(config: Config, norm: Table | None = None) -> Table:
-    """Returns the network and the norms of a post-norm layer."""
+    """Returns the stack fields for the network and the norms of a post-norm layer."""
     return {
         "feed_forward": mlp(config.integer("intermediate_size"), bert_activation(config)),
         "norm": layernorm(config.number("layer_norm_eps")) if norm is None else norm,
@@ -215,7 +215,7 @@ def padded_positions(config: Config) -> Table:
 
 
 def bert_stack(config: Config, position: Table | None = None) -> Table:
-    """Returns position, segment and ERNIE task embeddings, and a norm on their sum."""
+    """Returns a stack with position, segment and ERNIE's task embeddings, and a norm on their sum."""
     segment_type_count = config.count("type_vocab_size")
     has_task_types = "use_task_id" in config.defaults and config.flag("use_task_id")
     return {
@@ -257,7 +257,7 @@ ERNIE_IGNORED_FIELDS = OLD_FIELDS | {"enable_recompute", "fuse", "pool_act"}
 
 
 def position_offset(config_values: ConfigValues) -> int:
-    """Returns the number of rows of the position embedding before position 0."""
+    """Returns the number of rows that the position embedding has before position 0."""
     if isinstance(config_values.first_stack.position, LearnedPositions):
         return config_values.first_stack.position.offset
     return 0
@@ -283,7 +283,7 @@ def _parameter_owners(config_values: ConfigValues) -> list[int]:
 
 
 def _layers_per_group(config_values: ConfigValues) -> int:
-    """Returns the number of sequential layers in an ALBERT group."""
+    """Returns how many layers in sequence form an ALBERT group."""
     first_layers_of_kinds = _parameter_owners(config_values)
     group_starts = [
         layer_index for layer_index, first_layer_of_kind in enumerate(first_layers_of_kinds) if first_layer_of_kind == 0

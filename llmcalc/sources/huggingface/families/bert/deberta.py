@@ -47,7 +47,7 @@ def _read_deberta_v2(config: Config) -> Table:
 
 
 def _side_convolution(config: Config) -> Table:
-    """Returns the convolution in parallel with the first layer, in the larger models of version 2."""
+    """Returns DeBERTa 2's convolution parallel to the first layer; empty if the model has none."""
     if not config.has("conv_kernel_size") or config.count("conv_kernel_size") == 0:
         return {}
     norm = layernorm(config.number("layer_norm_eps"))
@@ -100,7 +100,7 @@ def _deberta_model(
 
 
 def _largest_distance(config: Config) -> int:
-    """Returns the largest relative distance with a separate embedding."""
+    """Returns the largest relative distance that has an embedding of its own."""
     max_distance = config.get("max_relative_positions")
     if is_json_integer(max_distance) and max_distance > 0:
         return max_distance

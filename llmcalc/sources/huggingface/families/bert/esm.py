@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
-    """Returns ESM's encoder with a feed-forward network. stack_fields: additional fields of the encoder's stack."""
+    """Returns ESM's encoder with the feed-forward network `ffn`. stack_fields: more fields of the encoder's stack."""
     if class_name_of_config(config).endswith("ForProteinFolding"):
         raise config.error(
             "architectures", class_name_of_config(config), "EsmForMaskedLM or another class without protein folding"

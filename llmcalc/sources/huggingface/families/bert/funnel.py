@@ -60,7 +60,7 @@ def _read_funnel(config: Config) -> Table:
 
 
 def _block_repeats(config: Config) -> list[int]:
-    """Returns the number of times that each layer of a block runs."""
+    """Returns how many times each layer of a block runs."""
     block_sizes = config.integers("block_sizes")
     block_repeats = [1] * len(block_sizes) if config.get("block_repeats") is None else config.integers("block_repeats")
     if not 1 <= len(block_sizes) <= MOST_BLOCKS:
@@ -73,7 +73,7 @@ def _block_repeats(config: Config) -> list[int]:
 
 
 def _stack_of_blocks(block_sizes: list[int], block_repeats: list[int], decoder_depth: int, halves_keys: bool) -> Table:
-    """Returns the stack fields of all blocks' and the decoder's layers, with a variant for each kind of layer."""
+    """Returns the stack fields of the layers of all blocks and of the decoder, with a variant for each layer kind."""
     layer_kinds: list[str] = []
     shared_layers: list[str] = []
     layer_variants: Table = {}
@@ -146,7 +146,7 @@ FIELD_WRITERS: FieldWriters = {
 
 
 def _layer_list_paths() -> str:
-    """Returns the module paths of layer lists in the classes with and without a decoder, for each number of blocks."""
+    """Returns the paths of the layer lists, with and without a decoder, for each number of blocks."""
     block_paths = [f"encoder.blocks.{block_index}" for block_index in range(MOST_BLOCKS)]
     block_counts = range(MOST_BLOCKS, 0, -1)
     layer_lists = [" + ".join([*block_paths[:block_count], "decoder.layers"]) for block_count in block_counts]

@@ -63,7 +63,7 @@ LARGEST_PLAIN_LABEL_COUNT = 9
 
 
 def _read_layoutlmv3(config: Config) -> Table:
-    """Reads LayoutLMv3 without its image; the embeddings of patches are a part of `towers`."""
+    """Reads LayoutLMv3 without its image; the table `towers` has the embeddings of image patches."""
     config.require("text_embed", True)
     box_sizes = config.integer_fields("coordinate_size", "shape_size")
     hidden_size = config.integer("hidden_size")
@@ -118,7 +118,7 @@ def _boxes(config_values: ConfigValues) -> Boxes:
 
 
 def _page_buckets(config_values: ConfigValues) -> tuple[int, ...]:
-    """Returns the numbers of buckets of the biases by distances on the page."""
+    """Returns the bucket counts of the biases for distances between positions on the page."""
     relative_bias = config_values.first_stack.relative_bias
     return () if relative_bias is None else relative_bias.other_buckets
 

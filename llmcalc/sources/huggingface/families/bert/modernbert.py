@@ -76,7 +76,7 @@ def _read_modernbert_decoder(config: Config) -> Table:
 
 
 def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
-    """Returns ModernBERT's layer and the stack's other fields, for local and global layers.
+    """Returns ModernBERT's layer, and the stack's other fields for its local and global layers.
 
     The first layer has no norm before its attention, because a norm follows the embeddings.
     """

@@ -1,4 +1,4 @@
-"""NeoMME, an encoder of text and image patches: exclusive attention, value embeddings, a factorized table.
+"""NeoMME, an encoder of text and image patches: exclusive attention, value embeddings, a factorized embedding.
 
 transformers: models/neomme. The first and the last layer with full attention add value embeddings. Sliding layers have
 a short and a long window in turn.

@@ -73,7 +73,7 @@ NO_KERNEL = Deviation(
 
 
 def _bert_with_convolution(config: Config, field_name: str) -> Table:
-    """Reads BERT without a pooler and with a convolution of the values. field_name: the kernel size's config field.
+    """Reads BERT without a pooler, with a convolution of the values. field_name: the kernel size's config field.
 
     A question-answering head has two scores, whatever the number of labels.
     """
@@ -95,7 +95,7 @@ def _kernel_writer(field_name: str) -> FieldWriters:
 
 
 def _mra_blocks_per_row(config_values: ConfigValues) -> int:
-    """Returns the number of exact score blocks per block of tokens in MRA, for the longest sequence."""
+    """Returns the number of blocks of exact scores per block of queries in MRA, for the longest sequence."""
     block_rows = max(1, config_values.position_rows // MRA_BLOCK)
     block_count: int = config_values.first_stack.block.attention.blocks
     return -(-block_count // block_rows)

@@ -1,4 +1,4 @@
-"""Perceiver IO for language: bytes, a fixed number of latents, and as many outputs as the longest text has positions.
+"""Perceiver IO for language: reads bytes into a fixed number of latents, and decodes one output per position.
 
 Jaegle et al. 2021 (arXiv:2107.14795). The other classes read images, sound or vectors, or score whole texts.
 transformers: models/perceiver (`PerceiverForMaskedLM`).

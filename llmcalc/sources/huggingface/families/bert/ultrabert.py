@@ -45,7 +45,7 @@ def _read_ultrabert(config: Config) -> Table:
 
 
 def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], int]:
-    """Returns each layer's kind and the window distance, from either form of the config."""
+    """Returns each layer's kind and the distance to which windows reach, from either form of the config."""
     layer_kinds, window_distance = kinds_with_nth_full(depth, 3), config.integer("sliding_window")
     if config.get("attention_windows") is not None:
         windows = config.integers("attention_windows")

@@ -68,12 +68,12 @@ def _read_wav2vec2(config: Config) -> Table:
 
 
 def is_set(config: Config, field_name: str) -> bool:
-    """Whether a flag is true that not every model type has."""
+    """Whether a flag of the config is true; false for a model type without this flag."""
     return config.has(field_name) and config.flag(field_name)
 
 
 def _score_head(config: Config) -> Table | None:
-    """Returns the classifier of recordings, which reads the mean of projected states; None for another class."""
+    """Returns the classifier of recordings, which averages projected hidden states; None for a class without one."""
     if not scores_sequences(config):
         return None
     config.require("use_weighted_layer_sum", False)
@@ -81,7 +81,7 @@ def _score_head(config: Config) -> Table | None:
 
 
 def wave_stem(config: Config, hidden_size: int) -> Table:
-    """Returns the stem's convolutions, which turn audio samples into encoder positions."""
+    """Returns the convolutions that turn audio samples into the encoder's positions."""
     sizes_by_property = {name: config.integers(f"conv_{name}") for name in ("dim", "kernel", "stride")}
     convolution_count = len(sizes_by_property["dim"])
     for property_name, list_values in sizes_by_property.items():

@@ -26,7 +26,7 @@ from ...parts import (
 
 
 def latent_attention(config: Config, v_head_dim: int | None = None, **attention_fields: Any) -> Table:
-    """Returns latent attention from DeepSeek's config fields. v_head_dim: None to require the field."""
+    """Returns latent attention (MLA) from DeepSeek's config fields. v_head_dim: None to read it from the config."""
     return {
         "type": "mla",
         "num_attention_heads": config.integer("num_attention_heads"),
@@ -93,7 +93,7 @@ def _read_deepseek_v2(config: Config) -> Table:
 
 
 def _attention_without_query_latent(config: Config) -> Table:
-    """Returns multi-head attention for a config with `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
+    """Returns multi-head attention for a config whose `use_mla` is false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
     config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     heads = config.integer("num_attention_heads")
     attention_fields: Table = {"num_attention_heads": heads, "position": full_rope(config)}
@@ -133,7 +133,7 @@ def _read_axk1(config: Config) -> Table:
 
 
 def _read_minicpm3(config: Config) -> Table:
-    """Reads MiniCPM3. Scaling factors of embeddings, residuals and logits are not matrix products."""
+    """Reads MiniCPM3. Its scaling factors of embeddings, residuals and logits are not counted as FLOPs."""
     v_head_dim = config.optional_integer("v_head_dim") or config.quotient(
         "num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads")
     )

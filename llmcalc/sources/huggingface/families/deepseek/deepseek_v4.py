@@ -81,7 +81,7 @@ def _read_deepseek_v4(config: Config) -> Table:
 
 
 def _prediction_attention(config: Config, depth: int) -> str:
-    """Returns the kind of attention in prediction modules, by the entry of `compress_ratios` after the layers'.
+    """Returns the attention kind of the MTP modules, from the entry of `compress_ratios` after the layers' entries.
 
     By default that of ratio 0, which SGLang has (`COMPRESS_RATIO_NEXTN_LAYER` in models/deepseek_v4_nextn.py) as the
     published configs do.
@@ -100,7 +100,7 @@ def _rotary_dims(config: Config) -> int:
 
 
 def _compression_rates(config: Config) -> dict[str, int]:
-    """Returns the tokens per compressed entry by kind of layer; two older config fields take precedence."""
+    """Returns layer kind → tokens per compressed entry; two older config fields take precedence."""
     rates = config.table("compress_rates") if config.has("compress_rates") else {SPARSE_TYPE: 4, HEAVY_TYPE: 128}
     location = f"{config.location}compress_rates."
     compression_rates = Config(rates, {}, config.model_type, config.head_kind, location)
@@ -112,7 +112,7 @@ def _compression_rates(config: Config) -> dict[str, int]:
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
-    """Returns each layer's kind of attention, from the list or from an older config's compression ratios.
+    """Returns each layer's attention kind, from the config's list or from an older config's compression ratios.
 
     The ratios may include the prediction module's.
     """
@@ -138,7 +138,7 @@ def _scoring_func(config: Config) -> str:
 
 
 def _written_layer_types(config_values: ConfigValues) -> list[str]:
-    """Returns each layer's kind under DeepSeek-V4's names."""
+    """Returns each layer's kind as DeepSeek-V4's config names it."""
     type_names = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [
         type_names[0] if mixer.compress_rate is None else type_names[1] if mixer.indexer is not None else type_names[2]
@@ -147,7 +147,7 @@ def _written_layer_types(config_values: ConfigValues) -> list[str]:
 
 
 def _compression_rates_by_kind(config_values: ConfigValues) -> dict[str, int]:
-    """Returns the tokens per compressed entry, by kind of layer."""
+    """Returns layer kind → tokens per compressed entry."""
     kinds_and_mixers = zip(_written_layer_types(config_values), config_values.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
         layer_kind: mixer.compress_rate for layer_kind, mixer in kinds_and_mixers if mixer.compress_rate is not None

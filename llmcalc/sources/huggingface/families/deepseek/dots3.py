@@ -82,7 +82,7 @@ def _window_size(config: Config) -> int:
 
 
 def _window_sizes(config: Config) -> Table:
-    """Returns the sizes of latent attention in window layers, from either form of the config."""
+    """Returns latent attention's sizes in layers with a window, from either form of the config."""
     per_layer_config = config.get("per_layer_config")
     if per_layer_config is not None:
         layer_tables = config.table("per_layer_config")

@@ -37,7 +37,7 @@ def _read_glm_moe_dsa(config: Config) -> Table:
 
 
 def check_first_indexer(config: Config, layer_indexers: list[str]) -> None:
-    """Raises `InputError` if the first layer has no indexer. layer_indexers: `full` or `shared` for each layer."""
+    """Raises `InputError` if the first layer has no indexer. layer_indexers: `full` or `shared`, per layer."""
     if layer_indexers[0] != "full":
         raise config.field_error("indexer_types", "full for the first layer: no earlier layer has a selection to share")
 

@@ -15,7 +15,7 @@ from .deepseek import LATENT_WRITERS, ROUTING_FIELDS, latent_attention
 
 
 def read_longcat_flash(config: Config) -> Table:
-    """Reads LongCat-Flash. Scaling factors of latents and of the experts' sum are not matrix products."""
+    """Reads LongCat-Flash. Its scaling factors of latents and of the experts' sum are not counted as FLOPs."""
     head_size = config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
     config.require("qk_head_dim", None, head_size)
     attention = latent_attention(
@@ -62,7 +62,7 @@ def _layer_count(config: Config) -> int:
 
 
 def _with_real_experts(op: Op) -> Op:
-    """Returns for identity experts the unused weights that the class has for them; any other operation unchanged."""
+    """Returns an operation with the weights that the class has for identity experts but never uses."""
     if isinstance(op, IdentityExperts):
         return Weight(op.identity_count * sum(linear_layer.expert_params() for linear_layer in op.expert_layers[:-1]))
     return op

@@ -58,7 +58,7 @@ def _read_dflash(config: Config) -> Table:
 
 
 def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: bool) -> list[str]:
-    """Returns the modules that the draft shares with its target: the embedding, the head, or neither.
+    """Returns the embedding and the head if the draft model uses those of its target model.
 
     Drafts of NVIDIA's Model Optimizer say whether their own embedding and head are in the checkpoint
     (`has_embed_tokens`, `has_lm_head`); others have neither, unless their width or vocabulary is not the target's.
@@ -69,7 +69,7 @@ def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: b
 
 
 def _attention(config: Config, norm: Table) -> Table:
-    """Returns grouped-query attention, or latent attention where `attention_mode` is mla."""
+    """Returns grouped-query attention, or latent attention if `attention_mode` is `mla`."""
     heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
     shared_fields: Table = {
         "num_attention_heads": heads,
@@ -99,7 +99,7 @@ def _attention(config: Config, norm: Table) -> Table:
 
 
 def _layer_ffn(config: Config) -> Table:
-    """Returns the layers' network: dense, or experts with the routing of the family that `moe_preset` names.
+    """Returns the layers' FFN: dense, or experts with the routing of the family named by `moe_preset`.
 
     The first version had DeepSeek-V4's routing alone and no `moe_preset`.
     """

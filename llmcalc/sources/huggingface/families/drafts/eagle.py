@@ -36,7 +36,7 @@ HIDDEN_STATE_COUNT = 3
 
 
 def _read_eagle(config: Config) -> Table:
-    """Reads EAGLE, EAGLE-2 and HASS: a projection of embedding and target state, and layers without the first norm.
+    """Reads EAGLE, EAGLE-2 and HASS: embedding and target state are projected; the first norm is left out.
 
     Those of speculators may have all norms, also of the embedding and of the output.
     """
@@ -90,7 +90,7 @@ def _read_eagle3_gpt_oss(config: Config) -> Table:
 
 
 def _attention(config: Config, has_qk_norm: bool) -> Table:
-    """Returns the draft's grouped-query attention, with a stated head size because the layer's input is wider."""
+    """Returns the draft's grouped-query attention with an explicit head size, as the layer's input is wider."""
     hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, heads)
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
@@ -130,7 +130,7 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
 
 
 def _require_state_projection(config: Config) -> None:
-    """Raises `InputError` for a draft model without the projection of target states."""
+    """Raises `InputError` for a draft model that does not project the target model's states."""
     if config.has("use_aux_hidden_state") and not config.flag("use_aux_hidden_state"):
         raise config.error("use_aux_hidden_state", False, "true: a draft of EAGLE-3 projects hidden states")
 
@@ -166,7 +166,7 @@ EXPERT_SIZES = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_
 
 
 def _class_defaults_of_fields(model_type: str, *fields: str) -> dict[str, Any]:
-    """Returns EAGLE-3's defaults, and the defaults of another configuration class for some fields."""
+    """Returns EAGLE-3's defaults, with those of another configuration class for some fields."""
     return {
         **EAGLE3_DEFAULTS,
         **{name: default_value for name, default_value in class_defaults(model_type).items() if name in fields},

@@ -65,7 +65,7 @@ def _draft_model(config: Config, draft_model_type: str, usual_values: dict[str, 
 
 
 def _share_target_keys(stack: Table, has_double_wide_mlp: bool) -> None:
-    """Makes every layer read the target model's keys and values. has_double_wide_mlp: whether FFNs are double-width."""
+    """Makes all layers read the target's keys and values. has_double_wide_mlp: whether FFNs have twice the width."""
     block = dict(stack["block"])
     block["attention"] = {**block["attention"], "kv_shared": True}
     if has_double_wide_mlp:

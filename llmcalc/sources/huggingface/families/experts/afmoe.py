@@ -35,7 +35,7 @@ def _routed_experts(config: Config, shared_width: int) -> Table:
 
 
 def _dense_and_expert_ffns(config: Config, layer_kinds: list[str], shared_width: int) -> tuple[list[str], Table]:
-    """Returns the kinds of layers and the FFN of each kind, `dense` or `moe`, for `stack_of_combined_kinds`."""
+    """Returns each layer's FFN kind (`dense` or `moe`) and the FFN of each kind, for `stack_of_combined_kinds`."""
     return layer_kinds, {
         "dense": {},
         "moe": {"feed_forward": _routed_experts(config, shared_width)} if "moe" in layer_kinds else {},

@@ -74,7 +74,7 @@ def _read_hunyuan_vl_text(config: Config) -> Table:
 
 
 def _layer_integers(config: Config, field_name: str) -> list[int]:
-    """Returns one positive integer per layer, from a number or a list."""
+    """Returns a positive integer for each layer, from a number for all layers or a list."""
     depth, field_value = config.integer("num_hidden_layers"), config.get(field_name)
     layer_values = field_value if isinstance(field_value, list) else [config.integer(field_name)] * depth
     if len(layer_values) < depth or any(

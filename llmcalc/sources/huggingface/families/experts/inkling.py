@@ -23,7 +23,7 @@ KIND_BY_LAYER_TYPE = {"hybrid": "full", "hybrid_sliding": "sliding"}
 
 
 def profile_mixers(config: Config) -> tuple[Table, Table]:
-    """Returns the fields of attention with learned scores of distances, and those that differ in sliding layers."""
+    """Returns the fields of attention with learned scores of distances, and the fields that sliding layers change."""
     window = config.integer("sliding_window_size")
     full_attention: Table = {
         **config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -80,7 +80,7 @@ def _ffn_widths(config: Config) -> tuple[int, int]:
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
-    """Returns `sliding` or `full` for each layer: as listed, by indices, or `full` for every sixth."""
+    """Returns `sliding` or `full` for each layer: from a list of kinds or of indices, or `full` for every sixth."""
     local_layers = {layer_index for layer_index in range(depth) if (layer_index + 1) % 6}
     if config.get("local_layer_ids") is not None:
         local_layers = set(config.integers("local_layer_ids"))

@@ -68,7 +68,7 @@ def _read_inkling2_text(config: Config) -> Table:
 
 
 def _block_size(config_values: ConfigValues) -> int:
-    """Returns the number of layers per block: all layers of the model if there is a single block."""
+    """Returns the number of layers per block of attention residuals; all layers if there is a single block."""
     block_starts = [index for index, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)]
     return block_starts[1] if len(block_starts) > 1 else len(config_values.layers)
 

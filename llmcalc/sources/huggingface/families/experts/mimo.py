@@ -77,7 +77,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
 
 
 def _require_marked_layers(config: Config, field_name: str, layer_kind: str, layer_kinds: list[str]) -> None:
-    """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
+    """Raises `InputError` unless a list of 0 and 1 has 1 exactly for the layers of one kind."""
     if config.has(field_name) and config.integers(field_name) != [int(kind == layer_kind) for kind in layer_kinds]:
         layer_types_field = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
         expected_text = f"1 for the {layer_kind} layers of {layer_types_field}: the class does not read {field_name}"

@@ -92,7 +92,7 @@ def _read_minimax_m3(config: Config) -> Table:
 
 
 def _mtp_fields(config: Config, stack: Table, sparse_layer: Table, norm: Table) -> Table:
-    """Returns the field `mtp`: modules whose layer has sparse attention and experts, for any last layer of the decoder.
+    """Returns the field `mtp`: modules with sparse attention and experts, whatever the decoder's last layer has.
 
     Sources: vLLM, models/minimax_m3/nvidia/mtp.py; the released index, whose `total_size` has one module. Published
     configs state 1 in `num_nextn_predict_layers` and 7 in `num_mtp_modules`.
@@ -107,12 +107,12 @@ def _mtp_fields(config: Config, stack: Table, sparse_layer: Table, norm: Table) 
 
 
 def _swiglu(config: Config, width_field: str) -> Table:
-    """Returns clamped SwiGLU, regardless of `hidden_act`."""
+    """Returns a clamped SwiGLU network, whatever `hidden_act` says."""
     return clamped_gpt_oss_ffn({"intermediate_size": config.integer(width_field), "gated": True})
 
 
 def _kinds_of_flags(config: Config, field_name: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
-    """Returns a name for each layer, from a config list with 0 or 1 per layer."""
+    """Returns each layer's kind, by its 0 or 1 in a config list."""
     layer_flags = config.integers(field_name)
     if len(layer_flags) != depth:
         raise config.error(field_name, layer_flags, f"{depth} times 0 or 1")

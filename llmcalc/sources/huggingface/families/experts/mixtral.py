@@ -79,7 +79,7 @@ def read_qwen3_moe(config: Config) -> Table:
 
 
 def kinds_with_experts(config: Config, expert_count: int, depth: int) -> list[str]:
-    """Returns `moe` or `dense` for each layer: every n-th has experts, except the layers of `mlp_only_layers`."""
+    """Returns `moe` or `dense` for each layer: every n-th layer has experts unless `mlp_only_layers` lists it."""
     interval = config.integer("decoder_sparse_step")
     dense_layers = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
     return [

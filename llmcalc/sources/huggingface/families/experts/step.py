@@ -70,7 +70,7 @@ def _read_step3p5(config: Config) -> Table:
 
 
 def _prediction_attention(config: Config, depth: int) -> str:
-    """Returns the kind of attention of the layers of multi-token prediction, whose network is dense.
+    """Returns the attention kind of the multi-token-prediction layers, whose networks are dense.
 
     `layer_types` lists them behind the model's layers. Empty if they differ, are not listed or have experts.
     """
@@ -84,7 +84,7 @@ def _prediction_attention(config: Config, depth: int) -> str:
 
 
 def _layers_with_experts(config: Config, depth: int) -> list[str]:
-    """Returns each layer's kind of network: experts in the layers of `moe_layers_enum`, by default from layer 3 on."""
+    """Returns each layer's network kind: experts in the layers of `moe_layers_enum`, by default from layer 3 on."""
     listed_indices = config.get("moe_layers_enum")
     if listed_indices is None:
         return ["dense" if layer_index < 3 else "moe" for layer_index in range(depth)]
@@ -100,7 +100,7 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
 
 
 def _sliding_attention_heads(config: Config) -> int:
-    """Returns the number of query heads in layers with a window."""
+    """Returns the number of query heads in layers with a sliding window."""
     heads = config.optional_integer("num_sliding_attention_heads")
     if heads is not None:
         return heads

@@ -14,7 +14,7 @@ from ...parts import Table, biases, decoder, glu, layer_table, listed_kinds, moe
 
 
 def _read_zaya(config: Config) -> Table:
-    """Reads ZAYA1, where a router adds an earlier router's features, except in the first layer.
+    """Reads ZAYA1, whose routers add the features of an earlier layer's router, except in the first layer.
 
     In configs of the older code some layers are attention and others experts; a config with only those fields is an
     error.
@@ -62,7 +62,7 @@ def _read_zaya(config: Config) -> Table:
 
 
 def _scale_and_bias_paths(module_name: str) -> str:
-    """Returns the module names of the scale and shift vectors of a residual or of a sublayer output."""
+    """Returns the module names of the scale and bias vectors of a residual stream or of a sublayer's output."""
     return f"{module_name}_scale + {module_name}_bias"
 
 

@@ -59,7 +59,7 @@ def _read_gemma(config: Config) -> Table:
 
 
 def read_gemma2(config: Config) -> Table:
-    """Reads Gemma 2: norms before and after each part, and windows in every second layer."""
+    """Reads Gemma 2: norms before and after each sublayer, and windows in every second layer."""
     return _decoder_with_windows(config, "sandwich")
 
 
@@ -70,7 +70,7 @@ def _decoder_with_windows(config: Config, norm_placement: str) -> Table:
 
 
 def local_theta(config: Config) -> float:
-    """Returns RoPE's base in sliding layers."""
+    """Returns RoPE's base (theta) in sliding-window layers."""
     rope_parameters = config.config_fields.get("rope_parameters")
     sliding_rope = rope_parameters.get("sliding_attention") if isinstance(rope_parameters, dict) else None
     if isinstance(sliding_rope, dict):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def _full_attention_head_fields(config: Config, layer_kinds: list[str]) -> list[Table]:
-    """Returns each layer's head sizes that differ from the common sizes: `global_` fields in full layers."""
+    """Returns, for each layer, the head sizes that differ from the common ones: `global_` fields in full layers."""
     kv_heads = config.optional_integer("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     head_dim = config.integer("global_head_dim")
     full_fields: Table = {"head_dim": head_dim, **({} if kv_heads is None else {"num_key_value_heads": kv_heads})}
@@ -49,7 +49,7 @@ def _full_attention_head_fields(config: Config, layer_kinds: list[str]) -> list[
 
 
 def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> list[Table]:
-    """Returns each layer's head sizes that differ from the common sizes (`per_layer_config`).
+    """Returns, for each layer, the head sizes that differ from the common ones (`per_layer_config`).
 
     full_fields: those of the full layers without `per_layer_config`.
     """
@@ -99,7 +99,7 @@ def _read_gemma4(config: Config) -> Table:
 
 
 def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
-    """Returns the norm, the kind of each layer, and the attention of full layers."""
+    """Returns the norm, each layer's kind, and the attention of layers without a window."""
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     default_layer_kinds = kinds_with_nth_full(config.integer("num_hidden_layers"), 6)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
@@ -151,14 +151,14 @@ def full_attention(config_values: ConfigValues) -> Any:
 
 
 def sliding_attention(config_values: ConfigValues) -> Any:
-    """Returns the attention of the first layer with a window, else of the first layer."""
+    """Returns the attention of the first layer with a window; without one, that of the first layer."""
     return (
         config_values.part_of_type("attention") if config_values.window is None else config_values.sliding_mixer
     ).sizes(config_values.spec.hidden_size)
 
 
 def _full_attention_kv_heads(config_values: ConfigValues) -> int | None:
-    """Returns the key/value heads of full-attention layers if they differ from the other layers' number."""
+    """Returns the key/value heads of full-attention layers if their number differs from sliding layers'."""
     kv_heads: int | None = full_attention(config_values).num_key_value_heads
     return kv_heads if kv_heads != config_values.mixers[0].num_key_value_heads else None
 

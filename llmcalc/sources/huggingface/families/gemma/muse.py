@@ -74,7 +74,7 @@ def _read_muse_spark_text(config: Config) -> Table:
 
 
 def _gated_attention(config: Config) -> Table:
-    """Returns gated attention whose queries and keys are normalised without weights."""
+    """Returns gated attention with norms without weights on queries and keys."""
     norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return attention(config, output_gate={"per": "element"}, **attention_biases(config), **qk_norm_fields(norm))
 

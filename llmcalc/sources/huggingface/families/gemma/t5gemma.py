@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def _read_stack_config(config: Config, section_name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
-    """Returns the config and the stack of the encoder or decoder; a missing section has the class's defaults."""
+    """Returns config and stack of the encoder or decoder; for a missing section with the class's defaults."""
     stack_config = config.section(section_name, STACK_DEFAULTS)
     norm = offset_rmsnorm(stack_config.number("rms_norm_eps"))
     mixer = attention(stack_config, **score_cap_fields(stack_config), **attention_biases(stack_config))
@@ -203,7 +203,7 @@ IMAGE_FIELDS = field_names("""
 
 
 def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:
-    """Writes the config of the encoder or of the decoder from a model's description."""
+    """Returns the config of the encoder or of the decoder for a model's description."""
     stack = require_present(getattr(config_values.spec, stack_name))
     stack_values = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
     field_names = (

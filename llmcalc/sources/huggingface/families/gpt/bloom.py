@@ -65,7 +65,7 @@ def _nullable_flag(config: Config, field_name: str) -> bool:
 
 
 def _read_mpt(config: Config) -> Table:
-    """Reads MPT as published, with ALiBi and without options that the class ignores."""
+    """Reads MPT as published, with ALiBi; config options that the class ignores are not read."""
     norm = layernorm(config.number("layer_norm_epsilon"), bias=False)
     config.require_fields(expansion_ratio=4, no_bias=True)
     attention_config = config.section("attn_config", ATTENTION_DEFAULTS)

@@ -85,14 +85,14 @@ def _read_blt(config: Config) -> Table:
 
 
 def _check_vocabulary(config: Config, encoder_config: Config) -> None:
-    """Raises `InputError` if embedding and head have different vocabularies."""
+    """Raises `InputError` if the embedding and the output head have different vocabularies."""
     local_vocab_size, vocab_size = encoder_config.integer("vocab_size"), config.integer("vocab_size")
     if local_vocab_size != vocab_size:
         raise encoder_config.error("vocab_size", local_vocab_size, f"{vocab_size}, the vocabulary of the head")
 
 
 def _llama_layers(config: Config, attention_fields: Table | None = None) -> Table:
-    """Returns layers of Llama's kind. attention_fields: additional fields of the attention."""
+    """Returns Llama's layers. attention_fields: additional fields of their attention."""
     heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
     head_size = config.quotient("num_attention_heads", hidden_size, heads)
     if config.has("head_dim"):  # its class rotates so many numbers, and projects to head_size

@@ -46,7 +46,7 @@ def full_width_heads(config: Config, **attention_fields: Any) -> Table:
 
 
 def non_gated_ffn(config: Config, width_field: str, activation: str, bias: bool = True) -> Table:
-    """Returns a non-gated FFN, by default four times as wide as hidden_size. width_field: config field of the width."""
+    """Returns a network without a gate, by default 4 · hidden_size wide. width_field: the config field of its width."""
     ffn_width = config.optional_integer(width_field) or 4 * config.integer("hidden_size")
     return mlp(ffn_width, config.choice(ACTIVATIONS, activation), bias)
 
@@ -85,7 +85,7 @@ def _read_gpt2(config: Config) -> Table:
 
 
 def _read_gpt_bigcode(config: Config) -> Table:
-    """Reads StarCoder. SantaCoder's first repository states `attention_head_type` in the place of `multi_query`."""
+    """Reads StarCoder. SantaCoder's first repository has `attention_head_type` in place of `multi_query`."""
     config.require("add_cross_attention", False)
     if config.has("attention_head_type"):
         is_multi_query = config.choice({"multiquery": True, "multihead": False}, "attention_head_type")
@@ -129,7 +129,7 @@ def _read_openai_gpt(config: Config) -> Table:
 
 
 def read_gptj(config: Config) -> Table:
-    """Reads GPT-J and CodeGen: attention and network side by side, behind one norm, and a head with a bias."""
+    """Reads GPT-J and CodeGen: attention and FFN in parallel after one norm, and an output head with a bias."""
     rotary_dim = config.optional_integer("rotary_dim")
     position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
     return _gpt_model(

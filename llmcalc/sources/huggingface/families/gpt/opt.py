@@ -41,7 +41,7 @@ def _read_xglm(config: Config) -> Table:
 def _fairseq_decoder(
     config: Config, width_field: str, activation: str, position: Table, **softmax_fields: bool
 ) -> Table:
-    """Returns a decoder of fairseq. softmax_fields: additional fields of the attention."""
+    """Returns the decoder of a fairseq model. softmax_fields: additional fields of its attention."""
     norm = layernorm()
     attention = full_width_heads(config, **softmax_fields, **biases(True, *QKVO_BIASES))
     block = layer_table(attention, non_gated_ffn(config, width_field, activation), norm)

@@ -142,7 +142,7 @@ IGNORED_FIELDS = field_names("""
 
 
 def _rms_eps(config_values: ConfigValues) -> float:
-    """Returns the epsilon of an RMSNorm, whose field is present only for an RMSNorm."""
+    """Returns an RMSNorm's epsilon, for a config field that only configs with an RMSNorm have."""
     if config_values.layers[0].norm.type != "rmsnorm":
         raise AbsentValue
     return config_values.layers[0].norm.eps

@@ -30,7 +30,7 @@ PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 
 
 def _attention_kinds(config: Config) -> list[str]:
-    """Returns the default kind of each layer, `full` or `sliding`, if the config does not list them."""
+    """Returns each layer's default kind, `full` or `sliding`, for a config without `layer_types`."""
     depth, kind_pattern = config.integer("num_hidden_layers"), config.get("sliding_window_pattern")
     if config.optional_integer("sliding_window") is None or kind_pattern in (None, 0):
         return ["full"] * depth

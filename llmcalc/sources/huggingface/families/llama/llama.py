@@ -29,7 +29,7 @@ from ...parts import (
 def llama_decoder(
     config: Config, mixer: Table, mlp_bias: bool = False, reads_layer_types: bool = False, ffn: Table | None = None
 ) -> Table:
-    """Returns a decoder of pre-norm RMSNorm layers with a gated FFN, and optional sliding layers.
+    """Returns a decoder of pre-norm RMSNorm layers with gated FFNs; some layers may have sliding windows.
 
     ffn: the FFN, by default with a bias if `mlp_bias`.
     reads_layer_types: whether `layer_types` counts although the family has no default for it.
@@ -40,7 +40,7 @@ def llama_decoder(
 
 
 def sliding_variants(config: Config, reads_layer_types: bool = False) -> Table:
-    """Returns the variants `sliding` and `full`, from `layer_types` or use_sliding_window and max_window_layers.
+    """Returns the layer variants `sliding` and `full`, from `layer_types` or from Qwen2's sliding-window fields.
 
     A family whose class has no window has no `sliding_window` among its defaults; Llama's class attends to all tokens,
     whatever a config says.

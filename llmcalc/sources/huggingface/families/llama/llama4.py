@@ -73,7 +73,7 @@ def _read_llama4_text(config: Config) -> Table:
 
 
 def _rope_flags(config: Config, depth: int) -> list[int]:
-    """Returns 1 for each layer with RoPE and 0 for the others, from the config's list; by default if it is empty."""
+    """Returns 1 for each layer with RoPE and 0 for each layer without it, from the config's list or the default."""
     stated_flags, nope_interval = config.get("no_rope_layers"), config.integer("no_rope_layer_interval")
     if stated_flags:
         rope_flags = config.integers("no_rope_layers")

@@ -36,7 +36,7 @@ def _read_olmo(config: Config) -> Table:
 def _decoder_with_qk_norm(
     config: Config, feed_forward: Table, norm_placement: str, stack: Table | None = None, float32_product: bool = True
 ) -> Table:
-    """Returns a decoder with RMSNorm and with QK-norm over all heads together. float32_product: as in `Norm`."""
+    """Returns a decoder with RMSNorm and a QK-norm over all heads at once. float32_product: as in `Norm`."""
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm, "projection"))
     return decoder(config, layer_table(mixer, feed_forward, norm, norm_placement), norm, stack=stack)

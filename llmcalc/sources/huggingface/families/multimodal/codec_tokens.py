@@ -1,4 +1,4 @@
-"""CSM and Higgs Audio v2: decoders that read text and the tokens of an audio codec, and generate those of the codec.
+"""CSM and Higgs Audio v2: decoders that read text and audio-codec tokens, and generate audio-codec tokens.
 
 CSM's depth decoder, which generates all but the first codebook's token of a frame, is not counted, nor is the codec of
 either. Higgs Audio's layers have a second network and norms for tokens of sound.
@@ -40,7 +40,7 @@ def _read_higgs_audio_v2(config: Config) -> Table:
 
 
 def _codec_decoder(config: Config, codebook_size: int, text_vocab_size: int) -> Table:
-    """Returns Llama's layers with untied embeddings of text and of all codebooks, and a head for one codebook."""
+    """Returns Llama's layers with untied embeddings of text and codebooks, and a head for one codebook's tokens."""
     config.fields_read.add("tie_word_embeddings")
     codebook_count = config.integer("num_codebooks")
     config.notes.append(

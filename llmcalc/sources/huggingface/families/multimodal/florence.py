@@ -1,4 +1,4 @@
-"""Florence-2: BART with the vectors of an image before the encoder's tokens.
+"""Florence-2: BART whose encoder reads image vectors before the text tokens.
 
 Xiao 2023 (arXiv:2311.06242, §4.1). transformers: models/florence2; modeling_florence2.py of microsoft/Florence-2-large.
 """

@@ -90,7 +90,7 @@ def _read_qwen4(config: Config) -> Table:
 
 
 def _indexer(config: Config, norm: Table) -> Table:
-    """Returns the indexer, which every layer with attention has."""
+    """Returns the indexer for sparse attention, which every layer with attention has."""
     config.require("indexer_kv_heads", 1)
     token_budget, compression_ratio = config.integer("indexer_budget"), config.integer("indexer_compress_ratio")
     if token_budget % compression_ratio:
@@ -148,7 +148,7 @@ def _is_prime(number: int) -> bool:
 
 @frozen(slots=True)
 class _VisibleBlocks(EntryAttentionCore):
-    """The indexer's scores of only the complete blocks before each token."""
+    """An indexer's scores for only the complete blocks before each token, as the `transformers` class computes them."""
 
     def pairs(self, run_config: RunConfig) -> Any:
         past_rows = run_config.past_rows(self.rows)
@@ -156,7 +156,7 @@ class _VisibleBlocks(EntryAttentionCore):
 
 
 def _visible_blocks(op: Op) -> Op:
-    """Returns an operation with the indexer's scores as in the `transformers` class."""
+    """Returns an operation in which the indexer's scores are computed as in the `transformers` class."""
     if not isinstance(op, EntryAttentionCore):
         return op
     return _VisibleBlocks(

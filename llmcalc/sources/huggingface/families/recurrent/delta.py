@@ -136,7 +136,7 @@ TOP_LEVEL_NAMES = {
 
 
 def linear_attention_config(config: Config, field_defaults: Table | None = None) -> Config:
-    """Returns Kimi Linear's table `linear_attn_config`, where missing fields come from renamed top-level fields.
+    """Returns Kimi Linear's table `linear_attn_config`; missing entries come from the top-level fields of other names.
 
     field_defaults: the defaults of further fields.
     """
@@ -167,7 +167,7 @@ def _read_bailing_hybrid(config: Config) -> Table:
 
 
 def read_ling_3(config: Config) -> Table:
-    """Reads Ling 3: full-rank gates and gated latent attention; a latent-attention layer ends each group.
+    """Reads Ling 3: full-rank gates, and groups of layers that end in a layer of gated latent attention.
 
     Linear attention has the sizes of the model, unless the config has separate fields for them.
     """
@@ -224,7 +224,7 @@ def kda(config: Config, linear_fields: Config, **mixer_fields: Any) -> Table:
 
 
 def latent_decoder(config: Config, linear_attention: Table, full_attention: Table, mixer_kinds: list[str]) -> Table:
-    """Returns a model with linear or latent attention per layer, and experts after the first layers.
+    """Returns a decoder whose layers have linear or latent attention, and experts after the first layers.
 
     Its class never ties the head.
     """
@@ -253,7 +253,7 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
 
 
 def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
-    """Returns each layer's mixer, from `layer_types` or from two lists of layer numbers, which start at 1.
+    """Returns each layer's mixer, from `layer_types` or from two lists of layer numbers that start at 1.
 
     Without either, each fourth layer has full attention.
     """
@@ -300,7 +300,7 @@ def _read_olmo_hybrid(config: Config) -> Table:
 
 
 def _has_rope(config: Config) -> bool:
-    """Whether the config sets a RoPE base. Released checkpoints set none and so have no positions."""
+    """Whether the config sets a base of RoPE. Released checkpoints set none, and so have no positions."""
     parameters = config.config_fields.get("rope_parameters")
     return (
         parameters.get("rope_theta") if isinstance(parameters, dict) else config.config_fields.get("rope_theta")

@@ -50,7 +50,7 @@ def hybrid_attention(config: Config, **attention_fields: Any) -> Table:
 
 
 def mixed_decoder(config: Config, layer_configs: dict[str, Table], layer_kinds: list[str]) -> Table:
-    """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
+    """Returns a decoder with several kinds of layers. Each kind is a layer's table without its norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
         {layer_kind: {**table, "norm": norm, "norm_placement": "pre"} for layer_kind, table in layer_configs.items()},
@@ -96,7 +96,7 @@ def _expanded_width(config: Config) -> int:
 
 
 def _periodic_kinds(config: Config, field_prefix: str, layer_kind: str, other_kind: str) -> list[str]:
-    """Returns each layer's kind: `layer_kind` in every `period`-th layer from `first_layer` on, else `other_kind`."""
+    """Returns each layer's kind: every n-th layer from a first one on is `layer_kind`, all others `other_kind`."""
     period, first_layer = config.integer(f"{field_prefix}_layer_period"), config.count(f"{field_prefix}_layer_offset")
     if first_layer >= period:
         raise config.error(
@@ -153,7 +153,7 @@ def _read_bamba(config: Config) -> Table:
 
 
 def _decoder_of_mixers(config: Config, mixers: Table, ffn: Table, layer_kinds: list[str]) -> Table:
-    """Returns a decoder whose layers have mixers of several kinds (`mixers`), and one kind of network."""
+    """Returns a decoder whose layers have one kind of FFN and mixers of several kinds (`mixers`)."""
     layers_by_kind = {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()}
     return mixed_decoder(config, layers_by_kind, layer_kinds)
 

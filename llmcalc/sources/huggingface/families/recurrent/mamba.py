@@ -30,7 +30,7 @@ def _state_space_decoder(config: Config, mixer: Table) -> Table:
 
 
 def mamba_mixer(config: Config) -> Table:
-    """Returns Mamba's mixer under the names of its config in transformers."""
+    """Returns the settings of a Mamba mixer, read from the fields that transformers' `MambaConfig` has."""
     expanded_width = config.integer("expand") * config.integer("hidden_size")
     return {
         "type": "mamba",
@@ -85,7 +85,7 @@ classes ignore.
 
 
 def layer_interval(config_values: ConfigValues, layer_indices: list[int]) -> int:
-    """Returns the distance between consecutive listed layers; the model's depth for at most one layer."""
+    """Returns the distance between consecutive listed layers; the model's layer count if fewer than two are listed."""
     return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(config_values.layers)
 
 
@@ -102,7 +102,7 @@ def inner_width(config_values: ConfigValues) -> int:
 
 
 def expansion_factor(config_values: ConfigValues) -> int:
-    """Returns the number of channels of the recurrence as a multiple of the model's width."""
+    """Returns the channels of the recurrence divided by the model's width."""
     expansion_ratio, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
     if remainder or not expansion_ratio:
         raise AbsentValue
@@ -110,7 +110,7 @@ def expansion_factor(config_values: ConfigValues) -> int:
 
 
 def state_space_field(field_name: str) -> FieldWriter:
-    """Returns a function that writes a config field from a field of the first state-space mixer."""
+    """Returns a function that gives a config field its value from a field of the first state-space mixer."""
     return lambda config_values: getattr(config_values.part_of_type("mamba", "mamba2"), field_name)
 
 

@@ -59,7 +59,7 @@ def _read_nemotron(config: Config) -> Table:
 
 
 def layer_kinds(config: Config) -> list[str]:
-    """Returns each layer's kind, from a list or from letters; the number of kinds is the depth."""
+    """Returns each layer's kind, from a list or from a text with a letter per layer; their number is the depth."""
     is_listed = config.has("layer_types") or config.has("layers_block_type")
     has_default_list = config.defaults.get("layers_block_type") and not config.has("hybrid_override_pattern")
     field_name = "layer_types" if is_listed or has_default_list else "hybrid_override_pattern"
@@ -110,7 +110,7 @@ def _moe(config: Config, activation: str) -> Table:
 
 
 def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> Table:
-    """Returns a model of layers with a single mixer or network. layers: each layer's kind and fields."""
+    """Returns a model whose layers have a mixer or a network, not both. layers: each layer's kind and fields."""
     norm = float32_rmsnorm(config.number("layer_norm_epsilon"))
     activation = config.choice(ACTIVATIONS, "mlp_hidden_act")
     layer_builders: dict[str, Callable[[Config], Table]] = {
@@ -149,7 +149,7 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
 def _mtp_fields(
     config: Config, stack: Table, norm: Table, layer_builders: dict[str, Callable[[Config], Table]]
 ) -> Table:
-    """Returns the multi-token-prediction modules: attention and experts, each after a norm, as in one layer of both.
+    """Returns the MTP modules: attention and experts, each after a norm, in one layer.
 
     Source: vLLM, models/nemotron_h_mtp.py. Modules with other layers are not counted.
     """
@@ -161,7 +161,7 @@ def _mtp_fields(
 
 
 def mtp_layer_kinds(config: Config) -> list[str]:
-    """Returns the kinds of the layers of a prediction module; an empty list where the config states none."""
+    """Returns the layer kinds of an MTP module; an empty list if the config states none."""
     for field_name in ("mtp_layers_block_type", "mtp_hybrid_override_pattern"):
         if config.has(field_name):
             layer_text: Any = config.get(field_name)
@@ -171,7 +171,7 @@ def mtp_layer_kinds(config: Config) -> list[str]:
 
 
 def _layer_type_names(config_values: ConfigValues) -> list[str]:
-    """Returns the name of each layer in `layers_block_type`; each layer is a single sublayer."""
+    """Returns each layer's name in `layers_block_type`, where every sublayer counts as a layer."""
     kind_by_mixer = {"mamba2": "mamba", "attention": "attention"}
     return [
         kind_by_mixer.get(layer.attention.type) or {"mlp": "mlp", "moe": "moe"}[layer.feed_forward.type]

@@ -63,7 +63,7 @@ RUNTIME_FIELDS = field_names("""
 
 
 def _width_factor(field_name: str) -> FieldWriter:
-    """Returns a function that writes a config field: the width of all heads as a multiple of the model's width."""
+    """Returns a function that gives a config field the width of all heads divided by the model's width."""
     return lambda s: (
         require_present(s.first_value("num_heads")) * require_present(s.first_value(field_name)) / s.spec.hidden_size
     )

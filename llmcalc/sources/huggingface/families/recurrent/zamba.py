@@ -80,7 +80,7 @@ def _hybrid_decoder(
 
 
 def _double_width_attention(config: Config, position: Table | None) -> Table:
-    """Returns attention whose input and heads have twice the model's width."""
+    """Returns attention whose input width and head widths are twice the model's width."""
     double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
     if (config.optional_integer("attention_hidden_size") or double_width) != double_width:
         raise config.field_error("attention_hidden_size", f"2 × hidden_size = {double_width}")

@@ -34,7 +34,7 @@ def _read_afm7(config: Config) -> Table:
 
 
 def _ffn_width_factor(config: Config) -> float:
-    """Returns the width of the FFN in units of the hidden size."""
+    """Returns the FFN width divided by the hidden size."""
     field_name = "hidden_dim_scale_factor"
     width_factor, hidden_size = config.number(field_name), config.integer("hidden_size")
     if not 1 <= hidden_size * width_factor <= LARGEST_SIZE:

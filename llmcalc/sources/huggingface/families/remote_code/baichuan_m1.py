@@ -30,7 +30,7 @@ def _read_baichuan_m1(config: Config) -> Table:
 
 
 def _attention(config: Config, heads_field: str, kv_heads_field: str) -> Table:
-    """Returns attention that blends neighbouring keys and values; sliding layers may state other head counts."""
+    """Returns attention that blends neighbouring tokens' keys and values. heads_field: field of the head count."""
     heads = config.optional_integer(heads_field) or config.integer("num_attention_heads")
     kv_heads = config.optional_integer(kv_heads_field) or config.integer("num_key_value_heads")
     return {

@@ -42,7 +42,7 @@ def _read_domyn_edge(config: Config) -> Table:
 
 
 def _is_window(config_value: object) -> bool:
-    """Whether a value is a window `[tokens, 0]`: a number of earlier tokens or -1 for all, and no later tokens."""
+    """Whether a value is a window `[tokens, 0]`: a number of earlier tokens, or -1 for all of them."""
     return (
         isinstance(config_value, list | tuple)
         and len(config_value) == 2

@@ -41,7 +41,7 @@ from ..gemma.gemma import read_gemma2
 
 
 def _read_cost_wise_gemma(config: Config) -> Table:
-    """Reads BAAI's lightweight reranker: Gemma 2 with scores of some layers (`layer_wise`) or with its head."""
+    """Reads BAAI's lightweight reranker: Gemma 2 with a score per layer (`layer_wise`) or with Gemma's output head."""
     model_fields = read_gemma2(config)
     layer_step = config.integer("layer_sep")
     if config.flag("layer_wise"):
@@ -143,7 +143,7 @@ def _read_llama_bidirec(config: Config) -> Table:
 
 
 def _read_bidir_mistral(config: Config) -> Table:
-    """Reads the text model of NV-Embed, whose hidden states attend to learned latents if its wrapper has them."""
+    """Reads NV-Embed's text model, with attention to learned latents if the wrapper's config has latents."""
     model_fields = _without_mask(config, attention(config), glu(config))
     if config.has("num_latents"):
         hidden_size = config.integer("hidden_size")

@@ -50,14 +50,14 @@ def _read_bailing_moe(config: Config) -> Table:
     return deepseek_decoder(config, ling_attention(config, norm), ling_experts(config), layer_kinds)
 
 
-def ling_attention(config: Config, norm: Table) -> Table:
-    """Returns Ling's grouped-query attention. norm: the optional norm of queries and keys."""
+def ling_attention(config: Config, qk_norm: Table) -> Table:
+    """Returns Ling's grouped-query attention. qk_norm: the optional norm of queries and keys."""
     return attention(
         config,
         position=ling_rope(config),
         **biases(config.flag("use_qkv_bias"), *QKV_BIASES),
         **biases(config.flag("use_bias"), "o_bias"),
-        **(qk_norm_fields(norm) if config.flag("use_qk_norm") else {}),
+        **(qk_norm_fields(qk_norm) if config.flag("use_qk_norm") else {}),
     )
 
 
@@ -80,8 +80,8 @@ def ling_experts(config: Config, shared_expert_count: int | None = None) -> Tabl
     return gated_experts(config, expert_width, shared_width if shared_expert_count else None, **router)
 
 
-def ling_lightning(config: Config, norm: Table) -> Table:
-    """Returns lightning attention of Ring-linear and Ling 2.5. norm: the optional norm of queries and keys."""
+def ling_lightning(config: Config, qk_norm: Table) -> Table:
+    """Returns the lightning attention of Ring-linear and Ling 2.5. qk_norm: the optional norm of queries and keys."""
     heads = config.integer("num_attention_heads")
     return {
         "type": "lightning",
@@ -92,7 +92,7 @@ def ling_lightning(config: Config, norm: Table) -> Table:
         "position": ling_rope(config),
         "qkv_bias": config.flag("use_qkv_bias"),
         "o_bias": config.flag("use_bias"),
-        **({"qk_norm": norm} if config.flag("use_qk_norm") else {}),
+        **({"qk_norm": qk_norm} if config.flag("use_qk_norm") else {}),
     }
 
 
@@ -164,7 +164,7 @@ def _read_hunyuan(config: Config) -> Table:
 
 
 def _size_in_all_layers(config: Config, field_name: str, depth: int) -> int:
-    """Returns a size that all layers have. Raises `InputError` for a list with different values."""
+    """Returns a size that is the same in all layers. Raises `InputError` for a list with different values."""
     layer_values = config.get(field_name)
     if not isinstance(layer_values, list):
         return config.integer(field_name)
@@ -189,7 +189,7 @@ def _read_grok(config: Config) -> Table:
 
 
 def _read_arctic(config: Config) -> Table:
-    """Reads Snowflake Arctic: experts in every `moe_layer_frequency`-th layer; `use_residual` adds a dense network.
+    """Reads Snowflake Arctic: experts in every `moe_layer_frequency`-th layer; `use_residual` adds a dense FFN.
 
     That network is as wide as the layer.
     """
@@ -209,7 +209,7 @@ def _read_arctic(config: Config) -> Table:
 
 
 def _read_grok_2(config: Config) -> Table:
-    """Reads Grok-2; `residual_moe` adds a network with the same input as the experts."""
+    """Reads Grok-2; `residual_moe` adds a dense FFN that reads the experts' input."""
     norm, has_residual_network = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
     expert_width = config.optional_integer("moe_intermediate_size") or config.integer("intermediate_size")
     config.fields_read.add("intermediate_size")
@@ -275,7 +275,7 @@ LAYOUT_DEFAULTS = {"rope_layout": 1, "sliding_window_layout": 0}
 
 
 def _layer_flags(config: Config, field_name: str, depth: int, default_flag: int) -> list[int]:
-    """Returns 0 or 1 for each layer, from a list in the config; without the list, `default_flag` for every layer."""
+    """Returns 0 or 1 for each layer from a config's list; without the list `default_flag` for all."""
     layer_flags = config.integers(field_name) if config.has(field_name) else [default_flag] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
         raise config.error(field_name, layer_flags, f"{depth} times 0 or 1, one for each layer")

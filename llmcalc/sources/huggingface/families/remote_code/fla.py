@@ -76,7 +76,7 @@ def _read_delta_net(config: Config) -> Table:
 
 
 def _read_retnet(config: Config) -> Table:
-    """Reads RetNet, whose class reads no field of the convolution, and whose rotary kernel has heads of up to 256."""
+    """Reads RetNet: its class ignores the convolution's fields, and its rotary kernel takes heads of up to 256."""
     if _head_size(config, "expand_k") > WIDEST_RETNET_HEAD:
         raise config.error("expand_k", config.number("expand_k"), f"heads of at most {WIDEST_RETNET_HEAD}")
     return _decoder(config, {"type": "retention", **_linear_attention(config)})
@@ -137,7 +137,7 @@ def _read_hgrn2(config: Config) -> Table:
 
 
 def _head_size(config: Config, field_name: str) -> int:
-    """Returns the size of a head, where all heads together are the model's width times a field, rounded down."""
+    """Returns a head's size: a config field times the model's width, rounded down, divided by the heads."""
     heads, expansion_ratio = config.integer("num_attention_heads"), config.number(field_name)
     scaled_width = int(config.integer("hidden_size") * expansion_ratio)
     if not 1 <= scaled_width <= LARGEST_SIZE or scaled_width % heads:
@@ -146,7 +146,7 @@ def _head_size(config: Config, field_name: str) -> int:
 
 
 def _read_kda(config: Config) -> Table:
-    """Reads Kimi delta attention with heads of one size, and the decays without a bound of published models."""
+    """Reads Kimi delta attention with heads of one size, and with unbounded decays as in published models."""
     for field_name, required_value in KDA_REQUIRED.items():
         config.require(field_name, required_value)
     heads = config.integer("num_attention_heads")
@@ -179,7 +179,7 @@ def _read_mamba2(config: Config) -> Table:
 
 
 def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_mixer: Table | None = None) -> Table:
-    """Returns a decoder whose layers have a mixer, or softmax attention where the table `attn` lists them.
+    """Returns a decoder whose layers have the mixer, or softmax attention in the layers that the table `attn` lists.
 
     ffn_width: default that of the config. first_mixer: the mixer of the first layer, by default that of all.
     """
@@ -204,7 +204,7 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_m
 
 
 def _attention_sections(config: Config) -> dict[str, Config]:
-    """Returns the tables of `attn`, which is a table, a list of tables or null; key: the table's index in the list."""
+    """Returns the tables in `attn` (a table, a list of tables or null) by their index in the list."""
     stated_tables = config.get("attn")
     if stated_tables is None:
         return {}
@@ -225,7 +225,7 @@ def _attention_sections(config: Config) -> dict[str, Config]:
 
 
 def _softmax_attention(config: Config) -> Table:
-    """Returns attention with RoPE and no output bias, as wide as the model. config: the model's, or a table `attn`."""
+    """Returns attention with RoPE, as wide as the model. config: the model's config or one of its tables `attn`."""
     heads, window = config.integer("num_attention_heads"), config.optional_integer("sliding_window")
     config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
     kv_heads = config.optional_integer("num_key_value_heads") or heads
@@ -241,7 +241,7 @@ def _softmax_attention(config: Config) -> Table:
 
 
 def _ffn_width(config: Config) -> int:
-    """Returns `intermediate_size`, else 2/3 of `hidden_ratio` widths of the model, rounded up to a multiple of 256."""
+    """Returns `intermediate_size`, else 2/3 · `hidden_ratio` · hidden_size, rounded up to a multiple of 256."""
     stated_width = config.optional_integer("intermediate_size")
     config.require("hidden_act", "swish")
     width_ratio = config.optional_integer("hidden_ratio") or 4
@@ -340,7 +340,7 @@ def _fla_family(
     ignored_fields: frozenset[str],
     aliases: Mapping[str, str] = ALIASES,
 ) -> Family:
-    """Returns a family of flash-linear-attention without dropout. model_name: its folder in fla/models."""
+    """Returns the `Family` of a flash-linear-attention model, which has no dropout. model_name: its folder there."""
     source = f"{FLA_CODE_FOLDER}{model_name}"
     return Family(read_model, defaults, ignored_fields, aliases=aliases, dropout_fields={}, source=source)
 

@@ -25,7 +25,7 @@ TEXT_TYPE_BY_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama"
 
 
 def _read_minicpmv(config: Config) -> Table:
-    """Reads MiniCPM-V, whose version determines the text model; the first two versions do not state their version."""
+    """Reads MiniCPM-V: its version determines the text model, and the first two versions do not state it."""
     first_version = 2.0 if config.integer("hidden_size") == 2304 else 2.5
     return _minicpm_text_of_version(config, first_version)
 
@@ -65,7 +65,7 @@ def _text_of_type(config: Config, model_type: str, text_fields: Mapping[str, Any
 
 
 def _read_moondream(config: Config) -> Table:
-    """Reads Moondream 2: Phi's layers, with Phi 1.5's sizes where `text_config` or `config.text` state none."""
+    """Reads Moondream 2: Phi's layers, by default with the sizes of Phi 1.5."""
     config.notes.append(
         f"vision: {UNCOUNTED_ENCODER_NOTE}" if config.has("text_config") else f"region: {REGION_HEADS_NOTE}"
     )

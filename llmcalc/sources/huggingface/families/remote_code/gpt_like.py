@@ -39,7 +39,7 @@ from ..gpt.gpt import full_width_heads, non_gated_ffn, read_gptj
 
 
 def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block_fields: Any) -> Table:
-    """Returns a decoder of layers with LayerNorm before each sublayer."""
+    """Returns a decoder with LayerNorm before each sublayer."""
     norm = layernorm(config.number("layer_norm_epsilon"))
     layer = {"attention": mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block_fields}
     return decoder(config, layer, norm, head)
@@ -84,7 +84,7 @@ def _read_nanogpt(config: Config) -> Table:
 
 
 def _read_phi(config: Config) -> Table:
-    """Reads the first files of Phi-1, 1.5 and 2: parallel sublayers, and a head with a bias.
+    """Reads Phi-1, 1.5 and 2 in their first form: parallel sublayers, and an output head with a bias.
 
     With `num_local_experts` each layer has experts (mlabonne/phixtral-4x2_8 modeling_phi.py), and 4 by default in
     mlx-lm's class of them, whose fields have other names.
@@ -109,7 +109,7 @@ def _read_stablelm_epoch(config: Config) -> Table:
 
 
 def _read_refined_web(config: Config) -> Table:
-    """Reads Falcon's first files: the 40B has a norm for each parallel sublayer, the 7B one norm."""
+    """Reads Falcon in its first form: the 40B has a norm per parallel sublayer, the 7B one norm for both."""
     has_bias, heads = config.flag("bias"), config.integer("num_attention_heads")
     kv_heads = config.optional_integer("n_head_kv") or (1 if config.flag("multi_query") else heads)
     position = {"type": "alibi"} if config.flag("alibi") else rope(config)
@@ -147,7 +147,7 @@ def _read_phi3small(config: Config) -> Table:
 def _checked_list(
     config: Config, field_name: str, list_length: int, is_valid: Callable[[Any], bool], expected_text: str
 ) -> list[Any]:
-    """Returns a list with one value per layer. Raises `InputError` if its length differs or a value is not valid."""
+    """Returns a list with one value per layer. Raises `InputError` for another length or an invalid value."""
     layer_values = config.get(field_name)
     if not isinstance(layer_values, list) or len(layer_values) != list_length or not all(map(is_valid, layer_values)):
         raise config.error(field_name, layer_values, f"{list_length} values, {expected_text}")
@@ -155,7 +155,7 @@ def _checked_list(
 
 
 def _checked_width(config: Config, field_name: str, expected_width: int) -> int:
-    """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
+    """Returns an FFN width, a multiple of hidden_size. Raises `InputError` if it is too large."""
     if expected_width > LARGEST_SIZE:
         raise config.field_error(field_name, f"a width of at most {LARGEST_SIZE}, a multiple of hidden_size")
     return expected_width
@@ -271,7 +271,7 @@ def _read_deci(config: Config) -> Table:
 
 
 def _block_part_config(config: Config, layer_index: int, block_config: Table, part_name: str) -> Config:
-    """Returns the table of a layer's attention or FFN. Raises `InputError` if a linear layer replaces it."""
+    """Returns the table of a layer's attention or FFN. Raises `InputError` if a single linear layer replaces it."""
     field_path_prefix = f"{config.location}block_configs[{layer_index}]."
     config_fields = {part_name: block_config.get(part_name)}
     part_table = Config(config_fields, {}, config.model_type, location=field_path_prefix).table(part_name)
@@ -290,7 +290,7 @@ BLOCK_PART_DEFAULTS: dict[str, Any] = {
 
 
 def _read_progen(config: Config) -> Table:
-    """Reads ProGen2, which has CodeGen's layers, and states the vocabulary of the embedding and of the head."""
+    """Reads ProGen2: CodeGen's layers; the config states the vocabulary of the embedding and of the head."""
     config.require("vocab_size_lm_head", config.integer("vocab_size"), None)
     return read_gptj(config)
 

@@ -17,7 +17,7 @@ from ..deepseek.deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, latent_attentio
 
 
 def _read_instella_moe(config: Config) -> Table:
-    """Reads Instella-MoE. FarSkip changes what sublayers read, and no parameter, product or cache."""
+    """Reads Instella-MoE. FarSkip changes which tensors sublayers read, but no parameter, product or cache."""
     config.require("moe_layer_freq", 1)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("gated_attention") else {}

@@ -61,7 +61,7 @@ def _read_iquest_q1(config: Config) -> Table:
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
-    """Returns `full` or `sliding` for each layer: the first layers, then blocks that repeat, then the last layers."""
+    """Returns `full` or `sliding` for each layer: the first layers, repeated groups of layers, and the last layers."""
     first_kinds, block_kinds, last_kinds = (_listed_types(config, field_name) for field_name in PATTERN_FIELDS)
     block_count = config.count("num_hybrid_layers_block")
     if not (config.flag("use_hybrid_layers") and config.flag("use_sliding_window")):

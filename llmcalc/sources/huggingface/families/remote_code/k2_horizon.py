@@ -61,7 +61,7 @@ def _read_k2_horizon(config: Config) -> Table:
 
 
 def _sparse_layer(config: Config, expert_count: int) -> Table:
-    """Returns the special parts of a layer with routed experts: the network, and in MoVA the values."""
+    """Returns the components of a layer with routed experts: its network, and in MoVA its value projection."""
     score_function = config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "router_score_func")
     router: Table = {"scoring_func": score_function}
     if config.flag("moe_gate_bias"):

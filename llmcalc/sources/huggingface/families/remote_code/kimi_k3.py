@@ -48,7 +48,7 @@ def _read_kimi_k3(config: Config) -> Table:
 def block_residual_decoder(
     config: Config, base_layer: Table, layers: list[tuple[str, Table]], block_size: int, *, first_is_idle: bool = False
 ) -> Table:
-    """Returns a decoder whose sublayers read the residual sums of all earlier blocks of `block_size` layers.
+    """Returns a decoder with block attention residuals: sublayers read the sums of earlier blocks of layers.
 
     base_layer: the layer that the others differ from.
     layers: the kind of each layer and its changes.
@@ -80,7 +80,7 @@ def block_residual_decoder(
 
 
 class _LayerMixers(NamedTuple):
-    """The token mixers of all layers.
+    """The token mixers of a model: one for each kind of layer, and each layer's kind.
 
     linear_attention: the table of Kimi delta attention.
     full_attention: the table of latent attention.
@@ -93,7 +93,7 @@ class _LayerMixers(NamedTuple):
 
 
 def _attention_mixers(config: Config, depth: int) -> _LayerMixers:
-    """Returns Kimi delta attention, latent attention, and each layer's kind of attention."""
+    """Returns the table of each attention (Kimi delta and latent), and each layer's kind."""
     linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
     stated_bound = linear_config.get("gate_lower_bound")
     lower_bound_fields: Table = {}
@@ -111,7 +111,7 @@ def _attention_mixers(config: Config, depth: int) -> _LayerMixers:
 
 
 def _latent_experts(config: Config) -> Table:
-    """Returns routed experts on a latent width, and the shared experts as one network."""
+    """Returns routed experts that work on a latent width, with all shared experts as one network."""
     expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("n_shared_experts")
     latent_width, eps = config.optional_integer("routed_expert_hidden_size"), config.number("rms_norm_eps")
     output_norm = {"output_norm": rmsnorm(eps)} if config.flag("latent_moe_use_norm") else {}

@@ -1,4 +1,4 @@
-"""Model types of transformers 5.24 that are read like earlier model types: Apertus 1.5, Hy 4's wrapper, Lara 4 Mini.
+"""Model types of transformers 5.24 that are read like older types: Apertus 1.5, Hy 4's wrapper, Lara 4 Mini.
 
 Sources: models/apertus1p5, hy_v4_vl and lara_mini of transformers in `Family.source`. The encoders of the wrappers,
 which turn images and sounds into tokens or vectors, are not counted.
@@ -35,7 +35,7 @@ LARA_PATTERN = ("linear", "sliding", "linear", "full", "sliding")
 
 
 def _read_apertus1p5(config: Config) -> Table:
-    """Reads Apertus 1.5, whose head has the first `output_vocab_size` rows of the vocabulary alone."""
+    """Reads Apertus 1.5, whose output head scores only the first `output_vocab_size` rows of the vocabulary."""
     model_fields = read_apertus(config)
     head_rows = config.optional_integer("output_vocab_size")
     vocab_size = config.integer("vocab_size")

@@ -53,12 +53,12 @@ def _read_xverse(config: Config) -> Table:
 
 
 def _read_internlm(config: Config) -> Table:
-    """Reads InternLM, InternLM2 and openPangu Embedded: the field `bias` is for attention's four projections."""
+    """Reads InternLM, InternLM2 and openPangu Embedded: `bias` sets the biases of attention's four projections."""
     return llama_decoder(config, attention(config, **biases(config.flag("bias"), *QKVO_BIASES)))
 
 
 def _read_baichuan(config: Config) -> Table:
-    """Reads Baichuan 1 and 2. The 7B has RoPE; the 13B has ALiBi, and the length in `model_max_length`.
+    """Reads Baichuan 1 and 2: the 7B has RoPE; the 13B has ALiBi, and states its length in `model_max_length`.
 
     The classes have as many heads of keys and values as of queries.
     """
@@ -117,17 +117,17 @@ def _read_instella(config: Config) -> Table:
 
 
 def _read_zhinao(config: Config) -> Table:
-    """Reads 360Zhinao: queries, keys and values have a bias, as Qwen2's."""
+    """Reads 360Zhinao, whose queries, keys and values have biases as in Qwen2."""
     return llama_decoder(config, attention(config, **biases(True, *QKV_BIASES)))
 
 
 def _read_jiutian(config: Config) -> Table:
-    """Reads Jiutian: Qwen2's layers; the field `qkv_bias` is for queries, keys and values."""
+    """Reads Jiutian: Qwen2's layers; `qkv_bias` sets the biases of queries, keys and values."""
     return llama_decoder(config, attention(config, **biases(config.flag("qkv_bias"), *QKV_BIASES)))
 
 
 def _read_wedlm(config: Config) -> Table:
-    """Reads WeDLM: Qwen3's layers with `qk_norm`, Qwen2's without; `attention_bias` has no effect on the output."""
+    """Reads WeDLM: Qwen3's layers if `qk_norm`, else Qwen2's; `attention_bias` has no effect on o_proj."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     qk_norms = qk_norm_fields(norm) if config.flag("qk_norm") else {}
     mixer = attention(config, **attention_biases(config, QKV_BIASES), **qk_norms)

@@ -36,14 +36,14 @@ def _read_mpt(config: Config) -> Table:
 
 
 def _norm(config: Config, has_bias: bool) -> Table:
-    """Returns the norm. has_bias: whether a LayerNorm has a bias, which `no_bias` removes."""
+    """Returns the norm. has_bias: whether a LayerNorm has a bias (the config's `no_bias` is false)."""
     make_norm = config.choice(NORM_BUILDERS, "norm_type")
     norm: Table = make_norm(config.number("layer_norm_epsilon"))
     return norm if has_bias or make_norm is rmsnorm else {**norm, "bias": False}
 
 
 def _attention(config: Config, attention_config: Config, norm: Table, has_bias: bool) -> Table:
-    """Returns the attention of the table `attn_config`. has_bias: whether other linear layers have a bias."""
+    """Returns the attention in the table `attn_config`. has_bias: whether the model's other linear layers have one."""
     heads = config.integer("num_attention_heads")
     head_dim = config.optional_integer("head_dim") or config.quotient(
         "num_attention_heads", config.integer("hidden_size"), heads

@@ -44,7 +44,7 @@ def _read_ouro(config: Config) -> Table:
 
 
 def _read_nanbeige(config: Config) -> Table:
-    """Reads Nanbeige 4.2. If the config lists loss weights of loops, the number of loops is their number plus one."""
+    """Reads Nanbeige 4.2. Its loop count is the stated one, or the number of listed loss weights plus one."""
     for field_name in OTHER_STRUCTURES:
         config.require(field_name, False)
     for field_name in ("emb_neighbor_num", "insert_ngram_layer_idx"):

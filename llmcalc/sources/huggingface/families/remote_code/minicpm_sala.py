@@ -15,7 +15,7 @@ SPARSE_TYPE, LIGHTNING_TYPES = "minicpm4", ("lightning", "lightning_attn", "ligh
 
 
 def _read_minicpm_sala(config: Config) -> Table:
-    """Reads MiniCPM-SALA. Scales of the embedding and the residual stream have no parameters."""
+    """Reads MiniCPM-SALA. Its scales of the embedding and of the residual stream have no parameters."""
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer_types = config.texts("mixer_types")
     if len(mixer_types) != depth or not {*mixer_types} <= {SPARSE_TYPE, *LIGHTNING_TYPES}:

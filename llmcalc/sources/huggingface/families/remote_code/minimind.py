@@ -1,4 +1,4 @@
-"""MiniMind, in the three forms that its code had: Llama's layer, and since 2026 with norms on queries and keys.
+"""MiniMind in its three versions: Llama's layer, since 2026 with norms on queries and keys.
 
 Its configuration class saves every field, so those of experts tell the versions apart. The first used Meta's names
 (`dim`, `n_layers`). All classes are called `minimind`.
@@ -27,7 +27,7 @@ def _read_minimind(config: Config) -> Table:
 
 
 def _read_later_version(config: Config) -> Table:
-    """Reads the version of 2026, which has no shared experts and ties its head by a field."""
+    """Reads the version of 2026, which has no shared experts, and whose config states whether the head is tied."""
     norm, hidden_size = rmsnorm(config.number("rms_norm_eps")), config.integer("hidden_size")
     ffn_width = config.optional_integer("intermediate_size") or 64 * ceil(hidden_size * pi / 64)
     ffn = glu(config, ffn_width=ffn_width)
@@ -38,7 +38,7 @@ def _read_later_version(config: Config) -> Table:
 
 
 def _read_earlier_version(config: Config) -> Table:
-    """Reads the versions of 2024 and 2025, which always tie their head.
+    """Reads the versions of 2024 and 2025, whose head is always tied to the embedding.
 
     In the first, any value of `n_shared_experts` but null means one shared expert; in the second it is their number.
     """

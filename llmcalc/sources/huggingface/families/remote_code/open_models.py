@@ -81,7 +81,7 @@ def _kv_heads(config: Config) -> int:
 
 
 def _feed_forward(config: Config, has_bias: bool) -> Table:
-    """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
+    """Returns the FFN; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
     ffn_width = config.optional_integer("intermediate_size") or _ffn_width_of_ratio(config, config.integer("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
     activation = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
@@ -133,7 +133,7 @@ def _read_molmo(config: Config) -> Table:
 
 
 def _molmo_vision_params(config: Config) -> int:
-    """Returns the number of parameters of Molmo 1's encoder of images and of its projector.
+    """Returns the number of parameters of Molmo 1's image encoder and of its projector.
 
     The encoder is CLIP's large one for 336 pixels, of whose 24 layers two are read: the second-to-last and the ninth
     from the end, side by side. Four patches become one by attention of their mean, and a gated network has the text

@@ -1,4 +1,4 @@
-"""Phi-4-mini-flash: Mamba and differential attention, then layers that reuse one recurrence and shared keys.
+"""Phi-4-mini-flash: Mamba and differential attention, then layers that reuse a recurrence and cached keys.
 
 SambaY (Ren et al. 2025, arXiv:2507.06607): the first half has Mamba and sliding differential attention in turn. One
 Mamba layer and one full attention follow; the layers above them read that recurrence, and those keys and values. No
@@ -65,7 +65,7 @@ def _read_phi4flash(config: Config) -> Table:
 
 
 def _window_size(config: Config) -> int | None:
-    """Returns the window of the first half's attention, stated once or per layer."""
+    """Returns the window size in the lower half's attention, which the config states once or per layer."""
     stated_window = config.get("sliding_window")
     if not isinstance(stated_window, list):
         return config.optional_integer("sliding_window")

@@ -16,7 +16,7 @@ LARGE_HIDDEN_SIZE = 4096
 
 
 def _read_rwkv6(config: Config) -> Table:
-    """Reads RWKV-6, whose class sets the low ranks by the hidden size."""
+    """Reads RWKV-6, whose class derives the ranks of its low-rank projections from the hidden size."""
     rank_factor = 2 if config.integer("hidden_size") == LARGE_HIDDEN_SIZE else 1
     return _rwkv_with_heads(config, {"shift_rank": 32 * rank_factor, "decay_rank": 64 * rank_factor})
 
@@ -46,7 +46,7 @@ def _rwkv_with_heads(config: Config, rank_fields: Table) -> Table:
 def _with_first_norm(
     config: Config, time_mixing: Table, channel_mixing: Table, eps: float, first_mixing_fields: Table | None = None
 ) -> Table:
-    """Returns a model of RWKV's layers. first_mixing_fields: fields of the first layer's mixing that differ."""
+    """Returns a model of RWKV's layers. first_mixing_fields: mixing fields of the first layer that differ."""
     norm = layernorm(eps)
     block: Table = layer_table(time_mixing, channel_mixing, norm)
     layer_changes: Table = {
@@ -58,7 +58,7 @@ def _with_first_norm(
 
 
 def _read_rwkv7(config: Config) -> Table:
-    """Reads RWKV-7 in the form of flash-linear-attention, whose low ranks follow from the sizes unless stated."""
+    """Reads RWKV-7 in flash-linear-attention's form; ranks that the config leaves out follow from the sizes."""
     for field_name in ("attn", "norm_first", "norm_bias"):
         config.require(field_name, config.defaults[field_name])
     hidden_size, head_dim = config.integer("hidden_size"), config.integer("head_dim")

@@ -62,7 +62,7 @@ def _linear_attention(config: Config) -> Table:
 
 
 def _mixer_kinds(config: Config, depth: int) -> list[str]:
-    """Returns each layer's mixer: from `layer_types`, else from `gqa_layers`, else full in the first of each period."""
+    """Returns each layer's mixer: from `layer_types` or `gqa_layers`, else full attention first in every period."""
     if config.has("gqa_layers"):
         full_layers = set(config.integers("gqa_layers"))
         if full_layers and max(full_layers) >= depth:

@@ -36,7 +36,7 @@ def _read_interns1_pro_text(config: Config) -> Table:
 def _wrapper_family(
     text_model_type: str, source_url: str, text_section: str = "text_config", **family_fields: Any
 ) -> Family:
-    """Returns the `Family` of a multimodal wrapper whose text model's config decides on tied embeddings.
+    """Returns the `Family` of a multimodal wrapper whose text section states whether embeddings are tied.
 
     text_model_type: the model type of its text model.
     family_fields: further fields of the record.

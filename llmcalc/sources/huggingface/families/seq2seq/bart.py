@@ -105,7 +105,7 @@ def _read_blenderbot_small(config: Config) -> Table:
 
 
 def _read_fsmt(config: Config) -> Table:
-    """Reads FSMT: one vocabulary per language, frozen sinusoidal positions, and a head even in the bare class."""
+    """Reads FSMT: a vocabulary per language and frozen sinusoidal positions; even its bare class has a head."""
     source_vocab_size, padding_id = config.integer("src_vocab_size"), config.get("pad_token_id")
     if not is_json_integer(padding_id) or not 0 <= padding_id < min(64, source_vocab_size):
         raise config.error("pad_token_id", padding_id, "the index of the padding token, below src_vocab_size and 64")

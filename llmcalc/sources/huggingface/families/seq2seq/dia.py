@@ -1,4 +1,4 @@
-"""Dia: an encoder of text's bytes, and a decoder of an audio codec's tokens with one embedding for each channel.
+"""Dia: an encoder of a text's bytes, and a decoder of audio-codec tokens with an embedding per channel.
 
 The codec is another model. transformers: models/dia.
 """
@@ -49,7 +49,7 @@ def _read_dia(config: Config) -> Table:
 
 
 def _stack(config: Config) -> Table:
-    """Returns the encoder or the decoder without its cross-attention: pre-norm layers with RoPE and SwiGLU."""
+    """Returns encoder layers, or decoder layers without cross-attention: pre-norm, with RoPE and SwiGLU."""
     norm = rmsnorm(config.number("norm_eps"))
     block = layer_table(attention(config), fused_glu(config), norm)
     return {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block, "final_norm": norm}

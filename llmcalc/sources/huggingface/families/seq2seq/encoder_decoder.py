@@ -51,7 +51,7 @@ def _read_encoder_decoder(config: Config) -> Table:
 
 
 def model_type_of(config: Config, section_name: str, section_fields: Mapping[str, Any]) -> str:
-    """Returns the model type of a section with the config of a whole model."""
+    """Returns the model type in a config section that is the config of a whole model."""
     model_type = section_fields.get("model_type")
     if not isinstance(model_type, str):
         raise config.error(section_name, model_type, "a table of fields with the model_type of that model")

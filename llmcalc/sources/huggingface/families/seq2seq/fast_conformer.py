@@ -14,7 +14,7 @@ from ...parts import ACTIVATIONS, Table, head_table, layer_table, layernorm, lea
 
 
 def _read_canary(config: Config) -> Table:
-    """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
+    """Reads Canary, whose decoder is a section of the config and attends to the encoder's output unprojected."""
     section_config = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER_DEFAULTS)
     if section_config.integer("vocab_size") != config.integer("vocab_size"):
         raise section_config.field_error("vocab_size", f"{config.get('vocab_size')}, as in the config")
@@ -39,7 +39,7 @@ def _read_cohere_asr(config: Config) -> Table:
 
 
 def _require_sizes_of_nemo(config: Config) -> None:
-    """Raises `InputError` if NeMo's sections, which the class ignores, have other sizes than the class reads."""
+    """Raises `InputError` if NeMo's config sections, which the class ignores, state other sizes than it reads."""
     encoder_config = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER_DEFAULTS)
     decoder_section = config.section("transf_decoder").section("config_dict")
     for section_config, class_config, class_fields in (
@@ -57,7 +57,7 @@ def _require_sizes_of_nemo(config: Config) -> None:
 
 
 def _config_section(config: Config, section_name: str, model_type: str, section_defaults: Table) -> Config:
-    """Returns a section of the config, or the class's defaults without a section."""
+    """Returns a section of the config as a `Config`; a missing section has the class's defaults."""
     section_fields = {} if config.get(section_name) is None else config.table(section_name)
     section_config = Config(section_fields, section_defaults, model_type, location=f"{section_name}.")
     if section_fields.get("model_type", model_type) != model_type:
@@ -66,7 +66,7 @@ def _config_section(config: Config, section_name: str, model_type: str, section_
 
 
 def _speech_model(config: Config, decoder_config: Config, encoder: Table, decoder: Table) -> Table:
-    """Returns a speech-to-text model from its encoder and decoder. decoder_config: the decoder's fields."""
+    """Returns a speech-to-text model of an encoder and a decoder. decoder_config: the decoder's fields."""
     config.require("is_encoder_decoder", True)
     return {
         **decoder_config.integer_fields("vocab_size", "hidden_size"),
@@ -92,7 +92,7 @@ def _decoder(decoder_config: Config, position: Table) -> Table:
 
 
 def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
-    """Returns the FastConformer. section_defaults: default values of the section's fields."""
+    """Returns the FastConformer encoder. section_defaults: defaults of the section's fields."""
     section_config = _config_section(config, "encoder_config", "parakeet_encoder", section_defaults)
     encoder = parakeet_encoder(section_config)
     section_config.finish(IGNORED_FIELDS | PARAKEET_FIELDS, config)
@@ -100,7 +100,7 @@ def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
 
 
 def parakeet_encoder(section_config: Config) -> Table:
-    """Returns the FastConformer that a section describes."""
+    """Returns the FastConformer encoder that a config section describes."""
     hidden_size = section_config.integer("hidden_size")
     heads = section_config.integer("num_attention_heads")
     norm = layernorm()
@@ -140,7 +140,7 @@ def parakeet_encoder(section_config: Config) -> Table:
 
 
 def _subsampling(encoder_config: Config) -> Table:
-    """Returns the convolutions before the layers: each halves the frames; all but the first are depthwise-separable."""
+    """Returns the convolutions before the layers: each halves the frames; all but the first are separable."""
     subsampling_factor, mel_bins = encoder_config.integer("subsampling_factor"), encoder_config.integer("num_mel_bins")
     encoder_config.require_fields(subsampling_conv_kernel_size=3, subsampling_conv_stride=2)
     convolution_count = subsampling_factor.bit_length() - 1

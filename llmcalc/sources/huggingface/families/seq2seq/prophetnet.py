@@ -1,4 +1,4 @@
-"""ProphetNet: an encoder-decoder whose decoder predicts the next tokens in streams side by side.
+"""ProphetNet: an encoder-decoder whose decoder predicts several next tokens, each in a stream of its own.
 
 Qi et al. 2020 (arXiv:2001.04063). transformers: models/prophetnet.
 """
@@ -83,7 +83,7 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
 
 
 def _learned_positions(config: Config, extra_rows: int) -> Table:
-    """Returns learned positions after the padding row. extra_rows: rows for tokens of predict streams."""
+    """Returns learned positions after the padding row. extra_rows: more rows, for the prediction streams."""
     position_rows, padding_id = config.integer("max_position_embeddings"), config.get("pad_token_id")
     if not is_json_integer(padding_id) or not 0 <= padding_id < min(64, position_rows - 2):
         raise config.error(

@@ -1,4 +1,4 @@
-"""SeamlessM4T, versions 1 and 2: translation between speech and text. Text to text is counted: NLLB's encoder-decoder.
+"""SeamlessM4T 1 and 2: translation of speech and text. Only text to text is counted, an encoder-decoder like NLLB.
 
 Barrault et al. 2023 (arXiv:2308.11596, arXiv:2312.05187). The class of the whole model also holds a speech encoder, a
 model from text to units of speech, and a vocoder, which a pass over tokens does not run.

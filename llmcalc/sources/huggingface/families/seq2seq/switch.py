@@ -49,13 +49,13 @@ def _read_switch(config: Config) -> Table:
 
 
 def _router(config: Config) -> Table:
-    """Returns a router that computes in a separate number format (default float32), with copies of its inputs."""
+    """Returns a router that computes in its own number format (default float32), from cast inputs."""
     dtype = config.choice({"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}, "router_dtype")
     return {**biases(config.flag("router_bias"), "bias"), **biases(dtype == "float32", "float32_product")}
 
 
 def _expert_interval(config: Config, stack_name: str, depth: int) -> int:
-    """Returns the interval of layers with experts, from the number of evenly spread expert layers."""
+    """Returns the interval between layers with experts, from the number of such layers."""
     sparse_layer_count = config.count(f"num_sparse_{stack_name}_layers")
     if config.has(f"{stack_name}_sparse_step"):
         return config.count(f"{stack_name}_sparse_step")
@@ -82,7 +82,7 @@ def _read_nllb_moe(config: Config) -> Table:
 
 
 def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
-    """Returns the fields of a stack in which the layers marked in `expert_flags` have experts."""
+    """Returns stack fields with experts in the layers whose entry in `expert_flags` is true."""
     if not any(expert_flags):
         return {}
     layer_kinds = ["sparse" if has_experts else "block" for has_experts in expert_flags]
@@ -103,12 +103,12 @@ def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
 
 
 def _written_router_dtype(config_values: ConfigValues) -> str:
-    """Returns the number format of routers; a spec does not distinguish 16-bit formats."""
+    """Returns the number format of routers for a config; a spec does not distinguish 16-bit formats."""
     return "float32" if config_values.find_part(LinearRouter).float32_product else "bfloat16"
 
 
 def _written_expert_interval(config_values: ConfigValues, stack_name: str) -> int:
-    """Returns the config's interval of layers with experts; 0 for none."""
+    """Returns the interval of layers with experts for a config; 0 without experts."""
     sparse_layers = _expert_layers(config_values, stack_name)
     return sparse_layers[0] + 1 if sparse_layers else 0
 

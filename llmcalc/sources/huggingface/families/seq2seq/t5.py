@@ -79,7 +79,7 @@ def _read_pop2piano(config: Config) -> Table:
 
 
 def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
-    """Returns the tables of T5's encoder and decoder, or of the encoder alone for an encoder architecture.
+    """Returns the tables of T5's encoder and decoder, or only the encoder's for an encoder-only class.
 
     stack: fields of both stacks.
     """

@@ -1,4 +1,4 @@
-"""UDOP: T5 for document pages, with embeddings of coordinates and biases by distances on the page in its encoder.
+"""UDOP: T5 for document pages, whose encoder has embeddings of coordinates and biases by distances on the page.
 
 Tang et al. 2022 (arXiv:2212.02623). What is counted is a text whose words have boxes on a page: its class shows the
 patches of the page's image to the encoder too, which is not counted. Its decoder has the tables of distances on the
@@ -57,7 +57,7 @@ def _read_udop(config: Config) -> Table:
 
 
 def _bias_buckets(config: Config) -> list[int]:
-    """Returns the bucket numbers of the tables in `relative_bias_args`, the text-distance table first.
+    """Returns the bucket counts of the tables in `relative_bias_args`, that of distances in the text first.
 
     By default there are three, of DEFAULT_BUCKETS buckets each.
     """
