@@ -166,16 +166,24 @@ def test_interleaved_stages_send_beside_more_than_one_micro_batch() -> None:
 
 
 def test_sequence_parallel_inputs_are_gathered_in_the_products_format() -> None:
-    """Transformer Engine casts what it gathers (layernorm_linear.py): half the bytes in 8 bits, none fewer of sums."""
+    """Transformer Engine casts what it gathers (layernorm_linear.py): half the bytes in 8 bits, none fewer of sums.
 
-    def message_seconds(kind: str, dtype: str, stack: Any = MEGATRON) -> float:
-        plan = StepPlan.from_layout(Layout(tp=8, sequence_parallel=True), 1, 1, 4096, dtype=dtype)
+    An adapter of the queries reads their gathered input in 16 bits, one of the six tensors that a layer gathers.
+    """
+
+    def message_seconds(kind: str, dtype: str, adapted_modules: tuple[str, ...] = ()) -> float:
+        adapters = Adapters(8, frozenset(adapted_modules)) if adapted_modules else None
+        plan = replace(
+            StepPlan.from_layout(Layout(tp=8, sequence_parallel=True), 1, 1, 4096, dtype=dtype), adapters=adapters
+        )
         device = replace(h100(), latency=0.0)
-        operations = training_step(llama(), device, stack, plan).timed_pass.operations
+        operations = training_step(llama(), device, MEGATRON, plan).timed_pass.operations
         return sum(float(work.network) for work in operations if work.kind == kind and work.layer_kind_index >= 0)
 
     assert message_seconds("all_gather", "fp8") == pytest.approx(message_seconds("all_gather", "bf16") / 2)
     assert message_seconds("reduce_scatter", "fp8") == pytest.approx(message_seconds("reduce_scatter", "bf16"))
+    wide_bytes = message_seconds("all_gather", "bf16", ("q_proj",))
+    assert message_seconds("all_gather", "fp8", ("q_proj",)) == pytest.approx(wide_bytes * (1 + 5 / 2) / 6)
 
 
 def test_products_of_an_a100_run_in_waves_of_tiles() -> None:
