@@ -558,7 +558,8 @@ def _exposed_seconds_of_chunks(
 ) -> Number:
     """Returns the seconds of a rank's messages of weights or gradients that its passes do not hide.
 
-    pass_seconds: of one micro-batch. micro_batches: those beside which a stage that is not interleaved sends; default 1.
+    pass_seconds: seconds of one micro-batch in the direction that hides the messages.
+    micro_batches: number of micro-batches beside which a stage sends that is not interleaved; default 1.
 
     An interleaved rank runs as many micro-batches as there are stages through one of its chunks, then through the
     next. It reduces the gradients of a chunk once the last of these has left it, and gathers the weights of a chunk
