@@ -567,11 +567,11 @@ def _exposed_seconds_of_chunks(
     `grad_sync_func` and `param_sync_func` by chunk). So a chunk's messages have the passes of a whole group beside
     them, but those of one chunk, after or before which no other runs.
     """
-    of_last_chunk, of_other_chunks = (
+    last_chunk_seconds, other_chunk_seconds = (
         _exposed_seconds(message_seconds, passes * pass_seconds, hidden_share)
         for passes in (micro_batches, maximum(micro_batches, minimum(step_plan.micro_batches, step_plan.pp)))
     )
-    return (of_last_chunk + (step_plan.vpp - 1) * of_other_chunks) / step_plan.vpp
+    return (last_chunk_seconds + (step_plan.vpp - 1) * other_chunk_seconds) / step_plan.vpp
 
 
 def _sends_once_per_step(step_plan: StepPlan, software_stack: SoftwareStack) -> Any:
