@@ -100,11 +100,9 @@ def _shared_timed_pass(
     def compute_pass() -> TimedPass:
         return time_pass(rank_work(spec, rank_pass), device, software_stack, number_formats)
 
-    sizes = rank_pass.batch, rank_pass.seq, rank_pass.context, rank_pass.ep, rank_pass.cp
-    if not all(isinstance(size, int | float) for size in sizes):
+    if rank_pass.cache_key is None:
         return compute_pass()
-    pass_key = rank_pass, number_formats, *map(type, sizes)
-    return _shared_passes.result((spec, device, software_stack), pass_key, compute_pass)
+    return _shared_passes.result((spec, device, software_stack), (number_formats, *rank_pass.cache_key), compute_pass)
 
 
 def _launched_seconds(

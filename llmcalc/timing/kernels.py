@@ -185,6 +185,15 @@ class RankPass:
         """Whether tensor-parallel ranks divide the tokens between their matrix products (sequence parallelism)."""
         return self.sequence_parallel and self.tp > 1
 
+    @property
+    def cache_key(self) -> tuple[object, ...] | None:
+        """The key by which equal passes share results; None if a size is an array or a symbol.
+
+        The types of sizes are part of it, because counts of integers are exact.
+        """
+        sizes = self.batch, self.seq, self.context, self.ep, self.cp
+        return (self, *map(type, sizes)) if all(isinstance(size, int | float) for size in sizes) else None
+
     def run_config(self, sequence_parts: Number = 1) -> RunConfig:
         """Returns the run config that counts one of `sequence_parts` equal parts of each sequence."""
         workload = Workload(self.batch, rank_share(self.seq, sequence_parts), self.context, phase=self.phase)

@@ -530,33 +530,48 @@ def _data_parallel_seconds(
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))
     if step_plan.zero not in software_stack.overlapped_stages:
         return gather_seconds + reduction_seconds, updated_params
-    pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     sends_once = _sends_once_per_step(step_plan, software_stack)
-    overlapped_seconds = ranks.slowest_seconds * _overlapped_micro_batches(step_plan)
-    reduced_seconds = pipeline_seconds if step_plan.zero == 2 else overlapped_seconds
-    backward_seconds = BACKWARD_WORK_SHARE * choose(sends_once, overlapped_seconds, reduced_seconds)
-    forward_seconds = (1 - BACKWARD_WORK_SHARE) * overlapped_seconds
-    exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, software_stack.hidden_share("weights"))
-    exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, software_stack.hidden_share("dp"))
+    reduced_micro_batches = choose(sends_once, 1, step_plan.micro_batches) if step_plan.zero == 2 else 1
+    exposed_seconds = _exposed_seconds_of_chunks(
+        gather_seconds,
+        (1 - BACKWARD_WORK_SHARE) * ranks.slowest_seconds,
+        software_stack.hidden_share("weights"),
+        step_plan,
+    ) + _exposed_seconds_of_chunks(
+        reduction_seconds,
+        BACKWARD_WORK_SHARE * ranks.slowest_seconds,
+        software_stack.hidden_share("dp"),
+        step_plan,
+        reduced_micro_batches,
+    )
     if step_plan.zero == 3:
         message_seconds = gather_seconds + reduction_seconds
         exposed_seconds_per_pass = _exposed_seconds(
-            message_seconds, pipeline_seconds, software_stack.hidden_share("dp")
+            message_seconds, step_plan.micro_batches * ranks.slowest_seconds, software_stack.hidden_share("dp")
         )
         exposed_seconds = choose(sends_once, exposed_seconds, exposed_seconds_per_pass)
     return exposed_seconds, updated_params
 
 
-def _overlapped_micro_batches(step_plan: StepPlan) -> Number:
-    """Returns the number of micro-batches whose passes overlap with the messages that a rank sends once per step.
+def _exposed_seconds_of_chunks(
+    message_seconds: Number, pass_seconds: Number, hidden_share: float, step_plan: StepPlan, micro_batches: Number = 1
+) -> Number:
+    """Returns the seconds of a rank's messages of weights or gradients that its passes do not hide.
+
+    pass_seconds: seconds of one micro-batch in the direction that hides the messages.
+    micro_batches: number of micro-batches beside which a stage sends that is not interleaved; default 1.
 
     An interleaved rank runs as many micro-batches as there are stages through one of its chunks, then through the
     next. It reduces the gradients of a chunk once the last of these has left it, and gathers the weights of a chunk
     while those before it run (Megatron-Core's schedules.py, forward_backward_pipelining_with_interleaving, calls
-    `grad_sync_func` and `param_sync_func` by chunk). So all chunks but one have the passes of a whole group, and one
-    has its own micro-batch.
+    `grad_sync_func` and `param_sync_func` by chunk). So a chunk's messages have the passes of a whole group beside
+    them, but those of one chunk, after or before which no other runs.
     """
-    return minimum(step_plan.micro_batches, (1 + step_plan.pp * (step_plan.vpp - 1)) / step_plan.vpp)
+    last_chunk_seconds, other_chunk_seconds = (
+        _exposed_seconds(message_seconds, passes * pass_seconds, hidden_share)
+        for passes in (micro_batches, maximum(micro_batches, minimum(step_plan.micro_batches, step_plan.pp)))
+    )
+    return (last_chunk_seconds + (step_plan.vpp - 1) * other_chunk_seconds) / step_plan.vpp
 
 
 def _sends_once_per_step(step_plan: StepPlan, software_stack: SoftwareStack) -> Any:

@@ -821,16 +821,27 @@ class TimeEstimator:
         ):
             is_view = message.collective_kind == "all_gather" and rank_pass.batch == 1
             copy_seconds = 0.0 if is_view else device.memory_seconds(2 * message_bytes)
-        if (
-            self.stack.casts_gathered_inputs
-            and layer_message.layer_kind_index >= 0
-            and self.is_training
-            and message.process_group == "tp"
-            and message.collective_kind == "all_gather"
-        ):
-            message_bytes = message_bytes * OPERAND_BYTES.get(self.number_formats.product_format, 2.0) / 2
+        if self._is_cast_before_gather(layer_message):
+            message_bytes = message_bytes * OPERAND_BYTES[self.number_formats.product_format] / 2
         return copy_seconds + exposed_share * device.message_seconds(
             message.collective_kind, message.ranks, message_bytes, latency=self.stack.latency
+        )
+
+    def _is_cast_before_gather(self, layer_message: LayerMessage) -> bool:
+        """Whether sequence-parallel ranks gather a product's input or gradient after its cast to a narrow format.
+
+        Transformer Engine does, but not where a layer's adapter reads the gathered input in 16 bits, too
+        (`return_layernorm_output_gathered` of layernorm_linear.py, which Megatron-Bridge's peft/utils.py sets).
+        """
+        message, adapters = layer_message.collective, self.rank_pass.adapters
+        module_name = message.node_path.rpartition(".")[2]
+        return (
+            self.stack.casts_gathered_inputs
+            and self.number_formats.product_format in NARROW_FORMATS
+            and layer_message.layer_kind_index >= 0
+            and message.process_group == "tp"
+            and message.collective_kind == "all_gather"
+            and (message.is_backward or adapters is None or module_name not in adapters.target_modules)
         )
 
     def _exchanged_byte_share(self, layer_message: LayerMessage) -> Number:

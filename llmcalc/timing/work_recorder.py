@@ -770,10 +770,9 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
 
     Raises `InputError` for sizes that the layout does not divide.
     """
-    sizes = rank_pass.batch, rank_pass.seq, rank_pass.context, rank_pass.ep, rank_pass.cp
-    if not all(isinstance(size, int | float) for size in sizes):
+    if rank_pass.cache_key is None:
         return _record_work(spec, rank_pass)
-    return _shared_work.result((spec,), (rank_pass, *map(type, sizes)), lambda: _record_work(spec, rank_pass))
+    return _shared_work.result((spec,), rank_pass.cache_key, lambda: _record_work(spec, rank_pass))
 
 
 def _record_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:

@@ -37,7 +37,7 @@ CLASSES: dict[str, Limits] = {
     measured_rows.SERVERS: (0.14, 0.45, 0.75),
     measured_rows.FULL: (0.14, 0.38, 0.85),
     measured_rows.RATE: (0.51, 0.63, 0.60),
-    measured_rows.LOADED: (0.55, 0.90, 0.78),
+    measured_rows.LOADED: (0.55, 0.90, 0.72),  # of rows; four fifths where each source weighs the same
     measured_rows.CAPTURED: (0.11, 0.36, 0.75),
     measured_rows.EAGER: (0.38, 0.73, 0.70),
     measured_rows.PROMPTS: (0.28, 0.77, 0.70),
@@ -189,8 +189,9 @@ class TestErrors:
             assert (tested.rows, tested.sets) == (calibration.rows, calibration.sources), tested.words
             errors = tested.median_error, tested.p90_error
             assert errors == pytest.approx((calibration.median_error, calibration.p90_error), rel=0.1), tested.words
+            assert calibration.inside >= 0.80 - 0.5 / calibration.sources, tested.words
             assert calibration.left_out is not None, tested.words
-            assert 0.80 <= calibration.left_out < 0.87, tested.words
+            assert calibration.left_out < 0.87, tested.words  # `least_widening` has the least share
 
     def test_which_of_two_servers(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
         kinds = measured_rows.SERVERS, measured_rows.FULL, measured_rows.RATE

@@ -150,32 +150,45 @@ def test_a_pass_of_a_server_leaves_a_machine_as_often_as_its_stages_do() -> None
 
 
 def test_interleaved_stages_send_beside_more_than_one_micro_batch() -> None:
-    """A chunk reduces its gradients while others run, which hides messages longer than a micro-batch (schedules.py)."""
-    slow_network = replace(h100(), network_bandwidth=2e9)
-    whole, chunks = (
-        training_step(
-            llama(),
-            slow_network,
-            MEGATRON,
-            StepPlan.from_layout(Layout(pp=4, dp=16, zero=1, vpp=vpp, schedule=schedule), 1, 8, 4096),
-        )
-        for vpp, schedule in ((1, "1f1b"), (2, "interleaved"))
-    )
-    hidden = 0.9 * whole.slowest_seconds * ((1 + 4) / 2 - 1)  # two chunks, four stages: 2.5 micro-batches, not one
-    assert whole.seconds_by_part["data"] - chunks.seconds_by_part["data"] == pytest.approx(hidden, rel=1e-2)
+    """A chunk reduces its gradients while others run, which hides messages longer than a micro-batch (schedules.py).
+
+    The last chunk has its own micro-batch alone, however short the messages of the others are.
+    """
+
+    def step(network_bandwidth: float, vpp: int, schedule: Any) -> Any:
+        layout = Layout(pp=4, dp=16, zero=1, vpp=vpp, schedule=schedule)
+        device = replace(h100(), network_bandwidth=network_bandwidth)
+        return training_step(llama(), device, MEGATRON, StepPlan.from_layout(layout, 1, 8, 4096))
+
+    for network_bandwidth, has_long_messages in ((2e9, True), (2e10, False)):
+        whole, chunks = (step(network_bandwidth, *chunks) for chunks in ((1, "1f1b"), (2, "interleaved")))
+        exposed, pass_seconds = whole.seconds_by_part["data"], whole.slowest_seconds
+        message_seconds = exposed + 0.9 * pass_seconds
+        hidden_of_first_chunk = 0.9 * min(message_seconds, 4 * pass_seconds)
+        assert (message_seconds > 4 * pass_seconds) == has_long_messages
+        expected = (exposed + message_seconds - hidden_of_first_chunk) / 2
+        assert chunks.seconds_by_part["data"] == pytest.approx(expected, rel=2e-2)
 
 
 def test_sequence_parallel_inputs_are_gathered_in_the_products_format() -> None:
-    """Transformer Engine casts what it gathers (layernorm_linear.py): half the bytes in 8 bits, none fewer of sums."""
+    """Transformer Engine casts what it gathers (layernorm_linear.py): half the bytes in 8 bits, none fewer of sums.
 
-    def message_seconds(kind: str, dtype: str, stack: Any = MEGATRON) -> float:
-        plan = StepPlan.from_layout(Layout(tp=8, sequence_parallel=True), 1, 1, 4096, dtype=dtype)
+    An adapter of the queries reads their gathered input in 16 bits, one of the six tensors that a layer gathers.
+    """
+
+    def message_seconds(kind: str, dtype: str, adapted_modules: tuple[str, ...] = ()) -> float:
+        adapters = Adapters(8, frozenset(adapted_modules)) if adapted_modules else None
+        plan = replace(
+            StepPlan.from_layout(Layout(tp=8, sequence_parallel=True), 1, 1, 4096, dtype=dtype), adapters=adapters
+        )
         device = replace(h100(), latency=0.0)
-        operations = training_step(llama(), device, stack, plan).timed_pass.operations
+        operations = training_step(llama(), device, MEGATRON, plan).timed_pass.operations
         return sum(float(work.network) for work in operations if work.kind == kind and work.layer_kind_index >= 0)
 
     assert message_seconds("all_gather", "fp8") == pytest.approx(message_seconds("all_gather", "bf16") / 2)
     assert message_seconds("reduce_scatter", "fp8") == pytest.approx(message_seconds("reduce_scatter", "bf16"))
+    wide_bytes = message_seconds("all_gather", "bf16", ("q_proj",))
+    assert message_seconds("all_gather", "fp8", ("q_proj",)) == pytest.approx(wide_bytes * (1 + 5 / 2) / 6)
 
 
 def test_products_of_an_a100_run_in_waves_of_tiles() -> None:
