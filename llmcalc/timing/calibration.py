@@ -71,7 +71,7 @@ class CalibrationFactors:
         )
 
     def stack(self, software_stack: SoftwareStack) -> SoftwareStack:
-        """Returns the software stack with waits and network times scaled by the factors; itself if the factors are 1."""
+        """Returns the software stack with waits and network times scaled by the factors (itself, if they are 1)."""
         if self == UNIT_FACTORS:
             return software_stack
         scaled_waits = {factor_name: getattr(software_stack, factor_name) * self.wait for factor_name in WAIT_CONSTANTS}

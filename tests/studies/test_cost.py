@@ -208,6 +208,13 @@ def test_without_devices_training_is_on_the_fewest_that_fit(run: Any) -> None:
     assert run(*words, "--devices", str(devices // 2)).code == 2
 
 
+def test_an_error_that_more_devices_do_not_mend_names_none(run: Any) -> None:
+    code, _, error = run("cost", "qwen3-0.6b", "--hardware", "24GiB", "--tokens", "1B")
+    assert code == 2
+    assert "no memory bandwidth is known" in error
+    assert "were tried" not in error
+
+
 def test_without_lengths_requests_are_those_of_serve(run: Any) -> None:
     words = ("cost", "qwen3-0.6b", "--hardware", "l4", "--requests", "1M", "--format", "json")
     document = run(*words).document
