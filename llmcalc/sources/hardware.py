@@ -377,7 +377,7 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         )
     for count_pattern in ACCELERATOR_COUNT_PATTERNS[:2]:  # `2x NAME` and `NAME x2`
         count_match = count_pattern.fullmatch(typed_name.strip())
-        if count_match and int(count_match["count"]) > 0:
+        if count_match and int(count_match["count"]) > 0 and re.search("[a-z]", count_match["name"], re.I):
             return _find_hardware_by_name(count_match["name"])  # raises, as the accelerator is not known
     if INTEGRATED_GPU.search(typed_name):
         raise InputError(

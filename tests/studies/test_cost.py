@@ -265,7 +265,7 @@ def test_refusals(run: Any, words: tuple[str, ...], message: str) -> None:
 
 def test_adapters_that_do_not_fit_are_led_to_four_bits(run: Any) -> None:
     words = ("--hardware", "rtx-4090", "--tokens", "1M", "--devices", "1", "--lora-rank", "16")
-    assert "expected more devices, --base nf4, or --step" in run("cost", "qwen3-8b", *words).error
+    assert "expected more devices, --base nf4, a --seq below 4096, or --step" in run("cost", "qwen3-8b", *words).error
 
 
 def test_layouts_that_cannot_be_counted_are_not_said_to_lack_memory(run: Any) -> None:
