@@ -20,7 +20,9 @@ def command(
     sort: Annotated[str | None, value_option("--sort", "KEY", SORT_HELP)] = None,
     seq: SeqOption = None,
     kv_dtype: CacheDtypeOption = "bf16",
-    hardware: Annotated[str | None, accelerator_option(" Adds the time of a token and tokens/s on it.")] = None,
+    hardware: Annotated[
+        str | None, accelerator_option(" Adds the time of a token and tokens/s on it.", takes_count=False)
+    ] = None,
     users: Annotated[int | None, length_option("--users", help="Sequences at once on --hardware; default 1.")] = None,
     *,
     model_filter: ModelFilter,

@@ -29,7 +29,7 @@ def command(
     engine: Annotated[
         str | None, value_option("--engine", "NAME==VERSION", "The engine's version, if the log does not say it.")
     ] = None,
-    hardware: Annotated[str | None, accelerator_option(" Default: that of the log.")] = None,
+    hardware: Annotated[str | None, accelerator_option(" Default: that of the log.", takes_count=False)] = None,
     quantize: Annotated[
         str | None, value_option("--quantize", "SCHEME", "The scheme of the weights; default the checkpoint's.")
     ] = None,

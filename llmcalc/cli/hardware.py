@@ -18,12 +18,16 @@ def _hardware_names() -> Iterable[str]:
 complete_name = shell_completion_of(_hardware_names)
 
 
-def accelerator_option(default_text: str = "") -> Any:
-    """Returns the option `--hardware` for one accelerator. default_text: the help's sentence on the default."""
+def accelerator_option(default_text: str = "", takes_count: bool = True) -> Any:
+    """Returns the option `--hardware` for one kind of accelerator.
+
+    default_text: the help's sentence on the default. takes_count: whether `2x3090` is two devices.
+    """
+    names_text = "h100, m4-max-64gb" + ", 2x3090" * takes_count
     return value_option(
         "--hardware",
         "NAME",
-        f"The accelerator: a name (h100, m4-max-64gb, 2x3090), a memory size (24GiB) or a .toml file.{default_text}",
+        f"The accelerator: a name ({names_text}), a memory size (24GiB) or a .toml file.{default_text}",
         completion=complete_name,
     )
 

@@ -28,7 +28,7 @@ from .shared_options import (
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 HARDWARE_HELP = (
-    "Accelerators on which it should fit. A name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file; "
+    "Accelerators on which it should fit. A name (h100, m4-max-64gb, 2x3090), a memory size (24GiB) or a .toml file; "
     "repeatable. By default common ones are listed. Exit code 1 if it fits on none of those given."
 )
 

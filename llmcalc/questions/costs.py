@@ -139,12 +139,16 @@ def _cost_on_fewest_devices(
     while devices * hardware.capacity_bytes < state_bytes:
         devices *= 2
     tried_devices = [devices << doubling for doubling in range(MOST_DOUBLINGS + 1)]
+    error_on_fewer_devices = ""
     for devices in tried_devices:
         run_on_devices = replace(run_question, layout=replace(layout, devices=devices))
         try:
             run_cost = _training_cost(run_on_devices, options, watts, hourly_price)
             break
         except InputError as error:
+            if str(error) == error_on_fewer_devices:
+                raise  # the number of devices is not what is wrong
+            error_on_fewer_devices = str(error)
             if devices == tried_devices[-1]:
                 raise InputError(
                     f"{error} (--devices is missing: {tried_devices[0]} to {devices} were tried)"

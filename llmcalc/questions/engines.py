@@ -98,12 +98,16 @@ class EngineQuestion:
                     if engine_memory.devices > 1 or engine.field_of_option("--devices") in engine_flags:
                         raise InputError(
                             f"--hardware: {self.hardware}: names {device_count} accelerators, and the flags are for "
-                            f"{engine_memory.devices}; expected --hardware {accelerator.name}"
+                            f"{engine_memory.devices}; expected flags for {device_count}, or --hardware "
+                            f"{accelerator.name}"
                         )
                     engine_flags |= read_flag_values(
                         engine.title, engine.known_flags(), {"devices": device_count}, engine.flags_by_option
                     )
-                    engine_memory = engine.memory_on(self.preset, hardware, version, engine_flags)
+                    try:
+                        engine_memory = engine.memory_on(self.preset, hardware, version, engine_flags)
+                    except InputError as error:
+                        raise InputError(f"--hardware {self.hardware}: {error}") from None
             if receipt is not None:
                 engine_memory = replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
             find_changes = self.naming_file_in_errors()(
@@ -348,7 +352,10 @@ def ask_engine_fit(
         if named_hardware is not None:
             with engine_question.naming_file_in_errors():  # raises for sizes that were typed
                 engine.memory_on(preset, named_hardware, version, flags_on_hardware(named_hardware))
-        raise InputError("--devices: no layout divides the model over so many; expected another number")
+        raise InputError(
+            f"--devices {devices}: no layout divides the model over at most so many; expected another number, or other "
+            "flags"
+        )
     engine_options.sort(
         key=lambda engine_option: (
             not engine_option.serves_all_users,

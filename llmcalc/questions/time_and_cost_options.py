@@ -340,7 +340,11 @@ class CostOptions:
     ] = None
     requests: Annotated[
         int | None,
-        common_setting("Requests to serve (1M), with --input and --output.", parse_value=_parse_count, metavar="N"),
+        common_setting(
+            "Requests to serve (1M), by default with the tokens that serve assumes.",
+            parse_value=_parse_count,
+            metavar="N",
+        ),
     ] = None
     input: InputTokens = None
     output: OutputTokens = None

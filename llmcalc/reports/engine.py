@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..frameworks.engines.engine import HOST_DEVICE, EngineMemory, FlagChange, MemoryTerm
-from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, single_document_or_list
-from .notes import device_phrase, plural, published_tag_notes, tag_notes
+from .document import (
+    Column,
+    DisplayedValue,
+    Report,
+    Row,
+    Table,
+    displayed_text,
+    row,
+    single_document_or_list,
+    without_repetitions,
+)
+from .notes import device_phrase, larger_file_notes, plural, published_tag_notes, tag_notes
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -91,7 +101,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
     ]
     answer_text = ", ".join(f"{engine_use.memory.kv_tokens:,} tokens" for engine_use in engine_uses)
     title = _title_text(engine_uses[0])
-    notes = _memory_notes(engine_uses[0].memory)
+    notes = [*_format_notes(engine_uses[0]), *_memory_notes(engine_uses[0].memory)]
     table = Table(title, table_columns, table_rows, _heading_subtitle(engine_uses[0]), notes, answer_text, name="cache")
     json_documents = [
         {
@@ -133,6 +143,7 @@ def fit_report(
     users_text = f"{plural(users, 'user')} of {plural(best_option.memory.max_model_len, 'token')}"
     notes = [
         *_host_layer_notes(engine_use, engine_options),
+        *_format_notes(engine_use),
         *_memory_notes(best_option.memory),
         *_launch_notes(engine_use),
     ]
@@ -156,9 +167,7 @@ def fit_report(
     table_columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_decoding_times else ()))
     limit_flag = "" if user_limit is None else engine_use.engine.spelling(engine_use.engine.field_of_option("--users"))
     limit_text = limit_flag and f"with {limit_flag} {user_limit}, by --users"
-    subtitle = "; ".join(
-        filter(None, (_format_remark(engine_use), limit_text, _launch_subtitle(engine_use).removeprefix("; ")))
-    )
+    subtitle = "; ".join(filter(None, (limit_text, _launch_subtitle(engine_use).removeprefix("; "))))
     table = Table(title, table_columns, table_rows, subtitle, notes, answer_text, name="options")
     tables = [table, *([_changes_table(engine_use)] if names_accelerator and engine_use.flag_changes else [])]
     json_document = {
@@ -216,23 +225,21 @@ def _heading_subtitle(engine_use: EngineUse) -> str:
         if flag_name in engine_use.engine.shown_defaults
     )
     device_text = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
-    format_remark = _format_remark(engine_use)
     return (
         f"{device_text}, in {units.GIB.name}"
         + (f"; default {defaults_text}" if defaults_text else "")
-        + (f"; {format_remark}" if format_remark else "")
         + _launch_subtitle(engine_use)
     )
 
 
-def _format_remark(engine_use: EngineUse) -> str:
-    """Returns the engine's remark on the format of the weights, such as the default format of a tag; else empty."""
+def _format_notes(engine_use: EngineUse) -> list[str]:
+    """Returns the engine's notes on the weights' format, or on a tag without a format; empty without any."""
     preset, scheme_name = engine_use.preset, engine_use.flags.get("quantize")
-    if engine_use.memory.heading:
-        return engine_use.memory.heading
+    if engine_use.memory.format_note:  # the library's format
+        return [engine_use.memory.format_note, *larger_file_notes(preset.target)]
     if scheme_name is None and not engine_use.engine.reads_library_tags:
-        return "".join(published_tag_notes(preset, engine_use.engine.title))
-    return "".join(tag_notes(preset, scheme_name))
+        return published_tag_notes(preset, engine_use.engine.title)
+    return tag_notes(preset, scheme_name)
 
 
 def _launch_subtitle(engine_use: EngineUse) -> str:
@@ -342,7 +349,12 @@ def _terms_table(engine_use: EngineUse) -> Table:
     user_count = engine_memory.max_users()
     row_cells = ["tokens", None, "", f"{engine_memory.kv_tokens:,}, {_users_text(user_count)} users at once"]
     table_rows.append(Row(row_cells))
-    notes = [*_limit_notes(engine_use), *_memory_notes(engine_memory), *_launch_notes(engine_use)]
+    notes = [
+        *_limit_notes(engine_use),
+        *_format_notes(engine_use),
+        *_memory_notes(engine_memory),
+        *_launch_notes(engine_use),
+    ]
     subtitle = _heading_subtitle(engine_use)
     answer = _answer_text(engine_memory)
     return Table(_title_text(engine_use), TERM_COLUMNS, table_rows, subtitle, notes, answer, name="terms")
@@ -419,7 +431,9 @@ def _engine_columns_table(engine_uses: Sequence[EngineUse]) -> Table:
         f"{engine_name} {'starts' if engine_use.memory.can_start else 'does not start'}"
         for engine_use, engine_name in zip(engine_uses, engine_names, strict=True)
     )
-    notes = list(dict.fromkeys(note for engine_use in engine_uses for note in _memory_notes(engine_use.memory)))
+    notes = without_repetitions(
+        note for engine_use in engine_uses for note in [*_format_notes(engine_use), *_memory_notes(engine_use.memory)]
+    )
     return Table(title, table_columns, table_rows, "", notes, answer_text, name="terms")
 
 

@@ -11,6 +11,7 @@ from ..costs.context_length import too_long_note
 from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAM_EFFECTS
+from ..sources.library_tags import USUAL_SCHEME
 from ..sources.preset import Preset
 from ..sources.presets import (
     LIBRARY_ENGINE,
@@ -139,13 +140,18 @@ def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
         library_scheme, remark = tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1], preset.target)
     if scheme_name != library_scheme:
         return [*preset.run_notes]
-    size_notes = []
-    if larger_file := larger_file_gigabytes(preset.target):
-        size_notes = [
-            f"Ollama's file of this tag has {larger_file:g} GB, with tensors in more bits than {scheme_name} has; the "
-            "buffers of llama.cpp and Ollama are counted with its size, other figures without it"
-        ]
-    return [remark, *size_notes, *preset.run_notes]
+    return [remark, *larger_file_notes(preset.target), *preset.run_notes]
+
+
+def larger_file_notes(tag: str) -> list[str]:
+    """Returns a note on the size of a tag's files, if they have more bits than are counted; empty for other tags."""
+    gigabytes = larger_file_gigabytes(tag)
+    if gigabytes is None:
+        return []
+    return [
+        f"Ollama's file of this tag has {gigabytes:g} GB, with tensors in more bits than {USUAL_SCHEME} has; the "
+        "buffers of llama.cpp and Ollama are counted with its size, other figures without it"
+    ]
 
 
 def tagged_format_note(scheme_name: str, name: str) -> str:

@@ -170,11 +170,13 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     host_wait_percent = units.percent(timed_run.host_wait_seconds / timed_run.seconds, 0)
     step_plan = timed_run.step_plan
     is_divided = step_plan is not None and step_plan.tp > 1 and bool(stack.dtensor_operation)
+    has_short_batches = step_plan is not None and bool(step_plan.micro_batches > 1)
     dtensor_text = f" ({1e6 * stack.dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
     return [
         f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation"
         f"{dtensor_text if is_divided else ''}; the low end has the fastest measured host, "
         f"{kernel_seconds * stack.fastest_host:.0f} µs"
+        f"{'; longer micro-batches (--batch) wait less' * has_short_batches}"
     ]
 
 

@@ -368,11 +368,17 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
             f"--hardware: {typed_name}: not understood as a memory size; expected {gib_text}GB or {gib_text}GiB"
         )
     listed_names = [listed_name.strip() for listed_name in typed_name.split(",")]
-    if len(listed_names) > 1 and all(map(preset_with_spelling, listed_names)):
+    if len(listed_names) > 1 and all(
+        preset_with_spelling(name) or _count_and_accelerator(name) for name in listed_names
+    ):
         expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
         raise InputError(
             f"--hardware: {typed_name}: commas separate no names; expected one (memory takes {expected_options})"
         )
+    for count_pattern in ACCELERATOR_COUNT_PATTERNS[:2]:  # `2x NAME` and `NAME x2`
+        count_match = count_pattern.fullmatch(typed_name.strip())
+        if count_match and int(count_match["count"]) > 0 and re.search("[a-z]", count_match["name"], re.I):
+            return _find_hardware_by_name(count_match["name"])  # raises, as the accelerator is not known
     if INTEGRATED_GPU.search(typed_name):
         raise InputError(
             f"--hardware: {typed_name}: a GPU in a processor, without memory of its own; expected the memory of "
@@ -419,6 +425,9 @@ def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
             (count_match["name"], re.sub("s$", "", count_match["name"], flags=re.I))
         ):  # an L40S, two 4090s
             hardware = memory_only_hardware(name) or preset_with_spelling(name) or _hardware_of_memory_size(name)
+            if hardware is None and (machine := accelerator_of_machine(name)):
+                hardware = load_hardware(machine[0])
+                accelerator_count *= machine[1]
             if hardware is not None and accelerator_count > 0:
                 return accelerator_count, hardware
     return None

@@ -53,6 +53,11 @@ def title_and_aliases(preset_name: str) -> tuple[str, tuple[str, ...]]:
     return description["title"], tuple(description.get("aliases", ()))
 
 
+def release_date(preset_name: str) -> str:
+    """Returns the date of a preset's release, such as 2024-04-18; empty if it has none. It reads no tables."""
+    return str(parse_toml(_text_before_tables(preset_name), preset_name).get("released", ""))
+
+
 @cache
 def load_preset(preset_name: str) -> Preset:
     """Loads the preset with exactly this file name."""

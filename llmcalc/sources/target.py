@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, MissingExtra, one_line, suggest
+from ..errors import MOST_SUGGESTIONS, InputError, MissingExtra, one_line, suggest
 from ..identity_cache import IdentityCache
 from .files import is_json_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
 from .hardware import preset_with_spelling
@@ -31,6 +31,7 @@ from .presets import (
     names_by_alias,
     preset_within_name,
     read_preset,
+    release_date,
     scheme_in_name,
 )
 from .target_names import LIBRARY_TAG_PREFIX, STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
@@ -326,6 +327,16 @@ def _is_kind_of_drafts(name: str) -> bool:
     return False
 
 
+UNPUBLISHED_MODEL = re.compile(
+    r"(?:chat-?gpt|claude|gemini(?!.*nano)|gpt-?(?:3\.5|[45]))(?:[-_. o0-9].*)?|o[134](?:-(?:mini|pro|preview))?", re.I
+)
+"""Models whose makers publish no size: OpenAI's since GPT-3.5, Anthropic's, and Google's Gemini but Nano.
+
+Sources: https://arxiv.org/abs/2303.08774, section 2, of GPT-4; the cards of the others state no parameters
+(https://www.anthropic.com/system-cards, https://deepmind.google/models/model-cards).
+"""
+
+
 def _unknown_target_error(model_target: str) -> str:
     if " " in model_target and MEMORY_MESSAGE_WORD.search(model_target[:LONGEST_NAME]):
         return (
@@ -342,6 +353,11 @@ def _unknown_target_error(model_target: str) -> str:
             f"'{model_target}' is a size and no model; expected a model's name (llmcalc presets --min-params "
             f"{0.9 * size:g}{unit} --max-params {1.1 * size:g}{unit} lists some), or llmcalc shape --params "
             f"{model_target} for shapes"
+        )
+    if UNPUBLISHED_MODEL.fullmatch(model_target):
+        return (
+            f"'{model_target}': its maker publishes no size or architecture, so that nothing can be counted; expected "
+            "a model with a published config (llmcalc presets lists all)"
         )
     if model_target in ("mtp", "ngram"):
         return (
@@ -360,7 +376,9 @@ def _unknown_target_error(model_target: str) -> str:
     base_preset = _base_preset(model_target)
     if base_preset is not None:
         return f"no preset, file or hub id called '{model_target}'.{_advice_on_base(model_target, base_preset)}"
-    suggestion = suggest(model_target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()})
+    suggestion = _suggest_newest(model_target) or suggest(
+        model_target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()}
+    )
     suggestion = suggestion or _suggest_relatives(model_target)
     if re.search("gguf(?::|$)", model_target[:LONGEST_NAME], re.IGNORECASE) and not suggestion:
         return (
@@ -453,6 +471,19 @@ def _advice_on_name(hub_id: str) -> str:
         return f".{_advice_on_base(repository, base_preset)}"
     suggestion = _suggest_relatives(repository)
     return f".{suggestion} Any other model needs its own config.json" if suggestion else ""
+
+
+def _suggest_newest(model_name: str) -> str:
+    """Returns ` Did you mean a, b?` with the newest presets of a family without its version: `llama`, `llama-70b`."""
+    lowercase_name = model_name[:LONGEST_NAME].lower()
+    name_match = re.fullmatch(r"(?P<family>[a-z]{2,})(?:[-_ ]?(?P<size>[0-9.]+[bm]))?", lowercase_name)
+    if name_match is None:
+        return ""
+    size_pattern = "(?:-.+)?" if name_match["size"] is None else f"-{re.escape(name_match['size'])}"
+    preset_pattern = re.compile(rf"{name_match['family']}-?v?[0-9.]*{size_pattern}")
+    presets = sorted(filter(preset_pattern.fullmatch, model_names()), key=len)
+    presets.sort(key=release_date, reverse=True)
+    return f" Did you mean {', '.join(presets[:MOST_SUGGESTIONS])}?" if presets else ""
 
 
 def _suggest_relatives(model_name: str) -> str:

@@ -331,6 +331,11 @@ USAGE = {
     "memory llama3-8b --n_ctx 4096": "No such option: --n_ctx; expected --seq",
     "memory llama3-8b --n_gpu_layers 35": "--n_gpu_layers; a flag of an engine needs --engine, such as llama.cpp",
     "params llama3-8b -o json": "--output: json is a format; expected --format json, or a file such as answer.json",
+    "fit llama-70b": "Did you mean llama3.3-70b, llama3.1-70b, llama3-70b?",
+    "params deepseek": "Did you mean deepseek-v",  # the newest, not the shortest name
+    "params gpt-4o": "'gpt-4o': its maker publishes no size or architecture",
+    "memory llama3-8b --engine vllm --hardware 3x3090": "--hardware 3x3090: --tensor-parallel-size 3: does not divide",
+    "memory llama3-8b --hardware 4x780m": "--hardware: 780m: a GPU in a processor",
     "params qwen1.5": "Did you mean qwen1.5-4b, qwen1.5-7b, qwen1.5-14b?",
     "models": "there is no command 'models'. Did you mean presets?",
     "kv llama3-8b --tensor-parallel-size 8": "No such option: --tensor-parallel-size; expected --tp",

@@ -714,6 +714,7 @@ def test_details_fit_a_terminal(run: Any) -> None:
         (["1080 8gb", "h100"], None, (["gtx-1080", "h100-sxm"], None)),
         (["p5.48xlarge"], None, (["h100-sxm"], 8)),
         (["p5.48xlarge"], 16, (["h100-sxm"], 16)),  # two machines
+        (["2x p5.48xlarge"], None, (["h100-sxm"], 16)),
         ([], 8, ([], 8)),
     ],
 )

@@ -371,6 +371,9 @@ def test_tags_whose_files_have_more_bits_are_counted_by_their_size() -> None:
     )
     assert size_note in tag_notes(load("phi4-reasoning:14b"), "q4_k_m")
     assert size_note not in tag_notes(load("phi4-reasoning:14b"), "q8_0")
+    for engine in ("ollama", "llama.cpp"):
+        answer = llmcalc.memory("phi4-reasoning:14b", engine=engine, hardware="rtx-3090")
+        assert size_note in answer.document["notes"]
 
 
 def test_tags_of_ollama_state_their_format() -> None:

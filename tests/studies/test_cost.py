@@ -208,6 +208,13 @@ def test_without_devices_training_is_on_the_fewest_that_fit(run: Any) -> None:
     assert run(*words, "--devices", str(devices // 2)).code == 2
 
 
+def test_an_error_that_more_devices_do_not_mend_names_none(run: Any) -> None:
+    code, _, error = run("cost", "qwen3-0.6b", "--hardware", "24GiB", "--tokens", "1B")
+    assert code == 2
+    assert "no memory bandwidth is known" in error
+    assert "were tried" not in error
+
+
 def test_without_lengths_requests_are_those_of_serve(run: Any) -> None:
     words = ("cost", "qwen3-0.6b", "--hardware", "l4", "--requests", "1M", "--format", "json")
     document = run(*words).document
@@ -258,7 +265,7 @@ def test_refusals(run: Any, words: tuple[str, ...], message: str) -> None:
 
 def test_adapters_that_do_not_fit_are_led_to_four_bits(run: Any) -> None:
     words = ("--hardware", "rtx-4090", "--tokens", "1M", "--devices", "1", "--lora-rank", "16")
-    assert "expected more devices, --base nf4, or --step" in run("cost", "qwen3-8b", *words).error
+    assert "expected more devices, --base nf4, a --seq below 4096, or --step" in run("cost", "qwen3-8b", *words).error
 
 
 def test_layouts_that_cannot_be_counted_are_not_said_to_lack_memory(run: Any) -> None:

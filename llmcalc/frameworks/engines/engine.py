@@ -84,7 +84,7 @@ class EngineMemory:
         own among those that divide experts. None for an engine that places whole layers on devices.
     host: what the host needs: `ram_bytes`, `disk_bytes`, whether the file is mapped (`mmap`), and the share of all that
         is in use (`share`); empty if not known.
-    heading: a remark that stands below the heading of a screen; default none.
+    format_note: a note on the format of a tag's weights; default none.
     largest_request_limit: sequences of a step above which the engine refuses to start; 0 where that is not why it
         refuses.
     requests_with_states: requests of a rank for which there are slots of recurrent states; None for no such slots.
@@ -108,7 +108,7 @@ class EngineMemory:
     settings: Mapping[str, Any] = field(default_factory=dict)
     host: Mapping[str, float] = field(default_factory=dict)
     layout: Layout | None = None
-    heading: str = ""
+    format_note: str = ""
     largest_request_limit: int = 0
     requests_with_states: int | None = None
     divides_request_limit: bool = False

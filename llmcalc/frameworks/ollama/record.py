@@ -6,7 +6,9 @@ from ...sources.library_tags import USUAL_SCHEME
 from ..framework import LazyFunction
 from ..ggml.engine import ggml_engine
 
-LIBRARY_HEADING = "weights in q4_k_m, as most tags without a format have (see `ollama show`; for fp16: --quantize none)"
+LIBRARY_FORMAT_NOTE = (
+    "weights in q4_k_m, as most tags without a format have (see `ollama show`; for fp16: --quantize none)"
+)
 """Note on a model whose weight format is not stated anywhere."""
 
 ENGINE = ggml_engine(
@@ -22,7 +24,7 @@ ENGINE = ggml_engine(
     },
     server_factory="OllamaServer",
     engine_functions=(__package__, "server"),
-    usual_scheme=(USUAL_SCHEME, LIBRARY_HEADING),
+    usual_scheme=(USUAL_SCHEME, LIBRARY_FORMAT_NOTE),
     devices_example="CUDA_VISIBLE_DEVICES=0,1",
     default_context=LazyFunction(__package__, "server:default_context"),
     tag_flags=LazyFunction(__package__, "server:tag_flags"),

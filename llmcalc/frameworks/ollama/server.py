@@ -30,7 +30,7 @@ from ..ggml.layer_fit import FittedServer, fit_server, host_layers, largest_numb
 from ..ggml.server import GgmlServer
 from ..ggml.settings import GIB, MIB
 from ..ggml.versions import GgmlEngineRecord
-from .record import LIBRARY_HEADING
+from .record import LIBRARY_FORMAT_NOTE
 
 BATCH_RULES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
 """Rules for the batch size in the order of use: (context tokens to exceed, batch size in tokens, additional bytes for
@@ -355,14 +355,14 @@ def memory(server: OllamaServer) -> EngineMemory:
         for flag_name, default_value in server.defaults.items()
         if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
     }
-    heading_remark = LIBRARY_HEADING if server.scheme != flags.get("quantize") else ""
+    format_note = LIBRARY_FORMAT_NOTE if server.scheme != flags.get("quantize") else ""
     return replace(
         computed_memory,
         max_model_len=server.num_ctx,
         has_all_layers_on_devices=not host_layer_count,
         assumed_flags=assumed_options,
         notes=tuple(answer_notes),
-        heading=heading_remark,
+        format_note=format_note,
     )
 
 
