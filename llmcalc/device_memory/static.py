@@ -504,7 +504,7 @@ def _adapters_and_format(
         )
     if run_settings.fused_adapters and lora_targets is None:
         raise InputError(
-            "--fused-adapters without --lora-targets: there is no kernel for the default adapters of q_proj and v_proj; "
+            "--fused-adapters without --lora-targets: no kernel for the default adapters of q_proj and v_proj; "
             "expected all-linear, or q_proj,k_proj,v_proj, o_proj or gate_proj,up_proj,down_proj among others"
         )
     fuses_projections_like_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
