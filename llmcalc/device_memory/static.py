@@ -497,6 +497,16 @@ def _adapters_and_format(
         raise InputError(
             "--fused-adapters with --use-dora or --base int8: these kernels are not modelled; expected one of them"
         )
+    if run_settings.fused_adapters and requested_adapters.library != "peft":
+        raise InputError(
+            f"--fused-adapters with --lora-library {requested_adapters.library}: these kernels run PEFT's adapters; "
+            "expected one of them"
+        )
+    if run_settings.fused_adapters and lora_targets is None:
+        raise InputError(
+            "--fused-adapters without --lora-targets: no kernel for the default adapters of q_proj and v_proj; "
+            "expected all-linear, or q_proj,k_proj,v_proj, o_proj or gate_proj,up_proj,down_proj among others"
+        )
     fuses_projections_like_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
     adapters = adapters_of_targets(
         parameter_count.tree,

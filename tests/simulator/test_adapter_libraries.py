@@ -268,6 +268,8 @@ def test_a_router_beside_weights_in_4_bits_keeps_its_format(in_float32: bool) ->
         ("llama3-8b", {}, "the model has no routed experts"),
         ("mixtral-8x7b", {"lora_dropout": True}, "PEFT has no dropout beside experts"),
         ("mixtral-8x7b", {"fused_adapters": True, "base": "int8"}, "these kernels are not modelled"),
+        ("mixtral-8x7b", {"fused_adapters": True}, "no kernel for the default adapters"),
+        ("mixtral-8x7b", {"fused_adapters": True, "lora_library": "litgpt"}, "these kernels run PEFT's adapters"),
         ("mixtral-8x7b", {"lora_library": "litgpt"}, "litgpt has no such adapters"),
         ("mixtral-8x7b", {"base": "nf4", "quantized_experts": True}, "not modelled together"),
     ],

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+import llmcalc
 from llmcalc.components.layers.block import Block
 from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.kernel_choices import KernelChoices
@@ -123,3 +125,21 @@ def test_fused_adapters_keep_what_their_functions_save(
     fused = without_values(spec(), adapters=adapters, choices=KernelChoices(fused_adapters=True))
     assert fused._replace(saved=0) == expected._replace(saved=0)
     assert fused.backward < without_values(spec(), adapters=adapters).backward
+
+
+ADAPTED: dict[str, Any] = {"phase": "training", "seq": 64, "lora_rank": 4, "lora_targets": "all-linear"}
+
+
+def test_layers_that_a_class_joins_have_no_fused_adapters() -> None:
+    """Phi-3's class has qkv_proj and gate_up_proj; axolotl's `find_self_attn_in_layer` wants q_proj, k_proj, v_proj."""
+    for name, is_changed in (("phi3-mini", False), ("llama3.2-1b", True)):
+        usual, fused = (
+            llmcalc.memory(f"{name}?num_hidden_layers=1", **ADAPTED, fused_adapters=is_fused).document["memory"]
+            for is_fused in (False, True)
+        )
+        assert (usual["by_kind"] != fused["by_kind"]) is is_changed
+
+
+def test_zero_3_has_no_fused_adapters() -> None:
+    with pytest.raises(InputError, match="--fused-adapters in ZeRO-3: with DeepSpeed it is not modelled"):
+        llmcalc.memory("llama3.2-1b", **ADAPTED, fused_adapters=True, zero=3, devices=2, framework="deepspeed")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from llmcalc.costs.params import params
+from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import model_type_of_class_name
@@ -112,3 +113,11 @@ def test_layers_after_an_encoder_of_sound_that_are_not_counted_are_named(ending:
     description, notes = read_config(config)
     assert f"architectures: the layers of Wav2Vec2{ending} after the encoder are not counted" in notes
     assert params(ModelSpec.model_validate(description)).total == 94_371_712  # Wav2Vec2Model of its defaults on meta
+
+
+@in_one_test
+@pytest.mark.parametrize("ending", ["ForSequenceClassification", "ForAudioFrameClassification"])
+def test_a_classifier_of_the_weighted_sum_of_all_layers_is_refused(ending: str) -> None:
+    config = {"model_type": "wav2vec2", "architectures": [f"Wav2Vec2{ending}"], "use_weighted_layer_sum": True}
+    with pytest.raises(InputError, match="use_weighted_layer_sum"):
+        read_config(config)

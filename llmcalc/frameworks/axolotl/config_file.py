@@ -186,9 +186,6 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         )
         run_settings |= _kernel_settings(reader, config)
         run_settings |= _adapter_settings(reader, config)
-        fuses_adapters = _fuses_adapters(reader, config)
-        if fuses_adapters and not run_settings.get("use_dora") and run_settings.get("base") != "int8":
-            run_settings["fused_adapters"] = True
         _check_overrides(reader, config)
         if config.get("rl"):
             run_settings |= _preference_settings(reader, config, run_settings)
@@ -200,15 +197,18 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         arguments = {**_trainer_arguments(config, sixteen_bit_dtype), "parallelism_config": parallelism_config}
         model_id = str(config["base_model"] or "")
         reader.counts_longest_samples = not (config.get("sample_packing") or config.get("pad_to_sequence_len"))
+        fuses_adapters = _fuses_adapters(reader, config)
         launched_run = trainer_launch(
             reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
         )
-        has_axolotl_stack = fuses_adapters and launched_run.framework == "torch"
-        return replace(launched_run, software_stack="axolotl") if has_axolotl_stack else launched_run
+        return _with_fused_adapters(launched_run, config) if fuses_adapters else launched_run
 
 
 ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 """Keys of axolotl's fused adapter kernels. If a file sets any of these keys, axolotl turns no kernel on by itself."""
+
+ATTENTION_KERNELS = ("lora_qkv_kernel", "lora_o_kernel")
+"""The keys among them of attention's kernels."""
 
 
 def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
@@ -219,13 +219,50 @@ def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
     if config.get("adapter") not in ("lora", "qlora"):
         return False
     if any(config.get(kernel) is not None for kernel in ADAPTER_KERNELS):
-        has_mlp_kernel = reader.flag(config, "lora_mlp_kernel")
-        other_kernels = [kernel for kernel in ADAPTER_KERNELS[1:] if reader.flag(config, kernel)]
-        if other_kernels and not has_mlp_kernel:
-            reader.notes.append(f"{', '.join(other_kernels)} without lora_mlp_kernel: timed as PyTorch's adapters")
-        return has_mlp_kernel
+        kernels_on = [kernel for kernel in ADAPTER_KERNELS if reader.flag(config, kernel)]
+        if ADAPTER_KERNELS[0] not in kernels_on:
+            if kernels_on:
+                reader.notes.append(
+                    f"{', '.join(kernels_on)} without lora_mlp_kernel: counted and timed as PEFT's, an upper bound"
+                )
+            return False
+        kernels_off = [kernel for kernel in ATTENTION_KERNELS if kernel not in kernels_on]
+        if kernels_off:
+            reader.notes.append(
+                f"lora_mlp_kernel without {' and '.join(kernels_off)}: attention is counted as with both, a lower bound"
+            )
+        return True
     is_eight_bit_lora = config["adapter"] == "lora" and config.get("load_in_8bit")
-    return not (is_eight_bit_lora or any(map(config.get, ("rl", "trust_remote_code", "nvfp4_merge_aware"))))
+    if is_eight_bit_lora or any(map(config.get, ("rl", "trust_remote_code", "nvfp4_merge_aware"))):
+        return False
+    fsdp_config = config.get("fsdp_config")
+    nested_version = fsdp_config.get("fsdp_version") if isinstance(fsdp_config, Mapping) else None
+    fsdp_version = config.get("fsdp_version") or nested_version
+    return fsdp_config is None or str(fsdp_version) == "2" or reader.source.world_size == 1
+
+
+def _with_fused_adapters(launched_run: Launch, config: Table) -> Launch:
+    """Returns a run whose adapters axolotl's fused kernels run, or PEFT's layers where these kernels are not modelled.
+
+    Before commit b3289fd190 of 2026-03-22 (0.16) axolotl turned them on by itself with `lora_dropout: 0` alone.
+    """
+    settings, note = launched_run.settings, ""
+    if settings.get("use_dora") or getattr(launched_run.framework_settings, "stage", None) == 3:
+        feature = "DoRA" if settings.get("use_dora") else "ZeRO-3"
+        note = f"axolotl's fused kernels of adapters with {feature} are not modelled: PEFT's layers are counted"
+    elif settings.get("base") != "int8" and settings.get("lora_targets"):
+        settings = {**settings, "fused_adapters": True}
+        if config.get("lora_dropout") != 0 and all(config.get(kernel) is None for kernel in ADAPTER_KERNELS):
+            note = (
+                "axolotl's fused kernels of adapters are counted, which versions before 0.16 turn on only with "
+                "lora_dropout: 0; lora_mlp_kernel: false counts PEFT's layers, which those run"
+            )
+    return replace(
+        launched_run,
+        settings=settings,
+        notes=(*launched_run.notes, note) if note else launched_run.notes,
+        software_stack="axolotl" if launched_run.framework == "torch" else launched_run.software_stack,
+    )
 
 
 def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:

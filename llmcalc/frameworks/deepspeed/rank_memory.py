@@ -99,6 +99,7 @@ def _check_training(training_config: TrainingConfig, settings: DeepSpeedSettings
         (training_config.autocast, "--precision autocast"),
         (training_config.kernel_choices.fake_quantization is not None, "--fake-quantize"),
         (training_config.first_trained_layer is not None, "--trainable-layers"),
+        (training_config.kernel_choices.fused_adapters and settings.stage == 3, "--fused-adapters in ZeRO-3"),
         (training_config.keeps_gradients, "--zero-grad zeros"),
         (training_config.optimizer_in_backward, "--optimizer-in-backward"),
         (optimizer(training_config.optimizer).separates_layer_matrices, f"--optimizer {training_config.optimizer}"),

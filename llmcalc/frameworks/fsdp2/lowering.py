@@ -190,21 +190,18 @@ class FsdpProfile(RingAttentionKernels):
         Layers of which none runs are groups that are never gathered.
         """
         first_part = UNREAD_LAYERS if module_scope.first_input is not None else module_scope.name
-        is_trained = self.adapters is None and self.first_trained_layer is None
         for node_number, node_position in enumerate(module_scope.node().walk()):
-            counted_op = node_position.counted_op
+            counted_op, node_name = node_position.counted_op, node_position.node.name
             if counted_op is None or module_scope.node_fields.get("optional"):
                 continue
+            buffer_index = len(counted_op.tensors()) if counted_op.has_effect("buffers") else None
             for copy_index in range(node_position.copies):
-                parameter_path = (*self.module_path(), first_part, node_number, copy_index)
-                for tensor_index, tensor in enumerate(counted_op.tensors()):
-                    parameter_key = (*parameter_path, f"{node_position.node.name}.{tensor_index}")
-                    is_leaf = is_trained and not getattr(counted_op.op, "is_frozen", False)
-                    self.parameter(parameter_key, tensor.shape, self.dtype, is_leaf)
-                if counted_op.has_effect("buffers"):
-                    buffer_key = (*parameter_path, f"{node_position.node.name}.buffers")
-                    self.buffers.add(buffer_key)
-                    self.parameter(buffer_key, (counted_op.buffers(),), self.dtype, False)
+                module_path = (*self.module_path(), first_part, node_number, copy_index)
+                for tensor_index, tensor in enumerate(self.unread_parameters(node_name, counted_op)):
+                    parameter_key = (*module_path, f"{node_name}.{tensor_index}")
+                    if tensor_index == buffer_index:
+                        self.buffers.add(parameter_key)
+                    self.parameter(parameter_key, tensor.shape, tensor.dtype, tensor.is_leaf)
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:

@@ -473,6 +473,7 @@ def test_qlora_of_axolotl() -> None:
         "lora_dropout": True,
         "base": "nf4-dq",
         "allocator": "expandable",
+        "fused_adapters": True,
     }
     assert launch.assumed_defaults == {
         "bf16": True,
@@ -528,9 +529,27 @@ def test_axolotls_kernels_of_adapters_are_those_of_the_file_or_the_automatic_one
     for changes, stack in stacks:
         launch = changed("axolotl_qlora.yaml", **changes)
         assert (launch.software_stack, launch.settings.get("fused_adapters", False)) == (stack, bool(stack)), changes
-    launch = changed("axolotl_qlora.yaml", lora_qkv_kernel=True, lora_o_kernel=True)
-    assert launch.software_stack == ""
-    assert "lora_qkv_kernel, lora_o_kernel without lora_mlp_kernel: timed as PyTorch's adapters" in launch.notes
+    fsdp = {"fsdp": ["full_shard"], "fsdp_config": {"offload_params": False}}
+    for fsdp_version, is_fused in ((1, False), (2, True)):
+        launch = changed("axolotl_qlora.yaml", 2, **fsdp, fsdp_version=fsdp_version)
+        assert launch.settings.get("fused_adapters", False) is is_fused
+
+
+def test_notes_say_where_axolotls_kernels_of_adapters_are_not_those_of_the_answer() -> None:
+    """Dropout beside the kernels: axolotl b3289fd190 of 2026-03-22."""
+    dropout_note = "which versions before 0.16 turn on only with lora_dropout: 0"
+    runs: list[tuple[dict[str, Any], bool, str]] = [
+        ({}, True, dropout_note),
+        ({"lora_qkv_kernel": True, "lora_o_kernel": True}, False, "counted and timed as PEFT's, an upper bound"),
+        ({"lora_mlp_kernel": True, "lora_o_kernel": True}, True, "lora_mlp_kernel without lora_qkv_kernel: attention"),
+        ({"peft_use_dora": True}, False, "adapters with DoRA are not modelled: PEFT's layers are counted"),
+        ({"deepspeed": "deepspeed_configs/zero3.json"}, False, "with ZeRO-3 are not modelled: PEFT's layers"),
+    ]
+    for changes, is_fused, note in runs:
+        launch = changed("axolotl_qlora.yaml", 2, **changes)
+        assert launch.settings.get("fused_adapters", False) is is_fused
+        assert note in "; ".join(launch.notes), changes
+    assert dropout_note not in "; ".join(changed("axolotl_qlora.yaml", lora_dropout=0).notes)
 
 
 def test_axolotl_trains_in_bf16_under_fsdp() -> None:

@@ -137,6 +137,8 @@ class FusedAdapterKernels(LoraKernels):
         names = PROJECTIONS if operation.name in PROJECTIONS else (OUTPUT_PROJECTION,)
         if not all(name in layers for name in (*PROJECTIONS, OUTPUT_PROJECTION)):
             return ()
+        if any(self._joined_layer_name(layers[name]) for name in PROJECTIONS):  # the class has no such layers
+            return ()
         projections = [layers[name] for name in names]
         reads_one_input = len({id(layer.input_values[0]) for layer in projections}) == 1
         return projections if reads_one_input and all(map(self._has_own_adapter, projections)) else ()

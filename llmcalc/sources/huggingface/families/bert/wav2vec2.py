@@ -73,10 +73,11 @@ def is_set(config: Config, field_name: str) -> bool:
 
 
 def _score_head(config: Config) -> Table | None:
-    """Returns the classifier of recordings, which averages projected hidden states; None for a class without one."""
+    """Returns the classifier of recordings, which reads the mean of projected states; None for another class."""
+    if class_name_of_config(config).endswith("Classification"):  # of sequences or of frames
+        config.require("use_weighted_layer_sum", False)
     if not scores_sequences(config):
         return None
-    config.require("use_weighted_layer_sum", False)
     return {"over": "sequence", "projection_size": config.integer("classifier_proj_size")}
 
 
