@@ -81,7 +81,11 @@ def address(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         if not page.is_dir():
             build.build(FIRST, page)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as python:
-        answer = cache(partial(python.submit, answered))
+
+        @cache
+        def answer(question: str) -> Future[str]:
+            return python.submit(answered, question)
+
         with served(partial(AnsweringHandler, directory=str(page), answer=answer)) as place:
             yield place
 
