@@ -27,12 +27,13 @@ ASKED = """questions => {
     worker.onerror = (event) => reject(new Error(event.message));
     worker.onmessage = ({ data }) => {
       if (data.failed ?? data.broken) reject(new Error(data.failed ?? data.broken));
-      if (data.text !== undefined && texts.push(data.text) === questions.length) resolve(texts);
+      if (data.text !== undefined) texts[data.id] = data.text;
+      if (Object.keys(texts).length === questions.length) resolve(texts);
     };
   });
   questions.forEach(([call, request], id) => worker.postMessage({ id, call, request }));
 }"""
-"""Asks the page's worker all questions, which it answers in their order; does not wait."""
+"""Asks the page's worker all questions, of which one that needs no archive overtakes others; does not wait."""
 
 
 ASKS_THE_SERVER = """window.Worker = class {
