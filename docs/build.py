@@ -25,6 +25,7 @@ import tempfile
 import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -100,21 +101,28 @@ def relabelled(picture: str, labels: Mapping[str, str]) -> str:
     return WRITTEN.sub(with_label, picture)
 
 
-def drawn(command: str, page: Path, count: int, labels: Mapping[str, str]) -> str:
-    """Draws a plot beside a page, and returns its Markdown."""
+@cache
+def plotted(command: str) -> str:
+    """The picture of a plot, as SVG. Languages share it: they have the same plots."""
     from llmcalc.cli.main import main
 
+    with tempfile.TemporaryDirectory() as folder:
+        picture = Path(folder) / "plot.svg"
+        before, sys.argv = sys.argv, [*shlex.split(command), "-o", str(picture)]
+        try:
+            main()
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(f"{command}: exit code {end.code}") from None
+        finally:
+            sys.argv = before
+        return picture.read_text()
+
+
+def drawn(command: str, page: Path, count: int, labels: Mapping[str, str]) -> str:
+    """Draws a plot beside a page, and returns its Markdown."""
     picture = page.with_name(f"{page.stem}-{count}.svg")
-    before, sys.argv = sys.argv, [*shlex.split(command), "-o", str(picture)]
-    try:
-        main()
-    except SystemExit as end:
-        if end.code:
-            raise RuntimeError(f"{command}: exit code {end.code}") from None
-    finally:
-        sys.argv = before
-    if labels:
-        picture.write_text(relabelled(picture.read_text(), labels))
+    picture.write_text(relabelled(plotted(command), labels) if labels else plotted(command))
     return f"![{command}]({picture.name})\n\n`{command} -o {picture.name}`"
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import tomllib
-from functools import partial
+from functools import cache, partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
@@ -53,6 +53,12 @@ class Page(HTMLParser):
         self.anchors |= {given[key] for key in ("id", "name") if given.get(key)}
 
 
+@cache
+def page_of(file: Path) -> Page:
+    """The page that stands in a file of the site, which is read once."""
+    return Page(file.read_text())
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     missing = [name for name in NEEDED if find_spec(name) is None]
@@ -70,7 +76,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.browser
 def test_links_lead_somewhere(site: Path) -> None:
     """Every link within the site has its file and, if it names one, its anchor."""
-    pages = {file: Page(file.read_text()) for file in site.rglob("*.html") if file.name != "404.html"}
+    pages = {file: page_of(file) for file in site.rglob("*.html") if file.name != "404.html"}
     assert len(pages) > 20
     broken = []
     for file, page in pages.items():
@@ -109,7 +115,7 @@ def test_language_models_have_a_page_of_every_command(site: Path) -> None:
 def test_pages_ask_no_other_site(site: Path) -> None:
     """Scripts, styles and pictures are those of the site."""
     for file in site.rglob("*.html"):
-        assert not [one for one in Page(file.read_text()).sources if urlsplit(one).netloc], file
+        assert not [one for one in page_of(file).sources if urlsplit(one).netloc], file
 
 
 @pytest.mark.browser
@@ -194,7 +200,7 @@ def test_every_folder_of_pages_has_a_first_page(site: Path) -> None:
     folders = {file.parent for file in site.rglob("*.html")}
     assert {site / "reference", site / "how-to", site / "zh" / "tutorials"} <= folders
     for folder in folders:
-        links = Page((folder / "index.html").read_text()).links
+        links = page_of(folder / "index.html").links
         pages = {page.name for page in folder.glob("*.html")} - {"index.html", "404.html"}
         assert pages <= {link.partition("#")[0].rpartition("/")[2] for link in links}, folder
 
@@ -213,7 +219,7 @@ def test_the_switch_of_languages_leads_to_the_same_page(site: Path) -> None:
     same = 0
     for file in site.rglob("*.html"):
         own = folders["zh" if file.is_relative_to(folders["zh"]) else "en"]
-        switch = Page(file.read_text()).switch
+        switch = page_of(file).switch
         assert switch.keys() == folders.keys(), file
         for language, links in switch.items():
             other = folders[language] / file.relative_to(own)
@@ -298,7 +304,7 @@ def test_pages_say_where_they_are_published(site: Path) -> None:
     address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
     for name in ("guide.html", "zh/guide.html"):
         assert f'<link rel="canonical" href="{address}{name}">' in (site / name).read_text()
-    sources = Page((site / "404.html").read_text()).sources
+    sources = page_of(site / "404.html").sources
     assert sources
     assert [one for one in sources if not one.startswith(urlsplit(address).path)] == []
 

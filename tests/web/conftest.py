@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import ThreadingHTTPServer
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import cache, partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from llmcalc.page_server import PageRequestHandler
 
-from .loading import FIRST, PATIENCE, WEB, Open, bridge, module, settled
+from .loading import FIRST, PATIENCE, WEB, Open, answered, module, served, settled
 
 Question = tuple[str, dict[str, Any]]
 
@@ -26,61 +27,43 @@ ASKED = """questions => {
     worker.onerror = (event) => reject(new Error(event.message));
     worker.onmessage = ({ data }) => {
       if (data.failed ?? data.broken) reject(new Error(data.failed ?? data.broken));
-      if (data.text !== undefined && texts.push(data.text) === questions.length) resolve(texts);
+      if (data.text !== undefined) texts[data.id] = data.text;
+      if (Object.keys(texts).length === questions.length) resolve(texts);
     };
   });
   questions.forEach(([call, request], id) => worker.postMessage({ id, call, request }));
 }"""
-"""Asks the page's worker all questions, which it answers in their order; does not wait."""
+"""Asks the page's worker all questions, of which one that needs no archive overtakes others; does not wait."""
 
 
-KEEPER = """() => {
-  const channel = new BroadcastChannel("workers"), kept = [];
-  const start = (number) => {
-    const one = kept[number] = { worker: new Worker("/worker.js", { type: "module" }), began: null };
-    const began = (data) => { one.began = data; channel.postMessage({ number, data }); };
-    one.worker.onerror = (event) => began({ broken: event.message });
-    one.worker.onmessage = ({ data }) => {
-      if (data.id === undefined) return began(data);
-      const [page, id] = data.id;
-      channel.postMessage({ number, page, data: { ...data, id } });
-    };
-    return one;
-  };
-  channel.onmessage = ({ data: { number, page, begins, ends, asks } }) => {
-    const one = kept[number] ?? start(number);
-    if (begins && one.began) channel.postMessage({ number, page, data: one.began });
-    if (ends) { one.worker.terminate(); kept[number] = undefined; }
-    if (asks) one.worker.postMessage({ ...asks, id: [page, asks.id] });
-  };
-}"""
-"""Keeps workers, and passes on what other pages ask them through `BORROWED` and what they answer."""
-
-BORROWED = """{
-  const page = Math.random(), used = new Set(), channel = new BroadcastChannel("workers");
-  window.Worker = class {
-    constructor() {
-      this.number = 0;
-      while (used.has(this.number)) this.number += 1;
-      used.add(this.number);
-      this.listen = ({ data: { number, page: of, data } }) => {
-        if (number === this.number && (of ?? page) === page) this.onmessage({ data });
-      };
-      channel.addEventListener("message", this.listen);
-      channel.postMessage({ number: this.number, page, begins: true });
-    }
-    postMessage(asks) { channel.postMessage({ number: this.number, page, asks }); }
-    terminate() {
-      channel.removeEventListener("message", this.listen);
-      used.delete(this.number);
-      channel.postMessage({ number: this.number, page, ends: true });
-    }
-  };
-}"""
-"""A `Worker` that is one of those that `KEEPER` keeps."""
+ASKS_THE_SERVER = """window.Worker = class {
+  constructor() { setTimeout(() => this.onmessage?.({ data: { ready: true } })); }
+  async postMessage({ id, call, request }) {
+    const answer = fetch("/", { method: "POST", body: JSON.stringify([call, request]) }).then((found) => found.text());
+    const data = await answer.then((text) => ({ id, text, ms: 0 }), (error) => ({ id, failed: String(error) }));
+    this.onmessage?.({ data });
+  }
+  terminate() { this.onmessage = null; }
+};"""
+"""A `Worker` that has no Python, and asks `AnsweringHandler` what `worker.js` asks the page's own."""
 
 SAVES_DATA = 'Object.defineProperty(navigator, "connection", { value: { saveData: true } });'
-"""A browser that saves data, in which panels out of view are not drawn: that would keep the shared Python busy."""
+"""A browser that saves data, in which panels out of view are not drawn: that would keep Python busy."""
+
+
+class AnsweringHandler(PageRequestHandler):
+    """Serves the page, and answers a question of `bridge.py` (POST) in another process, each question once in a run."""
+
+    def __init__(self, *request: Any, answer: Callable[[str], Future[str]], **options: Any) -> None:
+        self.answer = answer  # before the request is read, which the class does when it is made
+        super().__init__(*request, **options)
+
+    def do_POST(self) -> None:
+        text = self.answer(self.rfile.read(int(self.headers["Content-Length"])).decode()).result().encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
 
 
 @pytest.fixture(scope="session")
@@ -98,20 +81,20 @@ def address(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not page.is_dir():
             build.build(FIRST, page)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(PageRequestHandler, directory=str(page)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as python:
+
+        @cache
+        def answer(question: str) -> Future[str]:
+            return python.submit(answered, question)
+
+        with served(partial(AnsweringHandler, directory=str(page), answer=answer)) as place:
+            yield place
 
 
 @pytest.fixture(scope="session")
-def shared(chromium: Any, address: str) -> Iterator[Any]:
-    """A context with a page that keeps the workers, whose Python is ready, for all pages that are opened in it."""
+def shared(chromium: Any) -> Iterator[Any]:
+    """A context in which pages are opened that need no context of their own."""
     context = chromium.new_context()
-    keeper = context.new_page()
-    keeper.goto(address + "presets.json")  # of the same origin, without a Python of its own
-    keeper.evaluate(KEEPER)
     yield context
     context.close()
 
@@ -120,13 +103,21 @@ def shared(chromium: Any, address: str) -> Iterator[Any]:
 def visit(shared: Any, chromium: Any, address: str) -> Iterator[Open]:
     """Returns a function that opens the page and waits for live answers. An error in the console fails the test.
 
-    media: as of `Page.emulate_media`. own: whether the page starts Python itself; false by default, where it asks one
-    that is shared with other tests and ready, which saves most of the time.
+    media: as of `Page.emulate_media`. own: whether the page starts Python itself, in a context of its own; false by
+    default, where it asks CPython, which answers the same byte for byte (see `same`) in a fraction of the time. whole:
+    whether it draws the panels out of view too when it rests; by default where Python is its own.
     """
     opened, errors = [], []
 
     def go(
-        link: str = "", width: int = 1280, *, live: bool = True, own: bool = False, allowed: str = "\0", **media: Any
+        link: str = "",
+        width: int = 1280,
+        *,
+        live: bool = True,
+        own: bool = False,
+        whole: bool | None = None,
+        allowed: str = "\0",
+        **media: Any,
     ) -> Any:
         page = (chromium if own else shared).new_page()
         opened.append(page)
@@ -134,7 +125,8 @@ def visit(shared: Any, chromium: Any, address: str) -> Iterator[Open]:
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(**media)
         if not own:
-            page.add_init_script(BORROWED)
+            page.add_init_script(ASKS_THE_SERVER)
+        if not (own if whole is None else whole):
             page.add_init_script(SAVES_DATA)
         page.on("console", lambda m: errors.append(m.text) if m.type == "error" and allowed not in m.text else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -156,9 +148,9 @@ def same(visit: Open) -> Callable[[list[Question]], None]:
     """
 
     def compare(questions: list[Question]) -> None:
-        page = visit("presets.json", live=False, allowed="404")  # asks nothing itself; and has no icon
+        page = visit("presets.json", live=False, own=True, allowed="404")  # asks nothing itself; and has no icon
         page.evaluate(ASKED, questions)
-        ours = [bridge().call(call, json.dumps(request)) for call, request in questions]
+        ours = [answered(json.dumps(question)) for question in questions]
         theirs = page.evaluate("window.answers")
         for question, one, other in zip(questions, theirs, ours, strict=True):
             assert one == other, question

@@ -4,9 +4,13 @@ package, and how to wait for the browser.
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +44,24 @@ def bridge() -> ModuleType:
     return module(WEB / "src" / "bridge.py")
 
 
+def answered(question: str) -> str:
+    """The text that `bridge.py` answers to a question. question: JSON, [call, request]."""
+    call, request = json.loads(question)
+    return str(bridge().call(call, json.dumps(request)))
+
+
+@contextmanager
+def served(handler: Callable[..., Any]) -> Iterator[str]:
+    """A server of this machine while the block runs: its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def until(page: Any, condition: str, value: Any = None) -> None:
     """Waits until a condition of JavaScript is true: an expression, or a function of `value`.
 
@@ -54,6 +76,13 @@ def until(page: Any, condition: str, value: Any = None) -> None:
 def settled(page: Any) -> None:
     """Waits until the page has drawn all that was asked."""
     until(page, "window.llmcalc && window.llmcalc.settled")
+
+
+def draw_all(page: Any) -> None:
+    """Draws all panels, as for a print."""
+    page.evaluate("() => { window.print = () => { window.printed = true; }; }")
+    page.click("#print")
+    until(page, "window.printed === true")
 
 
 def resting_box(page: Any, element: Any) -> dict[str, float]:
@@ -82,7 +111,8 @@ def inaccessible(page: Any) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for scheme, rules in ("light", RULES), ("dark", ["color-contrast"]):
         page.emulate_media(color_scheme=scheme)
-        answer = page.evaluate("rules => axe.run(document, { runOnly: rules })", rules)
+        options = {"runOnly": rules, "resultTypes": ["violations"]}  # no selectors of what is fine: most of the time
+        answer = page.evaluate("options => axe.run(document, options)", options)
         assert answer["passes"]
         for one in answer["violations"]:
             found[f"{one['id']}, {scheme}"] = [node["html"][:90] for node in one["nodes"]][:4]

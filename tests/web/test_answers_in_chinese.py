@@ -17,7 +17,7 @@ from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.studies.cost import UNCOUNTED_COSTS as COST_NOT_COUNTED
 from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON
 
-from .loading import ROOT, WEB, Open, bridge, inaccessible, until
+from .loading import ROOT, WEB, Open, bridge, draw_all, inaccessible
 from .test_links import node
 
 CLASSES = ROOT / "presets" / "timing" / "classes.toml"
@@ -246,9 +246,7 @@ TEXTS = """() => {
 @pytest.mark.parametrize("link", ["zh/#m=llama3-8b&s.price=2&c.price=2", "zh/#m=bert-base", "zh/#m=gemma3-4b"])
 def test_all_panels_are_in_chinese(link: str, visit: Open) -> None:
     page = visit(link)
-    page.evaluate("() => { window.print = () => { window.printed = true; }; }")
-    page.click("#print")
-    until(page, "window.printed === true")
+    draw_all(page)
     page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     texts = {NAMES.sub("", text) for text in page.evaluate(TEXTS)}
     assert {text for text in texts if ENGLISH.search(text)} == set()

@@ -20,7 +20,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.schedules import pipeline, timetable
 
 from .conftest import Question
-from .loading import WEB, Open, bridge, inaccessible, module, settled, until
+from .loading import WEB, Open, bridge, module, settled, until
 from .test_bridge import ask, printed
 
 SMALL = "qwen3-0.6b?num_hidden_layers=4"
@@ -345,15 +345,3 @@ def test_the_keyboard_alone_sets_a_layout(visit: Open) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.closest('label').textContent") == "cp"
     assert "l.pp=2" in page.url
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [1280, 390])
-def test_axe_finds_nothing_and_only_downwards_it_scrolls(visit: Open, width: int) -> None:
-    page = visit(f"#m={quote(SMALL)}&r.seq=256&p.devices=8&p.global_batch=16", width)
-    seen(page, "training")
-    seen(page, "cluster")
-    page.click("text=Find layouts that fit")
-    page.wait_for_selector("#cluster .plan")
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert inaccessible(page) == {}

@@ -9,19 +9,35 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 from urllib.request import urlopen
 
 import pytest
 
-from .loading import WEB, Open, bridge, inaccessible, module, settled, until
+from .loading import WEB, Open, bridge, draw_all, inaccessible, module, settled, until
 from .test_bridge import CONFIG
+from .test_memory_panels import SMALL
 
 pytestmark = pytest.mark.browser
 
 
-def test_it_loads(visit: Open) -> None:
-    page = visit(own=True)
+def test_a_first_visit(visit: Open, address: str) -> None:
+    """The first numbers do not wait for Python. Up to the first answer of the page's own Python, at most 10 megabytes
+    are transferred, compressed as servers send them.
+    """
+    page = visit(live=False, own=True)
+    page.wait_for_selector("#total")
+    assert not page.evaluate("window.llmcalc.live")
+    assert page.inner_text("#total") == "8,030,261,248"
+    until(page, "window.llmcalc && window.llmcalc.live")
+    urls = page.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
+    names = ("app.pack", *(f"pyodide/{file}" for file in module(WEB / "build.py").RUNTIME))
+    urls += [address, *(f"{address}{name}" for name in names)]
+    contents = [urlopen(url).read() for url in {url for url in urls if url.startswith(address)}]
+    sizes = [min(len(content), len(gzip.compress(content))) for content in contents]
+    assert len(sizes) > 20
+    assert sum(sizes) < 10_000_000
+    settled(page)
     assert page.inner_text("#total") == "8,030,261,248"
     assert "equal to the published count" in page.inner_text("#hero")
     assert page.inner_text("#command").startswith("llmcalc memory llama3-8b --seq 8192 --batch 1 --dtype bf16")
@@ -29,32 +45,6 @@ def test_it_loads(visit: Open) -> None:
     for part in ("#architecture", "#treemap", "#kv", "#flops"):
         assert page.locator(f"{part} svg").count() == 1
     assert page.locator("#memory .fits li").count() == 20
-    print({"first": page.evaluate("llmcalc.first"), "ready": page.evaluate("llmcalc.times.ready")})
-
-
-def test_first_numbers_do_not_wait_for_python(visit: Open, chromium: Any) -> None:
-    page = visit(live=False, own=True)
-    page.wait_for_selector("#total")
-    assert not page.evaluate("window.llmcalc.live")
-    assert page.inner_text("#total") == "8,030,261,248"
-
-
-def test_a_first_visit_transfers_at_most_10_megabytes(visit: Open, address: str) -> None:
-    """Compressed, as servers send it; before the first answer of the page's own Python."""
-    page = visit(live=False, own=True)
-    until(page, "window.llmcalc && window.llmcalc.live")
-    urls = page.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
-    urls += [
-        address,
-        *(
-            f"{address}{name}"
-            for name in ("app.pack", *(f"pyodide/{file}" for file in module(WEB / "build.py").RUNTIME))
-        ),
-    ]
-    contents = [urlopen(url).read() for url in {url for url in urls if url.startswith(address)}]
-    sizes = [min(len(content), len(gzip.compress(content))) for content in contents]
-    assert len(sizes) > 20
-    assert sum(sizes) < 10_000_000
 
 
 def test_a_slider_changes_the_numbers(visit: Open) -> None:
@@ -98,7 +88,7 @@ def test_a_wrong_name(visit: Open) -> None:
 
 
 def test_a_link_to_a_model_that_there_is_not_shows_the_error_alone(visit: Open) -> None:
-    page = visit("#m=nosuch-8b", own=True)
+    page = visit("#m=nosuch-8b", whole=True)
     until(page, "window.llmcalc.whole")
     assert "nosuch-8b" in page.inner_text("#hero .error")
     assert not page.locator(".lead:visible, .grid:visible").count()
@@ -128,12 +118,13 @@ def test_what_a_link_cannot_mean_is_left_out(visit: Open, link: str) -> None:
     assert page.inner_text("#node").endswith("self_attn")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("link", ["", "#m=gemma3-27b,deepseek-v3,bert-base&ctx=131072"])
-def test_a_telephone_scrolls_only_downwards(visit: Open, link: str, scheme: str) -> None:
-    page = visit(link, 390, color_scheme=scheme, reduced_motion="reduce")
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    assert page.evaluate("getComputedStyle(document.querySelector('.bar i')).transitionDuration") in ("0s", "")
+def test_a_telephone_scrolls_only_downwards(visit: Open, link: str) -> None:
+    page = visit(link, 390, reduced_motion="reduce")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.evaluate("getComputedStyle(document.querySelector('.bar i')).transitionDuration") in ("0s", "")
 
 
 def test_the_keyboard_reaches_a_formula(visit: Open) -> None:
@@ -146,5 +137,14 @@ def test_the_keyboard_reaches_a_formula(visit: Open) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_axe_finds_nothing(visit: Open, width: int) -> None:
-    assert inaccessible(visit("#m=llama3-8b,deepseek-v3", width)) == {}
+def test_axe_finds_nothing_in_any_panel(visit: Open, width: int) -> None:
+    """With every panel drawn, every table open, and a plan; and only downwards it scrolls."""
+    page = visit(f"#m={quote(SMALL)},deepseek-v3&r.seq=256&p.devices=8&p.global_batch=16", width)
+    draw_all(page)
+    page.click("text=Find layouts that fit")
+    page.wait_for_selector("#cluster .plan")
+    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    for panel in ("serve .plan", "cost .figures", "training .fits", "cluster .ranks", "shape tbody", "presets .own"):
+        assert page.locator(f"#{panel}").first.is_visible(), panel
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert inaccessible(page) == {}

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from .loading import PATIENCE, Open, bridge, inaccessible, settled, until
+from .loading import PATIENCE, Open, bridge, draw_all, inaccessible, settled, until
 from .test_memory_panels import seen
 
 pytestmark = pytest.mark.browser
@@ -172,10 +172,8 @@ def test_a_model_that_fits_no_accelerator_leads_to_the_servers(visit: Open) -> N
 
 def test_all_panels_are_drawn_for_print(visit: Open) -> None:
     page = visit()
-    page.evaluate("() => { window.print = () => { window.printed = true; }; }")
     assert page.locator("#presets svg").count() == 0
-    page.click("#print")
-    until(page, "window.printed === true")
+    draw_all(page)
     for name in ("serve", "cost", "training", "cluster", "shape", "presets"):
         assert page.locator(f"#{name} svg, #{name} .figures, #{name} table").count(), name
         assert page.locator(f"#{name} > .error").count() == 0

@@ -43,8 +43,10 @@ def test_no_script_or_style_stands_in_the_page() -> None:
 
 @pytest.mark.browser
 def test_all_of_the_page_keeps_to_it(visit: Open) -> None:
-    """With a Python that the page starts itself, its formulas, its panels further down, and a config of the hub."""
-    page = visit(own=True)
+    """Its formulas, its panels further down, and a config of the hub. That a page with a Python of its own keeps to it,
+    test_page.py and test_memory_panels.py find, whose pages with one fail at an error in the console too.
+    """
+    page = visit()
     page.wait_for_selector("#formula .katex")
     for name in ("training", "cluster", "shape", "presets"):
         page.locator(f"#{name}").scroll_into_view_if_needed()
@@ -65,23 +67,23 @@ INSERT = """(name, fields) => {
 
 ELSEWHERE = "https://evil.example/"
 
+ATTEMPTS = (
+    (f"({INSERT})('script', {{ textContent: 'window.ran = 1' }})", "script-src-elem"),
+    (f"({INSERT})('script', {{ src: '{ELSEWHERE}' }})", "script-src-elem"),
+    (f"({INSERT})('base', {{ href: '{ELSEWHERE}' }})", "base-uri"),
+    (f"({INSERT})('link', {{ rel: 'stylesheet', href: '{ELSEWHERE}' }})", "style-src-elem"),
+    ("document.body.insertAdjacentHTML('beforeend', '<img src=. onerror=window.ran=1>')", "script-src-attr"),
+    (f"void fetch('{ELSEWHERE}').catch(() => {{}})", "connect-src"),
+    (f"new Image().src = '{ELSEWHERE}'", "img-src"),
+)
+"""What somebody may try in the page, with the directive that refuses it."""
+
 
 @pytest.mark.browser
-@pytest.mark.parametrize(
-    ("attempt", "directive"),
-    [
-        (f"({INSERT})('script', {{ textContent: 'window.ran = 1' }})", "script-src-elem"),
-        (f"({INSERT})('script', {{ src: '{ELSEWHERE}' }})", "script-src-elem"),
-        (f"({INSERT})('base', {{ href: '{ELSEWHERE}' }})", "base-uri"),
-        (f"({INSERT})('link', {{ rel: 'stylesheet', href: '{ELSEWHERE}' }})", "style-src-elem"),
-        ("document.body.insertAdjacentHTML('beforeend', '<img src=. onerror=window.ran=1>')", "script-src-attr"),
-        (f"void fetch('{ELSEWHERE}').catch(() => {{}})", "connect-src"),
-        (f"new Image().src = '{ELSEWHERE}'", "img-src"),
-    ],
-)
-def test_what_is_no_part_of_the_page_is_refused(visit: Open, attempt: str, directive: str) -> None:
+def test_what_is_no_part_of_the_page_is_refused(visit: Open) -> None:
     page: Any = visit(live=False, allowed="")  # the console says so
     page.evaluate(VIOLATIONS)
-    page.evaluate(f"() => {{ {attempt}; }}")
-    until(page, "directive => window.violations.some((one) => one.startsWith(directive))", directive)
-    assert page.evaluate("window.ran") is None
+    for attempt, directive in ATTEMPTS:
+        page.evaluate(f"() => {{ window.violations.length = 0; {attempt}; }}")
+        until(page, "directive => window.violations.some((one) => one.startsWith(directive))", directive)
+        assert page.evaluate("window.ran") is None, attempt

@@ -42,16 +42,17 @@ def answers(names: list[str]) -> list[tuple[str, dict[str, Any]]]:
     return [("answer", {"model": name, **setting}) for name in names for setting in SETTINGS]
 
 
-def test_presets_with_every_part(same: Same) -> None:
-    same(answers(with_other_causes(model_names(), computed)))
+NAMED = ("llama3-8b?num_hidden_layers=16", "some-lab/some-model@v2", "lamma3-8b")
+
+
+def test_presets_with_every_part_memory_a_formula_and_names(same: Same) -> None:
+    memories = [("memory", {"model": name, **setting}) for name in FIRST for setting in SETTINGS]
+    formula = ("explain", {"model": "deepseek-v3", "node": "self_attn", "ctx": 4096, "kv": "bf16"})
+    named = [("names", {}), *(("find", {"text": text}) for text in NAMED)]
+    same([*answers(with_other_causes(model_names(), computed)), *memories, formula, *named])
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_preset(same: Same, part: int) -> None:
     same(answers(model_names()[part::PARTS]))
-
-
-def test_memory_and_a_formula(same: Same) -> None:
-    questions = [("memory", {"model": name, **setting}) for name in FIRST for setting in SETTINGS]
-    same([*questions, ("explain", {"model": "deepseek-v3", "node": "self_attn", "ctx": 4096, "kv": "bf16"})])
