@@ -62,7 +62,7 @@ def _pip_requirement(optional_group: str) -> str:
     return f"'{pip_requirement} @ {source_url}'" if source_url else f"'{pip_requirement}'"
 
 
-MOST_SUGGESTIONS = 3
+MAX_SUGGESTIONS = 3
 """Largest number of names that a message suggests."""
 
 SMALLEST_SIMILARITY = 0.67
@@ -85,7 +85,7 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     names_by_spelling = (
         known_names if isinstance(known_names, dict) else {known_name: known_name for known_name in known_names}
     )
-    lowercase_name, name_count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
+    lowercase_name, name_count = wrong_name.lower()[:100], 2 * MAX_SUGGESTIONS
     wrong_letters = _letters_and_digits(lowercase_name)
     sorted_names = sorted(
         (known_name for known_name in set(names_by_spelling.values())),
@@ -122,7 +122,7 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     for name_prefix in similar_prefixes:
         matching_names += names_by_prefix[name_prefix]
     suggestions = list(dict.fromkeys(matching_names))
-    return f" Did you mean {', '.join(suggestions[:MOST_SUGGESTIONS])}?" if suggestions else ""
+    return f" Did you mean {', '.join(suggestions[:MAX_SUGGESTIONS])}?" if suggestions else ""
 
 
 def _letters_and_digits(compared_name: str) -> str:

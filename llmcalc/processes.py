@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 PROCESS_COUNT_VARIABLE = "LLMCALC_PROCESSES"
 
-MOST_PROCESSES = 8
+MAX_PROCESSES = 8
 """Most processes unless the environment states another number: each may hold as much memory as its parent."""
 
 _is_allowed = False
@@ -55,7 +55,7 @@ def usable_processes() -> int:
         )
     if not _is_allowed or sys.platform != "linux" or _thread_count() != 1:
         return 1
-    return min(int(stated_limit[:9]) if stated_limit else MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    return min(int(stated_limit[:9]) if stated_limit else MAX_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 def _thread_count() -> int:

@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-MOST_ADDRESSES = 12 * 2**30
+MAX_ADDRESSES = 12 * 2**30
 """Largest address space of a command, in bytes. It protects the machine; far more than any bound of a test."""
 
 PATIENCE = 4
@@ -150,7 +150,7 @@ def _run_command(request: dict[str, Any]) -> None:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESSES, MOST_ADDRESSES))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESSES, MAX_ADDRESSES))
         seconds = math.ceil(request["timeout"])
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         sys.argv = ["llmcalc", *request["words"]]

@@ -2,7 +2,7 @@
 
 An input is made from a seed and a number alone, and is damaged in its structure: values and tables replaced, removed,
 repeated and nested in a parsed file, and words, numbers and lines in a text. The command must answer it, or refuse it
-in one line, without a traceback, within `MOST_SECONDS` of CPU time and `MOST_MB` of memory.
+in one line, without a traceback, within `MAX_SECONDS` of CPU time and `MAX_MB` of memory.
 
     python -m tests.fuzz --seconds 600 --seed 7      new inputs for ten minutes
     python -m tests.fuzz --seed 7 --only launch:1234 one input again, with its traceback; the file stays in the folder
@@ -34,8 +34,8 @@ from llmcalc.sources.presets import model_names, presets_dir
 from tests.builders import CASES
 from tests.cli.damage import NO_SIZES, within
 
-MOST_SECONDS = 5.0
-MOST_MB = 512
+MAX_SECONDS = 5.0
+MAX_MB = 512
 """Most resident memory of the process, over all inputs, beyond what it has when everything is imported."""
 
 LARGEST = 600_000
@@ -608,7 +608,7 @@ def complaint(case: Input) -> str:
     sys.argv = ["llmcalc", *case.words]
     sys.stdin = io.TextIOWrapper(io.BytesIO(case.stdin), encoding="utf-8")
     try:
-        with within(MOST_SECONDS), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        with within(MAX_SECONDS), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             llmcalc()
     except SystemExit as stop:
         code = stop.code or 0
@@ -691,7 +691,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
         found = complaint(case)
         took = time.process_time() - took
         peak = resident_mb("VmHWM")
-        if not found and peak - before > MOST_MB and peak > highest:
+        if not found and peak - before > MAX_MB and peak > highest:
             found = f"{peak - before:.0f} MB of memory"
         highest = max(highest, peak)
         if found:

@@ -113,7 +113,7 @@ def test_processes_are_for_commands_on_several_cores(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     assert usable_processes() == 1  # Python, the page, servers
     with allow_forked_processes():
-        assert usable_processes() == processes.MOST_PROCESSES
+        assert usable_processes() == processes.MAX_PROCESSES
         monkeypatch.setenv("LLMCALC_PROCESSES", "3")
         assert usable_processes() == 3
         monkeypatch.setenv("LLMCALC_PROCESSES", "1")

@@ -131,7 +131,7 @@ class Command(TyperCommand):
                 (option_label, panel_record[1] if shows_all_options else _first_sentence(panel_record[1]))
             )
         if (
-            len(rows_by_panel.keys() - {ARGUMENTS_PANEL}) <= MOST_JOINED_PANELS
+            len(rows_by_panel.keys() - {ARGUMENTS_PANEL}) <= MAX_JOINED_PANELS
         ):  # a command with few options needs no headings
             panels = sorted(rows_by_panel, key=PANEL_ORDER.index)
             all_records = [record for panel in panels if panel != ARGUMENTS_PANEL for record in rows_by_panel[panel]]
@@ -146,7 +146,7 @@ class Command(TyperCommand):
 ARGUMENTS_PANEL = "Arguments"
 PANEL_ORDER = [ARGUMENTS_PANEL, *PANELS]
 
-MOST_JOINED_PANELS = 2
+MAX_JOINED_PANELS = 2
 """Largest number of option panels that a help page shows joined as one panel."""
 
 OPTION_COLUMN_WIDTH = 26

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LARGEST_SIZE = 2**40
 """The largest value that any size field of a model description may have."""
 
-MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
+MAX_LAYERS, MAX_EXPERTS = 100_000, 1_000_000
 """The largest numbers of layers and of experts in a model; config readers build a list with one entry for each."""
 
 
@@ -55,11 +55,11 @@ KVHeads: TypeAlias = Annotated[int, SizeSymbol("k")]
 HeadDim: TypeAlias = Annotated[int, SizeSymbol("d")]
 InnerWidth: TypeAlias = Annotated[int, SizeSymbol("f")]
 Vocab: TypeAlias = Annotated[int, SizeSymbol("V")]
-Layers: TypeAlias = Annotated[int, SizeSymbol("L", largest=MOST_LAYERS)]
+Layers: TypeAlias = Annotated[int, SizeSymbol("L", largest=MAX_LAYERS)]
 Window: TypeAlias = Annotated[int, SizeSymbol("W")]
-Experts: TypeAlias = Annotated[int, SizeSymbol("E", largest=MOST_EXPERTS)]
-ZeroExperts: TypeAlias = Annotated[int, SizeSymbol("Z", largest=MOST_EXPERTS)]
-TopK: TypeAlias = Annotated[int, SizeSymbol("t", largest=MOST_EXPERTS)]
+Experts: TypeAlias = Annotated[int, SizeSymbol("E", largest=MAX_EXPERTS)]
+ZeroExperts: TypeAlias = Annotated[int, SizeSymbol("Z", largest=MAX_EXPERTS)]
+TopK: TypeAlias = Annotated[int, SizeSymbol("t", largest=MAX_EXPERTS)]
 Positions: TypeAlias = Annotated[int, SizeSymbol("P")]
 Labels: TypeAlias = Annotated[int, SizeSymbol("C")]
 LaurelRank: TypeAlias = Annotated[int, SizeSymbol("l")]

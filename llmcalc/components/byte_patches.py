@@ -26,7 +26,7 @@ from .runtime import PassState
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_BYTES, MOST_VECTORS, MOST_TABLES = 2**16, 64, 256
+MAX_BYTES, MAX_VECTORS, MAX_TABLES = 2**16, 64, 256
 """The largest numbers of bytes per patch, of vectors per patch in the byte layers, and of byte n-gram tables."""
 
 
@@ -95,11 +95,11 @@ class PatchStreams(ResidualStreams):
     formula_source: ClassVar[str] = "Pagnoni et al. 2024, §3"
 
     type: Literal["byte_patches"] = "byte_patches"
-    patch_size: int = Field(ge=1, le=MOST_BYTES, strict=True)
+    patch_size: int = Field(ge=1, le=MAX_BYTES, strict=True)
     local_size: InnerWidth
-    vectors: int = Field(ge=1, le=MOST_VECTORS, strict=True)
+    vectors: int = Field(ge=1, le=MAX_VECTORS, strict=True)
     projected: Flag = False
-    hash_tables: int = Field(ge=1, le=MOST_TABLES, strict=True)
+    hash_tables: int = Field(ge=1, le=MAX_TABLES, strict=True)
     hash_vocab_size: Vocab
     encoder: ByteLayers
     reads: Reading

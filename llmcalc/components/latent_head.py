@@ -16,7 +16,7 @@ from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SEQUENCES
 from .base import Component, ModelProperties
-from .latents import MOST_LATENTS
+from .latents import MAX_LATENTS
 from .reading import Reading
 from .runtime import vector_module
 
@@ -36,7 +36,7 @@ class LatentHead(Component):
     kind: ClassVar[str] = "latent_attention"
 
     type: Literal["latents"] = "latents"
-    num_latents: int = Field(ge=1, le=MOST_LATENTS, strict=True)
+    num_latents: int = Field(ge=1, le=MAX_LATENTS, strict=True)
     reading: Reading
 
     def flow(self, recorder: Flow, x: Value) -> Value:

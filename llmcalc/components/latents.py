@@ -23,7 +23,7 @@ from .runtime import PassState, vector_module
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_LATENTS = 2**20
+MAX_LATENTS = 2**20
 """The largest number of latents or of output queries."""
 
 
@@ -41,10 +41,10 @@ class LatentStreams(ResidualStreams):
     formula_source: ClassVar[str] = "Jaegle et al. 2021, §3"
 
     type: Literal["latents"] = "latents"
-    num_latents: int = Field(ge=1, le=MOST_LATENTS, strict=True)
+    num_latents: int = Field(ge=1, le=MAX_LATENTS, strict=True)
     latent_size: InnerWidth
     reads: Reading
-    num_queries: int = Field(ge=1, le=MOST_LATENTS, strict=True)
+    num_queries: int = Field(ge=1, le=MAX_LATENTS, strict=True)
     query_size: InnerWidth
     writes: Reading
 

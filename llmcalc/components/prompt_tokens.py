@@ -21,7 +21,7 @@ from .runtime import PassState
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_PROMPTS = 2**20
+MAX_PROMPTS = 2**20
 """The largest number of prompts, and of tokens in one."""
 
 
@@ -35,8 +35,8 @@ class PromptTokens(ResidualStreams):
     formula_source: ClassVar[str] = "Lester et al. 2021, §2"
 
     type: Literal["prompt_tokens"] = "prompt_tokens"
-    prompt_types: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
-    prompt_length: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
+    prompt_types: int = Field(ge=1, le=MAX_PROMPTS, strict=True)
+    prompt_length: int = Field(ge=1, le=MAX_PROMPTS, strict=True)
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.stack_name != "decoder":

@@ -70,7 +70,7 @@ else:
 BASE_LAYER_NAME = "block"
 """The name that stands for the field `block` in a layer pattern."""
 
-MOST_VARIANTS = 256
+MAX_VARIANTS = 256
 """The largest number of variants in one stack."""
 
 SHARED_LABEL_SUFFIX = ", shared"
@@ -117,7 +117,7 @@ class Stack(Component):
 
     num_hidden_layers: Layers
     block: AnyLayer
-    variants: dict[str, AnyLayer] = Field(default={}, max_length=MOST_VARIANTS)
+    variants: dict[str, AnyLayer] = Field(default={}, max_length=MAX_VARIANTS)
     first_layers: tuple[str, ...] = ()
     pattern: tuple[str, ...] = (BASE_LAYER_NAME,)
     shared_layers: tuple[str, ...] = ()

@@ -27,19 +27,19 @@ from .linear_in_layers import extrapolate_layers, highest_pass, list_module_peak
 if TYPE_CHECKING:
     from .encoders import EncoderPeak
 
-MOST_REPLAYED_LAYERS = 1000
+MAX_REPLAYED_LAYERS = 1000
 """The largest number of layers with which a run is replayed completely on the caching allocator."""
 
-MOST_LAYERS_IN_SEARCH = 250
+MAX_LAYERS_IN_SEARCH = 250
 """The largest number of layers with which a search replays a run completely on the caching allocator."""
 
 LAYERS_OF_SHORTER_RUNS = 125, 250
 """Numbers of layers of the two shorter runs from which the allocator's overhead of a longer run is extrapolated."""
 
-MOST_IRREGULAR_LAYERS = 256
+MAX_IRREGULAR_LAYERS = 256
 """The largest number of layers that are not in a repeated pattern; each of them is recorded separately."""
 
-MOST_RECORDED_LAYERS = 1000
+MAX_RECORDED_LAYERS = 1000
 """The largest number of layers that are recorded one by one, if the repeats of a layer pattern do not do the same."""
 
 REPLAY_PHASES = ("prefill", "decode", "forward", "backward", "step")
@@ -276,7 +276,7 @@ class CountedRun:
     """A run whose tensors are counted first; the first use of `memory` also replays the caching allocator.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
-    `MOST_REPLAYED_LAYERS` layers (`MOST_LAYERS_IN_SEARCH` in a search), two shorter runs are replayed on the allocator,
+    `MAX_REPLAYED_LAYERS` layers (`MAX_LAYERS_IN_SEARCH` in a search), two shorter runs are replayed on the allocator,
     and its overhead is extrapolated.
 
     spec, cuda_runtime, recompute_period: as in `device_memory`.
@@ -293,7 +293,7 @@ class CountedRun:
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
         self.repeating_stacks: list[int] = [index for index, stack in enumerate(self.stacks) if stack.is_extrapolated]
         self.repeat_analyses: list[RepeatAnalysis] = self._record_events(record_replay)
-        layer_limit = MOST_LAYERS_IN_SEARCH if cuda_runtime.is_search_candidate else MOST_REPLAYED_LAYERS
+        layer_limit = MAX_LAYERS_IN_SEARCH if cuda_runtime.is_search_candidate else MAX_REPLAYED_LAYERS
         self.replays_all_layers: bool = (
             not self.repeating_stacks or sum(layer_stack.layer_count for layer_stack in self.stacks) <= layer_limit
         )
@@ -352,9 +352,9 @@ class CountedRun:
         except NotRepeatingError:
             self.repeating_stacks = []
         layer_count = sum(layer_stack.layer_count for layer_stack in self.stacks)
-        if layer_count > MOST_RECORDED_LAYERS:
+        if layer_count > MAX_RECORDED_LAYERS:
             raise InputError(
-                f"{layer_count:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
+                f"{layer_count:,} layers that differ are too many for memory; expected at most {MAX_RECORDED_LAYERS:,}"
             )
         return [
             RepeatAnalysis(recorded_events, self.stacks, [])
@@ -415,10 +415,10 @@ def check_layers(spec: ModelSpec) -> None:
         stack.irregular_layers if stack.repeat_count > RECORDED_REPEATS else stack.layer_count
         for stack in layer_stacks(spec)
     )
-    if irregular_layers > MOST_IRREGULAR_LAYERS:
+    if irregular_layers > MAX_IRREGULAR_LAYERS:
         raise InputError(
             f"{irregular_layers:,} layers that repeat no pattern are too many for memory; "
-            f"expected at most {MOST_IRREGULAR_LAYERS:,}"
+            f"expected at most {MAX_IRREGULAR_LAYERS:,}"
         )
 
 

@@ -240,12 +240,12 @@ class InferenceRun:
             self.decode()
 
     def prefill(self) -> None:
-        """Runs the prompt passes; of more than `MOST_REPLAYED_CHUNKS` chunks, only the first and the last ones.
+        """Runs the prompt passes; of more than `MAX_REPLAYED_CHUNKS` chunks, only the first and the last ones.
 
         A chunk needs more memory than the one before it.
         """
         chunk_count = self.chunk_count
-        last_chunks_start = max(1, chunk_count - MOST_REPLAYED_CHUNKS + 1)
+        last_chunks_start = max(1, chunk_count - MAX_REPLAYED_CHUNKS + 1)
         for chunk_index in (0, *range(last_chunks_start, chunk_count)):
             if chunk_index == last_chunks_start > 1:
                 self.lowering.cached_tensors_by_path = {}
@@ -296,7 +296,7 @@ class InferenceRun:
 _known_parameters: WeakKeyDictionary[Flow, dict[Hashable, ParameterSet]] = WeakKeyDictionary()
 """Cache: program → the parameters that its passes read, by the choices on which they depend."""
 
-MOST_REPLAYED_CHUNKS = 4
+MAX_REPLAYED_CHUNKS = 4
 """The largest number of prompt chunks that are all replayed; of more chunks only the first and last are."""
 
 

@@ -14,7 +14,7 @@ from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack
 from ..simulator.meter import AllocationPlace, MemoryPeak
 from ..simulator.replay_result import ReplayResult
 
-MOST_LISTED_REPEATS = 1000
+MAX_LISTED_REPEATS = 1000
 """Approximate largest number of layer repeats in a timeline; of more repeats, evenly spaced ones and the last are
 listed.
 """
@@ -176,7 +176,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
         ]
         last_repeat = collected_stack.repeat_count - SHORT_RUN_REPEATS
         listed_repeats = sorted(
-            {*range(0, last_repeat, last_repeat // MOST_LISTED_REPEATS + 1), last_repeat}, reverse=phase == "backward"
+            {*range(0, last_repeat, last_repeat // MAX_LISTED_REPEATS + 1), last_repeat}, reverse=phase == "backward"
         )
         for repeat_index in listed_repeats:
             added_layers = repeat_index * collected_stack.layer_period

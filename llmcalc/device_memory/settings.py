@@ -98,7 +98,7 @@ DEFAULT_PROMPT_PASS_TOKENS = 8192
 (vllm/engine/arg_utils.py, `default_max_num_batched_tokens`).
 """
 
-MOST_MICROBATCHES = 2**20
+MAX_MICROBATCHES = 2**20
 """Largest number of micro-batches per step; only two are replayed, as all after the first are alike."""
 
 
@@ -300,7 +300,7 @@ class Settings:
             "Training",
             "1",
             TRAINING_PHASES,
-            maximum=MOST_MICROBATCHES,
+            maximum=MAX_MICROBATCHES,
             is_common=True,
             every_framework=True,
         ),

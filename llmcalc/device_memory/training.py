@@ -97,8 +97,8 @@ class TrainingConfig:
 
     @property
     def layer_period(self) -> int:
-        """The number of layers after which the run's layer pattern repeats; with frozen layers, `MOST_LAYERS`."""
-        return self.recompute.every if self.first_trained_layer is None else MOST_LAYERS
+        """The number of layers after which the run's layer pattern repeats; with frozen layers, `MAX_LAYERS`."""
+        return self.recompute.every if self.first_trained_layer is None else MAX_LAYERS
 
     def step_optimizer(self, autograd_graph: AutogradGraph, parameters: Sequence[OptimizedParameter]) -> None:
         """Replays the optimizer's step on these parameters, and allocates its states in the first step."""
@@ -114,7 +114,7 @@ class TrainingConfig:
         )
 
 
-MOST_LAYERS = 10**6
+MAX_LAYERS = 10**6
 """A number of layers that no model exceeds."""
 
 

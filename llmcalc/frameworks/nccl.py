@@ -34,7 +34,7 @@ Its 12 links carry 264 GB/s (240 from NCCL 2.18 on), which is 6 channels of 44 (
 they have more than 25 GB/s, and so does `ncclTopoPostset`.
 """
 
-MOST_GPUS_PER_MACHINE = 8
+MAX_GPUS_PER_MACHINE = 8
 """Largest number of GPUs in one machine."""
 
 FIRST_LAZY_TORCH = (2, 7)
@@ -69,7 +69,7 @@ def has_known_buffers(layout: Layout, framework: Framework, cuda_runtime: CudaRu
     """Whether the size of NCCL's buffers is known for the ranks of a layout; true without other ranks."""
     if layout.world_size == 1:
         return True
-    is_known_machine = layout.world_size <= MOST_GPUS_PER_MACHINE and cuda_runtime.gpu_name.startswith("A100")
+    is_known_machine = layout.world_size <= MAX_GPUS_PER_MACHINE and cuda_runtime.gpu_name.startswith("A100")
     return framework.nccl_is_known and layout.pp == 1 and is_known_machine
 
 

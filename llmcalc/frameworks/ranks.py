@@ -30,10 +30,10 @@ from .inference_rank import check_serving, inference_rank, rank_memory
 from .nccl import with_nccl_buffers
 from .registry import framework as framework_named
 
-MOST_PASSES_OF_ALL_STAGES = 2560
+MAX_PASSES_OF_ALL_STAGES = 2560
 """Most layers times micro-batches for which a rank of every stage is replayed, if each pass is replayed."""
 
-MOST_LAYERS_OF_ALL_STAGES = 256
+MAX_LAYERS_OF_ALL_STAGES = 256
 """Largest number of layers of a pipeline for which one rank of every stage is replayed."""
 
 
@@ -113,13 +113,13 @@ class Cluster:
     def ranks(self) -> tuple[int, ...]:
         """One rank of every pipeline stage and the last rank, or in a long pipeline the ranks that may need the most.
 
-        A pipeline is long if its layers are more than `MOST_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
-        than `MOST_PASSES_OF_ALL_STAGES` and each of them is replayed.
+        A pipeline is long if its layers are more than `MAX_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
+        than `MAX_PASSES_OF_ALL_STAGES` and each of them is replayed.
         """
         layer_count = self.spec.layer_count
         replayed_batches = self.micro_batches if self.framework.replays_every_micro_batch else 1
         is_long_replay = (
-            layer_count > MOST_LAYERS_OF_ALL_STAGES or layer_count * replayed_batches > MOST_PASSES_OF_ALL_STAGES
+            layer_count > MAX_LAYERS_OF_ALL_STAGES or layer_count * replayed_batches > MAX_PASSES_OF_ALL_STAGES
         )
         return self.ranks_that_may_need_most if self.trains and is_long_replay else self._rank_of_each_stage
 

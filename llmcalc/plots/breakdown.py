@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_NODES = 14
+MAX_NODES = 14
 """Largest number of bars of nodes; the others are one bar."""
 
 BAR_HEIGHT = 0.62
@@ -59,21 +59,21 @@ def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
 
 
 def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNode]]:
-    """Returns the slowest nodes of the model with their names; the nodes after the first `MOST_NODES` are summed."""
+    """Returns the slowest nodes of the model with their names; the nodes after the first `MAX_NODES` are summed."""
     timed_nodes = timed_run.nodes(node_depth)
     node_paths = [node.path for node in timed_nodes]
     node_bars = [
         (node.path if node_paths.count(node.path) == 1 else f"{node.path} ({node.kind.replace('_', '-')})", node)
         for node in timed_nodes
     ]
-    if len(node_bars) <= MOST_NODES:
+    if len(node_bars) <= MAX_NODES:
         return node_bars
-    small_nodes = [node for _, node in node_bars[MOST_NODES - 1 :]]
+    small_nodes = [node for _, node in node_bars[MAX_NODES - 1 :]]
     seconds_by_bound = {
         bound: sum(node.seconds_by_bound[bound] for node in small_nodes) for bound in small_nodes[0].seconds_by_bound
     }
     summed_node = small_nodes[0]._replace(seconds=sum(seconds_by_bound.values()), seconds_by_bound=seconds_by_bound)
-    return [*node_bars[: MOST_NODES - 1], (f"{len(small_nodes)} others", summed_node)]
+    return [*node_bars[: MAX_NODES - 1], (f"{len(small_nodes)} others", summed_node)]
 
 
 def _format_time_axis(ax: Axes, bar_names: list[str], time_unit: str) -> None:

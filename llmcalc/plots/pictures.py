@@ -28,7 +28,7 @@ Picture: TypeAlias = Literal[
     "memory", "schedule", "time", "serve", "roofline", "params", "kv", "flops", "shape", "aspect"
 ]
 
-MOST_PASSES = 100_000
+MAX_PASSES = 100_000
 """Largest number of forward passes in a drawn schedule, which takes seconds."""
 
 
@@ -130,7 +130,7 @@ def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
     """Returns the timetable of a pipeline. Raises `InputError` for more passes than can be drawn."""
     from ..parallel.schedules import pipeline, timetable
 
-    max_microbatches = MOST_PASSES // (layout.pp * layout.vpp)
+    max_microbatches = MAX_PASSES // (layout.pp * layout.vpp)
     if num_microbatches > max_microbatches:
         expected_limit = f"at most {max_microbatches}" if max_microbatches else "fewer stages"
         raise InputError(

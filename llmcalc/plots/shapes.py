@@ -136,7 +136,7 @@ def plot_aspect_ratios(
         labelled_points = (
             [model_point for model_point in model_points if model_point.preset in labelled_names]
             if labelled_names
-            else distinct_points[:MOST_LABELS]
+            else distinct_points[:MAX_LABELS]
         )
         label_points(
             panel_axes,
@@ -159,7 +159,7 @@ def _add_title(figure: Figure, title: str, ax: Axes) -> None:
     figure.set_layout_engine("none")
 
 
-MOST_LABELS = 14
+MAX_LABELS = 14
 """Models per panel that are named by default."""
 
 POINT_AREA = 16

@@ -117,7 +117,7 @@ def _training_cost(
     )
 
 
-MOST_DOUBLINGS = 4
+MAX_DOUBLINGS = 4
 """How often the number of devices that hold a run's states is doubled at most, until a layout fits."""
 
 
@@ -138,7 +138,7 @@ def _cost_on_fewest_devices(
     devices = (layout.tp or 1) * (layout.pp or 1) * (layout.cp or 1) * (layout.dp or layout.fsdp or 1)
     while devices * hardware.capacity_bytes < state_bytes:
         devices *= 2
-    tried_devices = [devices << doubling for doubling in range(MOST_DOUBLINGS + 1)]
+    tried_devices = [devices << doubling for doubling in range(MAX_DOUBLINGS + 1)]
     error_on_fewer_devices = ""
     for devices in tried_devices:
         run_on_devices = replace(run_question, layout=replace(layout, devices=devices))

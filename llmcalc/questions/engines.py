@@ -37,7 +37,7 @@ ONE_ACCELERATOR_ERROR = (
 if TYPE_CHECKING:
     from ..reports.document import Report
 
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 """The largest number of devices on which `fit` tries an engine."""
 
 
@@ -442,7 +442,7 @@ def _fewest_devices(
     first leaves nothing on the host. If the number of devices is stated, all of them may be used to leave nothing on
     the host.
     """
-    layouts = engine.larger_layouts(engine.server(preset, hardware, version, engine_flags), devices or MOST_DEVICES)
+    layouts = engine.larger_layouts(engine.server(preset, hardware, version, engine_flags), devices or MAX_DEVICES)
     tried_options: list[EngineOption] = []
     last_serving_options: list[EngineOption] = []
     for _, layouts_of_number in groupby(layouts, lambda layout: layout[1].devices):

@@ -15,7 +15,7 @@ from ..sources.target_names import STDIN
 LOCK_FILE = "llmcalc.lock.json"
 """The default name of the lock file."""
 
-MOST_MODELS = 1000
+MAX_MODELS = 1000
 """Largest number of models of a lock file."""
 
 
@@ -81,8 +81,8 @@ def read_lock_file(file: Path) -> LockFile:
     if not isinstance(lock_document, dict) or lock_document.get("lock") != 1:
         raise InputError(f"{file}: is no lock file of version 1; expected one that llmcalc lock TARGET -o FILE wrote")
     lock_models, version = lock_document.get("models"), lock_document.get("llmcalc")
-    if not isinstance(lock_models, list) or not 0 < len(lock_models) <= MOST_MODELS:
-        raise InputError(f"{file}: models: {short_repr(lock_models)}; expected a list of 1 to {MOST_MODELS:,} models")
+    if not isinstance(lock_models, list) or not 0 < len(lock_models) <= MAX_MODELS:
+        raise InputError(f"{file}: models: {short_repr(lock_models)}; expected a list of 1 to {MAX_MODELS:,} models")
     if not isinstance(version, str):
         raise InputError(f"{file}: llmcalc: {short_repr(version)}; expected the version that wrote the file, in text")
     lock_entries: dict[str, dict[str, Any]] = {}

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     Timer: TypeAlias = Callable[[RunQuestion, TimeOptions], TimedRun]
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 """Largest size of a `--calibrate` file, in bytes."""
 
-MOST_ROWS = 300
+MAX_ROWS = 300
 """Largest number of measured rows in a `--calibrate` file."""
 
 TRAINING_PHASE = "training"
@@ -75,7 +75,7 @@ def calibration_of_file(
 
 def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields each CSV row's line number and its non-empty cells."""
-    file_bytes = read_bytes(path, MOST_BYTES, "a .csv file")
+    file_bytes = read_bytes(path, MAX_BYTES, "a .csv file")
     try:
         csv_reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
         csv_reader.fieldnames = [column_name.strip().replace("-", "_") for column_name in csv_reader.fieldnames or ()]
@@ -91,8 +91,8 @@ def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         if "seconds" not in csv_reader.fieldnames:
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
         for row_number, row_cells in enumerate(csv_reader):
-            if row_number >= MOST_ROWS:
-                raise InputError(f"{path}: more than {MOST_ROWS} rows; expected at most so many")
+            if row_number >= MAX_ROWS:
+                raise InputError(f"{path}: more than {MAX_ROWS} rows; expected at most so many")
             if None in row_cells or None in row_cells.values():
                 raise InputError(f"{path}:{csv_reader.line_num}: has another number of cells than the heading")
             yield (

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 AUTO_FORMAT = "auto"
 """The word that stands for the published number format in lists of formats."""
 
-MOST_FORMAT_COMBINATIONS = 8
+MAX_FORMAT_COMBINATIONS = 8
 """Largest number of combinations of formats that are tried."""
 
 
@@ -190,7 +190,7 @@ def _memory_flags(engine_record: Engine, options: ServeOptions) -> dict[str, Any
     return {"mem_fraction_static": options.mem_fraction_static}
 
 
-MOST_REPLICAS_OF_A_SIDE = 64
+MAX_REPLICAS_OF_A_SIDE = 64
 """Largest number of replicas on either side of a `--disaggregate` ratio."""
 
 
@@ -210,10 +210,10 @@ def _prefill_decode_ratio(options: ServeOptions, request_sizes: RequestSizes) ->
         return None
     text_match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(replica_ratio_text))
     replica_counts = (0, 0) if text_match is None else (int(text_match[1]), int(text_match[2]))
-    if not 0 < max(replica_counts) <= MOST_REPLICAS_OF_A_SIDE:
+    if not 0 < max(replica_counts) <= MAX_REPLICAS_OF_A_SIDE:
         raise InputError(
             f"--disaggregate: {short_repr(replica_ratio_text)}; expected {AUTO_FORMAT}, or replicas for prompts and "
-            f"replicas that decode, each at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
+            f"replicas that decode, each at most {MAX_REPLICAS_OF_A_SIDE}, such as 1:3"
         )
     return replica_counts
 
@@ -282,9 +282,9 @@ def _runs_by_format(
         for weight_format in _parse_formats("--quantize", options.quantize)
         for kv_dtype in _parse_formats("--kv-dtype", options.kv_dtype)
     ]
-    if len(format_pairs) > MOST_FORMAT_COMBINATIONS:
+    if len(format_pairs) > MAX_FORMAT_COMBINATIONS:
         raise InputError(
-            f"--quantize, --kv-dtype: {len(format_pairs)} combinations; expected at most {MOST_FORMAT_COMBINATIONS}"
+            f"--quantize, --kv-dtype: {len(format_pairs)} combinations; expected at most {MAX_FORMAT_COMBINATIONS}"
         )
     formats_and_memories = []
     for format_pair in dict.fromkeys(format_pairs):

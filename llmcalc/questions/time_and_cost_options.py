@@ -27,7 +27,7 @@ MAX_NIC = 10**6
 LARGEST_AMOUNT = 1e12
 """Largest accepted price, power or request rate."""
 
-MOST_TPOT_WITHOUT_UNIT, MOST_TTFT_WITHOUT_UNIT = 5.0, 60.0
+MAX_TPOT_WITHOUT_UNIT, MAX_TTFT_WITHOUT_UNIT = 5.0, 60.0
 """Largest seconds per token and to the first token without a unit; a larger number is probably in milliseconds and
 refused.
 """
@@ -265,7 +265,7 @@ class ServeOptions:
         seconds_setting(
             "Most time to the first token (1s, 300ms), as its likely value if all requests arrive at once.",
             "Inference",
-            parse_value=partial(parse_duration, largest_unitless_seconds=MOST_TTFT_WITHOUT_UNIT),
+            parse_value=partial(parse_duration, largest_unitless_seconds=MAX_TTFT_WITHOUT_UNIT),
         ),
     ] = None
     tpot: Annotated[
@@ -273,7 +273,7 @@ class ServeOptions:
         seconds_setting(
             "Most time of each further token (30ms), as its likely value.",
             "Inference",
-            parse_value=partial(parse_duration, largest_unitless_seconds=MOST_TPOT_WITHOUT_UNIT),
+            parse_value=partial(parse_duration, largest_unitless_seconds=MAX_TPOT_WITHOUT_UNIT),
         ),
     ] = None
     prefix_hit: Annotated[

@@ -24,19 +24,19 @@ from ..workload.durations import parse_duration
 from ..workload.setting import length_of
 from ..workload.validation import validate_whole
 
-MOST_BYTES = 2**23
+MAX_BYTES = 2**23
 """Largest size of a trace file, in bytes."""
 
-MOST_REQUESTS = 20_000
+MAX_REQUESTS = 20_000
 """Largest number of requests in a trace."""
 
-MOST_TOKENS = 2**24
+MAX_TOKENS = 2**24
 """Most tokens of a prompt or an answer."""
 
-MOST_INPUT_TOKENS = 200_000_000
+MAX_INPUT_TOKENS = 200_000_000
 """Most tokens of all prompts of a trace together, because each step is simulated."""
 
-MOST_SECONDS = 30 * 86400.0
+MAX_SECONDS = 30 * 86400.0
 """Latest arrival of a request, in seconds: 30 days."""
 
 TRACE_COLUMNS = ("arrival", "input", "output")
@@ -49,7 +49,7 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
 
     Raises `InputError`, which names the file, the line and the column.
     """
-    file_bytes = read_bytes(Path(path), MOST_BYTES, EXPECTED_FILE)
+    file_bytes = read_bytes(Path(path), MAX_BYTES, EXPECTED_FILE)
     try:
         file_text = file_bytes.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -58,13 +58,13 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
     traced_requests: list[TracedRequest] = []
     input_tokens = 0
     for line_number, row_cells in numbered_rows:
-        if len(traced_requests) >= MOST_REQUESTS:
-            raise InputError(f"{path}: more than {MOST_REQUESTS:,} requests; expected at most so many")
+        if len(traced_requests) >= MAX_REQUESTS:
+            raise InputError(f"{path}: more than {MAX_REQUESTS:,} requests; expected at most so many")
         traced_requests.append(_traced_request(f"{path}:{line_number}", row_cells))
         input_tokens += traced_requests[-1].input_tokens
-        if input_tokens > MOST_INPUT_TOKENS:
+        if input_tokens > MAX_INPUT_TOKENS:
             raise InputError(
-                f"{path}:{line_number}: input: more than {MOST_INPUT_TOKENS:,} tokens of all prompts; expected a "
+                f"{path}:{line_number}: input: more than {MAX_INPUT_TOKENS:,} tokens of all prompts; expected a "
                 "part of the trace"
             )
     if not traced_requests:
@@ -122,7 +122,7 @@ def _traced_request(place_in_error: str, row_cells: Mapping[str, Any]) -> Traced
         validate_whole(
             f"{place_in_error}: {column_name}",
             length_of(f"{place_in_error}: {column_name}", _cell_value(row_cells[column_name])),
-            maximum=MOST_TOKENS,
+            maximum=MAX_TOKENS,
         )
         for column_name in ("input", "output")
     ]
@@ -140,6 +140,6 @@ def _arrival_seconds(place_in_error: str, cell_value: Any) -> float:
         isinstance(cell_value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,20})?", cell_value) is not None
     )
     seconds = float(cell_value) if is_number or is_plain_number else parse_duration(place_in_error, cell_value)
-    if not 0 <= seconds <= MOST_SECONDS:
+    if not 0 <= seconds <= MAX_SECONDS:
         raise InputError(f"{place_in_error}: {short_repr(cell_value)}; expected seconds from 0 up to 30 days")
     return seconds

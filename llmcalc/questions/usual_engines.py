@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from ..accelerator import Hardware, MemoryFit
-from ..device_memory.device_memory import MOST_RECORDED_LAYERS
+from ..device_memory.device_memory import MAX_RECORDED_LAYERS
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import SERVING_PHASES, Settings
 from ..errors import InputError
@@ -27,15 +27,15 @@ from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag
 from ..studies.decoding import time_decoded_token, usual_stack
 from ..studies.fit import (
-    MOST_BATCH,
-    MOST_SEQ,
+    MAX_BATCH,
+    MAX_SEQ,
     FitAnswer,
     SettingChange,
     cli_options,
     largest_fitting_number,
     single_setting_changes,
 )
-from ..studies.fit_options import MOST_SPLIT_DEVICES, HardwareOption
+from ..studies.fit_options import MAX_SPLIT_DEVICES, HardwareOption
 from ..studies.fit_serving import COMPUTER_VENDORS, ReplicaFit, ServingFitAnswer, is_whole_computer
 from ..units import DTYPE_BITS, dtype
 
@@ -209,9 +209,9 @@ class UsualEngine:
         if device_bytes is None:
             return None
         memory_fit = MemoryFit(self.hardware, device_bytes)
-        batch = self._largest_fitting_number(self.device_bytes, users, MOST_BATCH)
+        batch = self._largest_fitting_number(self.device_bytes, users, MAX_BATCH)
         seq = self._largest_fitting_number(
-            lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ
+            lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MAX_SEQ
         )
         memory_changes: list[SettingChange] = []
         if memory_fit.verdict == "no":
@@ -261,7 +261,7 @@ class UsualEngine:
         assert devices is not None
         layouts = [
             split_layout(layers, split_devices, devices // split_devices)
-            for split_devices in divisors(devices, min(MOST_SPLIT_DEVICES, layers))
+            for split_devices in divisors(devices, min(MAX_SPLIT_DEVICES, layers))
             if layout_request.pp in (None, split_devices) and layout_request.dp in (None, devices // split_devices)
         ]
         replicas = [replica for replica in (self._replica(run_memory, layout) for layout in layouts) if replica]
@@ -273,7 +273,7 @@ class UsualEngine:
         If the layers fit only tightly, the fewest on which they do; if they fit on no number, the number that needs
         least memory per device. Whole computers are tried as one. None if bytes are unknown.
         """
-        most_devices = min(MOST_SPLIT_DEVICES, run_memory.spec.layer_count)
+        most_devices = min(MAX_SPLIT_DEVICES, run_memory.spec.layer_count)
         if is_whole_computer(self.hardware):
             most_devices = 1
         options: list[HardwareOption] = []
@@ -404,7 +404,7 @@ def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardwar
     None for another engine, where the buffers are not known, and for more layers than are recorded one by one.
     """
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
-    if usual_engine is None or run_memory.spec.layer_count > MOST_RECORDED_LAYERS:
+    if usual_engine is None or run_memory.spec.layer_count > MAX_RECORDED_LAYERS:
         return None
     device_bytes = usual_engine.device_bytes(int(run_memory.states.workload.batch))
     engine_name = usual_engine.engine_record.name

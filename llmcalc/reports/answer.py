@@ -22,7 +22,7 @@ MODEL_FIELD: Any = field(default_factory=lambda: Preset.model_construct(name="mo
 """Field `preset` of an answer, by default a preset named `model` without figures."""
 
 
-MOST_SHOWN_MODELS = 3
+MAX_SHOWN_MODELS = 3
 """Largest number of models that an answer's one-line text names."""
 
 
@@ -137,6 +137,6 @@ def _answer_heading(report: Report) -> str:
     models = [json_document["model"] for json_document in json_documents if "model" in json_document]
     model_names = [model.get("title") or model["name"] for model in models]
     further_models_text = (
-        f" and {len(model_names) - MOST_SHOWN_MODELS} more" if len(model_names) > MOST_SHOWN_MODELS else ""
+        f" and {len(model_names) - MAX_SHOWN_MODELS} more" if len(model_names) > MAX_SHOWN_MODELS else ""
     )
-    return f"{', '.join(model_names[:MOST_SHOWN_MODELS])}{further_models_text}" or type(report).__name__
+    return f"{', '.join(model_names[:MAX_SHOWN_MODELS])}{further_models_text}" or type(report).__name__

@@ -13,7 +13,7 @@ from .answer import Answer
 from .document import Column, Report, Table, row
 from .summary import model_data
 
-MOST_SHOWN_TENSORS = 20
+MAX_SHOWN_TENSORS = 20
 
 
 def report(file_name: str, checkpoint: Checkpoint) -> Report:
@@ -120,15 +120,15 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
         f"{tensor_match.matched_count:,} expected tensors found; {len(tensor_match.missing):,} missing, "
         f"{len(tensor_match.unexpected):,} extra, {len(tensor_match.shape_mismatches):,} misshapen"
     ]
-    if len(table_rows) > MOST_SHOWN_TENSORS:
-        notes.append(f"{len(table_rows) - MOST_SHOWN_TENSORS:,} more; --format json lists all")
+    if len(table_rows) > MAX_SHOWN_TENSORS:
+        notes.append(f"{len(table_rows) - MAX_SHOWN_TENSORS:,} more; --format json lists all")
     if tensor_match.tied_copies:
         names_text = ", ".join(stored_tensor.name for stored_tensor in tensor_match.tied_copies[:3])
         notes.append(f"the tied output head is stored again: {names_text}")
     if buffers:
         notes.append(f"{len(buffers):,} buffers are stored beside the parameters, such as {buffers[0].name}")
     title = f"{model_origin} against {preset.display}: {verdict}"
-    tables = [Table(title, columns, table_rows[:MOST_SHOWN_TENSORS], notes=notes)]
+    tables = [Table(title, columns, table_rows[:MAX_SHOWN_TENSORS], notes=notes)]
     return Report(report_document, tables).with_target(model_origin)
 
 

@@ -45,7 +45,7 @@ BAND_NOTE = (
 WIDE_TERMINAL_COLUMNS = 112
 """Width of a terminal, in characters, from which on a list shows every quantity."""
 
-MOST_COLUMNS = 12
+MAX_COLUMNS = 12
 """Largest number of models in columns; more models are a row each."""
 
 QuantityLine: TypeAlias = tuple[str, Callable[[ModelQuantities], str]]
@@ -135,7 +135,7 @@ def report(
     warnings = _position_warnings(compared_models)
     if layout == "rows":
         return Report(json_documents, [_flat_rows(compared_models, decoding_load)], warnings=warnings)
-    if len(compared_models) > MOST_COLUMNS:
+    if len(compared_models) > MAX_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE_TERMINAL_COLUMNS
         return Report(json_documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
     if layout == "columns":

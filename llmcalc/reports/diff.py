@@ -27,7 +27,7 @@ SCALE_BY_UNIT: dict[str, Callable[[float], units.UnitScale]] = {
     "bytes": units.memory_scale,
 }
 
-MOST_SHOWN_NODES = 12
+MAX_SHOWN_NODES = 12
 """Largest number of nodes in a table; the JSON document has all."""
 
 QUANTITY_COLUMNS = (
@@ -183,7 +183,7 @@ def _relative_change(quantity_change: QuantityChange) -> float | None:
 
 def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) -> Table:
     """Returns a table of the nodes that differ most, in the unit of the median change."""
-    shown_nodes = changed_nodes[:MOST_SHOWN_NODES]
+    shown_nodes = changed_nodes[:MAX_SHOWN_NODES]
     scale_function = SCALE_BY_UNIT[shown_nodes[0].unit]
     unit_scale = scale_function(
         median_low(abs(value) for node in shown_nodes for value in (node.before, node.after, node.change) if value)

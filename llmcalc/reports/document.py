@@ -18,7 +18,7 @@ SCHEMA_VERSION = 2
 Justify = Literal["left", "right"]
 
 
-MOST_NOTES = 2
+MAX_NOTES = 2
 """Largest number of notes below a target's tables without `--notes`; warnings are always shown."""
 
 COLOURS = {
@@ -233,14 +233,14 @@ class Report(NamedTuple):
         return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | document_data
 
     def with_few_notes(self, omission_text: str = "--notes") -> Report:
-        """Returns the report with its warnings and at most `MOST_NOTES` other notes per target.
+        """Returns the report with its warnings and at most `MAX_NOTES` other notes per target.
 
         A last note says how many notes, tables and rows are left out.
 
         omission_text: the option that prints them; default `--notes`.
         """
         tables: list[Table] = []
-        remaining_note_count, hidden_note_count = MOST_NOTES, 0
+        remaining_note_count, hidden_note_count = MAX_NOTES, 0
         for table in [*self.tables, None]:
             omission_parts = [tables[-1].omission_text] if tables and tables[-1].omission_text else []
             omission_parts += (
@@ -251,7 +251,7 @@ class Report(NamedTuple):
                 tables[-1], hidden_note_count = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break
-            remaining_note_count = MOST_NOTES if table.answer else remaining_note_count
+            remaining_note_count = MAX_NOTES if table.answer else remaining_note_count
             shown_notes: list[str] = []
             for note in table.notes:
                 is_warning = any(warning_text.endswith(note) for warning_text in self.warnings)

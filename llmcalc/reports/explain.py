@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 LINE_LENGTH = 80
 SHORT_LINE_LENGTH = 30
-MOST_LINES_WITH_NUMBERS = 4
+MAX_LINES_WITH_NUMBERS = 4
 """Largest number of lines of a whole model's formula with numbers; JSON has it at any length."""
-MOST_LINES_IN_HIDDEN_SIZE = 20
+MAX_LINES_IN_HIDDEN_SIZE = 20
 """Largest number of lines of a whole model's formula in units of the hidden size; JSON has it at any length."""
 LATENT_FORMS = (
     "FLOPs per token: MLA expanded, as in every pass but decode; after tokens in a cache, kv_b_proj runs over their "
@@ -206,12 +206,12 @@ def _quantity_tables(preset: Preset, explanation: Explanation, selected_rank: Se
         title = QUANTITY_NAMES[formula.quantity][0]
         table_rows = _component_rows(explanation, formula.quantity, section_names, line_width)
         formula_texts = _formula_steps(explanation, formula)
-        if len(formula_texts) > 2 and len(formula_texts[1]) > MOST_LINES_WITH_NUMBERS * line_width:
+        if len(formula_texts) > 2 and len(formula_texts[1]) > MAX_LINES_WITH_NUMBERS * line_width:
             del formula_texts[1]
         table_rows += _formula_rows("model", formula_texts, line_width, is_bold=True)
         if (
             formula.hidden_expression is not None
-            and len(write_expression(formula.hidden_expression)) <= MOST_LINES_IN_HIDDEN_SIZE * line_width
+            and len(write_expression(formula.hidden_expression)) <= MAX_LINES_IN_HIDDEN_SIZE * line_width
         ):
             table_rows += _formula_rows(
                 "in units of h", [write_expression(formula.hidden_expression)], line_width, is_bold=True

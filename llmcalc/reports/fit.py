@@ -11,12 +11,12 @@ from ..device_memory.estimate import Memory
 from ..frameworks.engines.registry import ENGINE_FOLDERS, engine
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.fit import DEEP_MODEL_LAYERS, MOST_CHANGES_OF_DEEP_MODEL, FitAnswer, SettingChange, has_many_layers
+from ..studies.fit import DEEP_MODEL_LAYERS, MAX_CHANGES_OF_DEEP_MODEL, FitAnswer, SettingChange, has_many_layers
 from ..studies.fit_devices import DevicesFitAnswer
 from ..studies.fit_options import (
-    MOST_COMPUTERS,
-    MOST_DEVICES,
-    MOST_SPLIT_DEVICES,
+    MAX_COMPUTERS,
+    MAX_DEVICES,
+    MAX_SPLIT_DEVICES,
     HardwareOption,
 )
 from ..studies.fit_serving import COMPUTER_VENDORS, ServingFitAnswer, is_whole_computer
@@ -67,7 +67,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         f"{VERDICT_TEXTS[first_option.fit.verdict]} on "
         f"{device_phrase(first_option.devices, first_option.fit.hardware.title)}"
         if has_fitting_option
-        else f"it does not fit on up to {MOST_DEVICES} accelerators"
+        else f"it does not fit on up to {MAX_DEVICES} accelerators"
     )
     table_rows = [
         row(
@@ -83,12 +83,12 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
     engine_note = ""
     engine_options = [hardware_option for hardware_option in hardware_options if hardware_option.engine_title]
     has_single_macs = any(is_whole_computer(hardware_option.fit.hardware) for hardware_option in engine_options)
-    most_macs_text = "one" if has_single_macs else f"up to {MOST_COMPUTERS}"
+    most_macs_text = "one" if has_single_macs else f"up to {MAX_COMPUTERS}"
     replica_note = "dp: replicas, which share the users" if any(option.users for option in hardware_options) else ""
     if engine_options:
         names_text = ", ".join(hardware_option.fit.hardware.name for hardware_option in engine_options)
         engine_note = (
-            f"by {engine_options[0].engine_title}'s buffers, layers divided among up to {MOST_SPLIT_DEVICES} (pp)"
+            f"by {engine_options[0].engine_title}'s buffers, layers divided among up to {MAX_SPLIT_DEVICES} (pp)"
             if run_memory.has_gguf_weights
             else f"{names_text}: by {engine_options[0].engine_title}'s buffers, on one computer"
         )
@@ -103,7 +103,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
         "most",
         replica_note,
-        f"tried: 1, 2, 4, … {MOST_DEVICES} of each, {most_macs_text} of Apple, one laptop; --hardware says what "
+        f"tried: 1, 2, 4, … {MAX_DEVICES} of each, {most_macs_text} of Apple, one laptop; --hardware says what "
         "else would make it fit",
         *verdict_notes([hardware_option.fit for hardware_option in hardware_options]),
     ]
@@ -170,7 +170,7 @@ def report(
     changes_note = CHANGES_NOTE
     if has_many_layers(fit_answer.memory):
         changes_note += (
-            f"; of a model with more than {DEEP_MODEL_LAYERS} layers only the {MOST_CHANGES_OF_DEEP_MODEL} that store "
+            f"; of a model with more than {DEEP_MODEL_LAYERS} layers only the {MAX_CHANGES_OF_DEEP_MODEL} that store "
             "least are tried"
         )
     return report_content.report(
@@ -474,7 +474,7 @@ def _layer_split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption])
     has_fitting_option = any(hardware_option.fit.verdict != "no" for hardware_option in options)
     if not fit_answer.engine_title or is_whole_computer(hardware) or has_fitting_option:
         return []
-    return [f"{fit_answer.engine_title} divides layers among up to {MOST_SPLIT_DEVICES}, on none of which they fit"]
+    return [f"{fit_answer.engine_title} divides layers among up to {MAX_SPLIT_DEVICES}, on none of which they fit"]
 
 
 def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .document import MOST_NOTES, Report, Table
+from .document import MAX_NOTES, Report, Table
 from .formats.pipe import INDENT, indented_lines, line_count
 
 SCREEN_LINES = 24
@@ -40,7 +40,7 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
     """
     notes = [note for table in tables for note in table.notes]
     shown_warnings = [note for note in notes if any(warning.endswith(note) for warning in warnings)]
-    shown_notes = [*shown_warnings, *[note for note in notes if note not in shown_warnings][:MOST_NOTES]]
+    shown_notes = [*shown_warnings, *[note for note in notes if note not in shown_warnings][:MAX_NOTES]]
     note_line_count = sum(
         len(list(indented_lines(note, SCREEN_COLUMNS, hanging_indent=INDENT))) for note in shown_notes
     )

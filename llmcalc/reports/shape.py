@@ -9,7 +9,7 @@ from typing import Any
 from .. import units
 from ..sources.preset import Preset
 from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
-from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, ModelShape, ShapeStudy
+from ..studies.shape import LEAST_ASPECT, MAX_ASPECT, ModelShape, ShapeStudy
 from .compare import BAND_NOTE, aspect_text
 from .document import Column, Report, Row, Table, row
 from .notes import MULTIPLY_ADD, cache_per_token_note, flops_per_token_note
@@ -246,7 +246,7 @@ def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, adds_
     notes += [
         f"L: number of layers, h: hidden size; {per_token_text}",
         f"shapes within {100 * shape_study.tolerance:g} % of the budget: at each h the depth nearest to it, h/L from "
-        f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
+        f"{LEAST_ASPECT:,} to {MAX_ASPECT:,}",
         f"head sizes: which of 64, 96, 128 and 256 divide h; {shape_study.searched_count:,} shapes were counted",
     ]
     embedding_shares = [model_shape.embedding_and_head / model_shape.parameters for model_shape in shape_study.shapes]

@@ -32,9 +32,9 @@ QUANTITY_NAMES = {
 CHECK_NOUNS = {MEMORY_PREFIX: "moment", LOSS_QUANTITY: "step"}
 """Quantity → noun for what one of the quantity's checks compares, if not a node."""
 
-MOST_FAILURES = 20
+MAX_FAILURES = 20
 
-MOST_MISSING = 5
+MAX_MISSING = 5
 """Largest number of names in a note."""
 
 
@@ -288,14 +288,14 @@ def _coverage_note(model_verdicts: list[Verdict]) -> str:
         for model_verdict, coverage in covered_models
         for path in coverage.compared_in_totals
     ]
-    ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
+    ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MAX_MISSING else ""
     return (
         f"{direct_count:,} of {plural(direct_count + summed_count + len(missing_paths), 'part')} that hold parameters "
         "are compared individually"
         + (f", {summed_count:,} as sums, where the class fuses several modules into one" if summed_count else "")
         + (
             f", {len(missing_paths):,} only within the totals above them: "
-            f"{', '.join(missing_paths[:MOST_MISSING])}{ellipsis_text}"
+            f"{', '.join(missing_paths[:MAX_MISSING])}{ellipsis_text}"
             if missing_paths
             else ""
         )
@@ -314,7 +314,7 @@ def _node_path_or_peak_moment(comparison: Check) -> str:
 
 def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of differing nodes for each quantity of each model."""
-    free_lines = MOST_FAILURES
+    free_lines = MAX_FAILURES
     table_columns = (
         Column("node", "node", justify="left"),
         Column("closed_form", "closed form", units.exact_text),

@@ -15,10 +15,10 @@ from typing import IO, Literal
 
 from ..errors import InputError
 
-MOST_JSON_ELEMENTS = 3_000_000
+MAX_JSON_ELEMENTS = 3_000_000
 """Largest number of values and fields in a JSON text. A published config with its label tables has under 20,000."""
 
-MOST_TOML_ELEMENTS = 300_000
+MAX_TOML_ELEMENTS = 300_000
 """Largest number of values in lists and inline tables of a TOML text, which Python parses 20 times slower than JSON."""
 
 _NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)

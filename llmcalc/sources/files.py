@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..components.part_choice import PartError
 from ..errors import InputError, short_repr, suggest
-from .bounded import MOST_JSON_ELEMENTS, MOST_TOML_ELEMENTS, decode_text, read_bytes, require_few_elements
+from .bounded import MAX_JSON_ELEMENTS, MAX_TOML_ELEMENTS, decode_text, read_bytes, require_few_elements
 
 if TYPE_CHECKING:
     from json import JSONDecodeError
@@ -82,7 +82,7 @@ def is_json_object(model_text: str) -> bool:
 
 def parse_toml(toml_text: str, error_location: str) -> dict[str, Any]:
     """Parses TOML. Raises `InputError` with line and column for invalid TOML, and for tables nested too deeply."""
-    require_few_elements(toml_text, error_location, MOST_TOML_ELEMENTS)
+    require_few_elements(toml_text, error_location, MAX_TOML_ELEMENTS)
     _require_short_keys(toml_text, error_location)
     try:
         parsed_table = tomllib.loads(toml_text)
@@ -104,14 +104,14 @@ def _require_short_keys(toml_text: str, error_location: str) -> None:
         dot_count += line.partition("=")[0].count(".")
         if line.count(".") > DEEPEST_NESTING and re.search(_DEEP_KEY, re.sub(_TOML_STRING, '""', line)):
             raise InputError(_too_deep_error(error_location))
-    if dot_count > MOST_DOTS:
-        raise InputError(f"{error_location}: {dot_count:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
+    if dot_count > MAX_DOTS:
+        raise InputError(f"{error_location}: {dot_count:,} dots in keys are too many; expected at most {MAX_DOTS:,}")
 
 
 _TOML_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|\'[^\']*+\'?+'  # one that does not end has the rest
 _KEY_PART = r'(?:(?<![A-Za-z0-9_-])[A-Za-z0-9_-]++|"")'
 _DEEP_KEY = rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{DEEPEST_NESTING},}}"
-MOST_DOTS = 100_000
+MAX_DOTS = 100_000
 """Largest number of dots in the dotted keys of a TOML text."""
 
 
@@ -119,7 +119,7 @@ def parse_json(json_text: str, error_location: str) -> Any:
     """Parses JSON. Raises `InputError` with line and column for invalid JSON, and for values nested too deeply."""
     import json
 
-    require_few_elements(json_text, error_location, MOST_JSON_ELEMENTS)
+    require_few_elements(json_text, error_location, MAX_JSON_ELEMENTS)
     try:
         parsed_value = json.loads(json_text)
     except json.JSONDecodeError as error:

@@ -38,7 +38,7 @@ RETRY_SECONDS = 300.0
 FIRST_REQUEST_BYTES = 100_000
 """Number of bytes at the start of a weights file that are fetched first; most headers are shorter."""
 
-MOST_CONNECTIONS = 8
+MAX_CONNECTIONS = 8
 """Number of headers that are fetched in parallel."""
 
 Result = TypeVar("Result")
@@ -232,8 +232,7 @@ def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]
                 headers_by_file[file_name] = header_json
 
     threads = [
-        threading.Thread(target=fetch_waiting_files, daemon=True)
-        for _ in range(min(MOST_CONNECTIONS, len(url_by_file)))
+        threading.Thread(target=fetch_waiting_files, daemon=True) for _ in range(min(MAX_CONNECTIONS, len(url_by_file)))
     ]
     for thread in threads:
         thread.start()

@@ -301,7 +301,7 @@ def preset_within_name(model_name: str) -> str | None:
 
     `dolphin-2.9-llama3-8b` has llama3-8b in it. A part begins and ends at words; of parts of equal length the first.
     """
-    words = re.split(r"[-_ :]+", model_name[:LONGEST_NAME])[:MOST_WORDS]
+    words = re.split(r"[-_ :]+", model_name[:LONGEST_NAME])[:MAX_WORDS]
     name_parts = (
         "-".join(words[first_word_index : first_word_index + word_count])
         for word_count in range(len(words), 0, -1)
@@ -318,7 +318,7 @@ def preset_within_name(model_name: str) -> str | None:
     )
 
 
-MOST_WORDS = 20
+MAX_WORDS = 20
 """Largest number of words in a name of which parts are compared with preset names."""
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MOST_SUGGESTIONS, InputError, MissingExtra, one_line, suggest
+from ..errors import MAX_SUGGESTIONS, InputError, MissingExtra, one_line, suggest
 from ..identity_cache import IdentityCache
 from .files import is_json_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
 from .hardware import preset_with_spelling
@@ -483,7 +483,7 @@ def _suggest_newest(model_name: str) -> str:
     preset_pattern = re.compile(rf"{name_match['family']}-?v?[0-9.]*{size_pattern}")
     presets = sorted(filter(preset_pattern.fullmatch, model_names()), key=len)
     presets.sort(key=release_date, reverse=True)
-    return f" Did you mean {', '.join(presets[:MOST_SUGGESTIONS])}?" if presets else ""
+    return f" Did you mean {', '.join(presets[:MAX_SUGGESTIONS])}?" if presets else ""
 
 
 def _suggest_relatives(model_name: str) -> str:

@@ -77,10 +77,10 @@ LIMIT_EXAMPLES: Mapping[QuantityKind, str] = {
     "bytes": "128 KiB or 24 GB",
 }
 
-MOST_MODELS = 1_000
+MAX_MODELS = 1_000
 """Largest number of models in one budget."""
 
-MOST_ACCELERATORS = 100
+MAX_ACCELERATORS = 100
 """Largest number of accelerators on which one model has to fit."""
 
 Operator: TypeAlias = Literal["<=", ">=", "==", "<", ">"]
@@ -162,9 +162,9 @@ def read_budget(budget_path: Path) -> Budget:
     budget_table = parse_toml(read_text(budget_path), str(budget_path))
     if not budget_table.get("model"):
         raise InputError(f"{budget_path}: no model; expected tables [[model]] with a target and bounds")
-    if isinstance(budget_table["model"], list) and len(budget_table["model"]) > MOST_MODELS:
+    if isinstance(budget_table["model"], list) and len(budget_table["model"]) > MAX_MODELS:
         raise InputError(
-            f"{budget_path}: {len(budget_table['model']):,} models are too many; expected at most {MOST_MODELS:,} in "
+            f"{budget_path}: {len(budget_table['model']):,} models are too many; expected at most {MAX_MODELS:,} in "
             "a file"
         )
     if isinstance(budget_table["model"], dict):
@@ -228,8 +228,8 @@ def _accelerator_names(names_value: Any) -> Any:
     """Returns the accelerators' names. Raises `ValueError` for an empty list, and for too many names."""
     if not names_value:
         raise ValueError("fits: no accelerator; expected names such as h100-sxm (llmcalc hardware lists all)")
-    if isinstance(names_value, list) and len(names_value) > MOST_ACCELERATORS:
-        raise ValueError(f"fits: {len(names_value):,} accelerators are too many; expected at most {MOST_ACCELERATORS}")
+    if isinstance(names_value, list) and len(names_value) > MAX_ACCELERATORS:
+        raise ValueError(f"fits: {len(names_value):,} accelerators are too many; expected at most {MAX_ACCELERATORS}")
     return [names_value] if isinstance(names_value, str) else names_value
 
 

@@ -23,22 +23,22 @@ from ..workload.setting import option
 from .decoding import LLAMA_CPP_STACK, SHORT_CONTEXT, runs_llama_cpp, time_decoded_token, usual_stack
 from .timed_run import TimedRun
 
-MOST_BATCH = 2**20
+MAX_BATCH = 2**20
 """Largest number of sequences that a search for the largest run tries."""
 
-MOST_SEQ = 2**24
+MAX_SEQ = 2**24
 """Longest sequence, in tokens, that a search for the largest run tries."""
 
 PROMPT_CHUNK_TOKENS = 2048
 """Tokens per chunk in the suggested change to read prompts in chunks."""
 
-MOST_INSUFFICIENT_CHANGES = 5
+MAX_INSUFFICIENT_CHANGES = 5
 """Number of reported changes that are not sufficient: those with the least required memory."""
 
 DEEP_MODEL_LAYERS = 256
 """Number of layers above which few changes are tried, because each requires a replay of all layers."""
 
-MOST_CHANGES_OF_DEEP_MODEL = 4
+MAX_CHANGES_OF_DEEP_MODEL = 4
 """Number of changes that are tried for a deep model: those with the least static bytes."""
 
 TRIED_LORA_RANK = 16
@@ -130,7 +130,7 @@ def largest_run(
     """
     capacity_bytes, workload = hardware.capacity_bytes, model_memory.states.workload
     static_bytes = least_static_bytes(model_memory)  # of every size
-    longest_length = learned_positions(model_memory.spec) or MOST_SEQ
+    longest_length = learned_positions(model_memory.spec) or MAX_SEQ
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
     @cache
@@ -167,7 +167,7 @@ def largest_run(
             )
         return 0
 
-    batch = largest_size("batch", most_batch, MOST_BATCH if most_batch is None else most_batch)
+    batch = largest_size("batch", most_batch, MAX_BATCH if most_batch is None else most_batch)
     return batch, largest_size("seq", most_seq, longest_length, block_tokens)
 
 
@@ -316,7 +316,7 @@ def _memory_saving_changes(
     """
     cheap_changes, costly_changes = single_setting_changes(model_memory, current_fit.hardware, batch, seq)
     insufficient_bytes: list[int] = []
-    most_changes = MOST_CHANGES_OF_DEEP_MODEL if has_many_layers(model_memory) else None
+    most_changes = MAX_CHANGES_OF_DEEP_MODEL if has_many_layers(model_memory) else None
     evaluate_changes = partial(
         _evaluate_changes, model_memory, current_fit, insufficient_bytes, fit_with_engine, most_changes=most_changes
     )
@@ -353,7 +353,7 @@ def _memory_saving_changes(
         (setting_change for setting_change in candidates if setting_change.changed_fit.verdict == "no"),
         key=lambda setting_change: setting_change.changed_fit.needed_bytes,
     )
-    changes = (*fitting_changes, *insufficient_changes[:MOST_INSUFFICIENT_CHANGES])
+    changes = (*fitting_changes, *insufficient_changes[:MAX_INSUFFICIENT_CHANGES])
     return list({change.option: change for change in changes}.values())
 
 
@@ -380,7 +380,7 @@ def _evaluate_changes(
     """Returns the changes that need less memory than the current settings, in the order of the input.
 
     A change is left out if the bytes that it needs at least save nothing, or neither fit nor are among the
-    `MOST_INSUFFICIENT_CHANGES` smallest.
+    `MAX_INSUFFICIENT_CHANGES` smallest.
 
     insufficient_bytes: the bytes of the changes so far that do not suffice, to which those of these are added.
     most_changes: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
@@ -402,7 +402,7 @@ def _evaluate_changes(
     def is_excluded(least_bytes: int) -> bool:
         return least_bytes >= current_fit.needed_bytes or (
             least_bytes > current_fit.capacity_bytes
-            and sum(byte_count < least_bytes for byte_count in insufficient_bytes) >= MOST_INSUFFICIENT_CHANGES
+            and sum(byte_count < least_bytes for byte_count in insufficient_bytes) >= MAX_INSUFFICIENT_CHANGES
         )
 
     while runs_by_bound:

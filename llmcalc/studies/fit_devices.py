@@ -19,7 +19,7 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.layout_search import tokens_multiple
 from ..simulator.simulated_work import WorkBudget
-from .fit import MOST_BATCH, MOST_SEQ, SettingChange, devices_option, largest_fitting_number
+from .fit import MAX_BATCH, MAX_SEQ, SettingChange, devices_option, largest_fitting_number
 from .layout_candidates import Candidate
 from .layout_estimates import FULL_RECOMPUTE, LayoutEstimates
 from .layout_order import NearestPolicy, search_budget
@@ -32,7 +32,7 @@ from .plan import (
 )
 from .step_size import usual_micro_batches
 
-MOST_TRIED_DEVICES = 2**16
+MAX_TRIED_DEVICES = 2**16
 """Largest number of accelerators that is tried."""
 
 
@@ -114,8 +114,8 @@ def fit_devices(
     fewest_devices, fewest_candidate = _fewest_devices(devices_question, plan)
     batch = seq = 0
     if best_fit.verdict == "fits":
-        workload, longest_length = model_memory.states.workload, learned_positions(model_memory.spec) or MOST_SEQ
-        batch = _largest_number(devices_question, best_candidate, "batch", 1, int(workload.batch), MOST_BATCH)
+        workload, longest_length = model_memory.states.workload, learned_positions(model_memory.spec) or MAX_SEQ
+        batch = _largest_number(devices_question, best_candidate, "batch", 1, int(workload.batch), MAX_BATCH)
         size_unit = _length_multiple(best_candidate.layout)
         seq = _largest_number(devices_question, best_candidate, "seq", size_unit, int(workload.seq), longest_length)
     setting_changes: tuple[SettingChange, ...] = ()
@@ -232,7 +232,7 @@ def _fewest_devices(devices_question: DevicesQuestion, plan: LayoutPlan) -> tupl
         fitting_candidate = devices_question.best_fitting_layout(devices)
         if fitting_candidate is not None:
             return devices, fitting_candidate
-    while 2 * devices <= MOST_TRIED_DEVICES and not devices_question.budget.is_spent():
+    while 2 * devices <= MAX_TRIED_DEVICES and not devices_question.budget.is_spent():
         devices *= 2
         candidate_that_fits = (devices_question.several_devices_question or devices_question).best_fitting_layout(
             devices

@@ -22,18 +22,18 @@ from ..parallel.layout_request import LayoutRequest
 from .fit import SettingChange, cli_options, devices_option, least_static_bytes
 from .fit_serving import is_whole_computer, serving_layouts
 
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 """Largest number of accelerators that is tried."""
 
-MOST_COMPUTERS = 4
+MAX_COMPUTERS = 4
 """Largest number of Macs that work together: MLX's documentation joins each to every other by a Thunderbolt cable
 (https://ml-explore.github.io/mlx/build/html/usage/launching_distributed.html).
 """
 
-MOST_TRAINING_COMPUTERS = 1
+MAX_TRAINING_COMPUTERS = 1
 """Largest number of Macs in a training run: torch has no messages between Macs (no NCCL), so no sharded training."""
 
-MOST_SPLIT_DEVICES = 16
+MAX_SPLIT_DEVICES = 16
 """Largest number of accelerators among which llama.cpp divides layers: GGML_CUDA_MAX_DEVICES of ggml-cuda.h."""
 
 RuntimeFunction = Callable[[Hardware], CudaRuntime]
@@ -190,7 +190,7 @@ def hardware_options(
 
     Of those on which it fits alike, accelerators that have no products in the run's number format come last.
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
-    Unless the user states a number, at most `MOST_COMPUTERS` of chips that are computers, and one laptop, are tried.
+    Unless the user states a number, at most `MAX_COMPUTERS` of chips that are computers, and one laptop, are tried.
     layout_request: parallelism options; its group sizes apply to every number; `devices`, if given, is the only number.
     cuda_runtime_of: the runtime of the run on an accelerator.
     option_with_engine: accelerator → the fewest of them by an engine's buffers; None (default) for torch's kernels.
@@ -241,7 +241,7 @@ def _runs_on_usual_number(
     if hardware.is_laptop_gpu:
         most_computers = 1
     else:
-        most_computers = MOST_TRAINING_COMPUTERS if is_training else MOST_COMPUTERS
+        most_computers = MAX_TRAINING_COMPUTERS if is_training else MAX_COMPUTERS
     return takewhile(lambda device_run: device_run.devices <= most_computers, device_runs)
 
 
@@ -288,7 +288,7 @@ def _hardware_option(
     return min(tried_options, key=lambda indexed_option: (indexed_option[1].fit.needed_bytes, indexed_option[0]))[1]
 
 
-MOST_CHANGES_PER_NUMBER = 2
+MAX_CHANGES_PER_NUMBER = 2
 """Largest number of changes that are listed for a number of accelerators."""
 
 
@@ -306,7 +306,7 @@ def fitting_changes_on_several_devices(
     """
     for hardware_option in options:
         fits_without_changes, hardware = hardware_option.fit.verdict != "no", hardware_option.fit.hardware
-        most_devices = hardware_option.devices - 1 if fits_without_changes else MOST_DEVICES
+        most_devices = hardware_option.devices - 1 if fits_without_changes else MAX_DEVICES
         changes_by_devices: list[tuple[int, SettingChange]] = []
         for changed_settings in setting_changes:
             try:
@@ -326,7 +326,7 @@ def fitting_changes_on_several_devices(
             device_run, memory_fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
             changes_text = cli_options(changed_settings, model_memory.settings.phase != "training")
             options_text = f"{device_run.option(memory_fit).command_options} {changes_text}"
-            if sum(devices == device_run.devices for devices, _ in changes_by_devices) < MOST_CHANGES_PER_NUMBER:
+            if sum(devices == device_run.devices for devices, _ in changes_by_devices) < MAX_CHANGES_PER_NUMBER:
                 changes_by_devices.append((device_run.devices, SettingChange(options_text, memory_fit)))
         yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
         if fits_without_changes and hardware_option.devices > 1:
@@ -357,7 +357,7 @@ def _runs_on_devices(model_memory: Memory, layout_request: LayoutRequest) -> Ite
     """Yields the run in possible layouts on more and more accelerators."""
     version, framework = layout_request.framework_version or "", framework_of(layout_request)
     is_training = model_memory.settings.phase == "training"
-    device_counts = [2**i for i in range(MOST_DEVICES.bit_length())]
+    device_counts = [2**i for i in range(MAX_DEVICES.bit_length())]
     for devices in device_counts if layout_request.devices is None else [layout_request.devices]:
         request_of_number = replace(layout_request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:

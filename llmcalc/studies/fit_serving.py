@@ -26,7 +26,7 @@ from .timed_run import TimedRun
 COMPUTER_VENDORS = ("Apple",)
 """Vendors whose chips are each a separate computer."""
 
-MOST_TRIED_DEVICES = 2**10
+MAX_TRIED_DEVICES = 2**10
 """Largest number of accelerators that is tried."""
 
 
@@ -85,7 +85,7 @@ UncountedLayout: TypeAlias = tuple[Layout, str]
 """A layout with a rank that cannot be counted, and the reason."""
 
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """The largest number of layers of a model whose serving layouts are searched."""
 
 
@@ -95,7 +95,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     layout_request: parallelism options; group sizes in it apply to every layout.
     Raises `InputError` where no layout can be tried at all.
     """
-    check_depth(model_memory.spec, MOST_LAYERS)
+    check_depth(model_memory.spec, MAX_LAYERS)
     uncounted_layouts: list[UncountedLayout] = []
     replicas, best_replica, untried_count = serving_replicas(model_memory, hardware, layout_request, uncounted_layouts)
     is_fitting = best_replica.fit.verdict != "no"
@@ -248,7 +248,7 @@ def _layout_on_more_devices(model_memory: Memory, hardware: Hardware, layout_req
     if _cannot_join(hardware):
         return None
     devices = 2 * layout_request.devices
-    while devices <= MOST_TRIED_DEVICES:
+    while devices <= MAX_TRIED_DEVICES:
         for layout in serving_layouts(model_memory, replace(layout_request, dp=None), devices):
             if (
                 layout.replica_devices == layout.world_size

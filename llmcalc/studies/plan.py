@@ -241,7 +241,7 @@ class LayoutPlan:
         )
 
 
-MOST_SEARCHED_LAYERS = 256
+MAX_SEARCHED_LAYERS = 256
 """The largest number of layers of a model whose training layouts are searched."""
 
 
@@ -291,7 +291,7 @@ def plan_layouts(
             f"--num-microbatches {micro_batches}: in a plan it follows from the layout and --global-batch, the "
             "sequences of a step of all devices; expected --global-batch"
         )
-    check_depth(spec, MOST_SEARCHED_LAYERS)
+    check_depth(spec, MAX_SEARCHED_LAYERS)
     micro_batch, seq = int(memory_use.workload.batch), int(memory_use.workload.seq)
     is_batch_assumed = global_batch is None
     if global_batch is None:

@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 99)
 LIMIT_PERCENTILE = 90
 """Percentile of request latencies that must be within the limits."""
 
-MOST_REPLICAS = 64
+MAX_REPLICAS = 64
 """Most replicas that are tried for a trace."""
 
 
@@ -153,7 +153,7 @@ def size_server_for_trace(
 
     insufficient_count, sufficient_count = 0, replicas or 1  # the former is too few
     broken_limit = undersize_reason(sufficient_count)
-    while broken_limit and replicas is None and sufficient_count < MOST_REPLICAS:
+    while broken_limit and replicas is None and sufficient_count < MAX_REPLICAS:
         insufficient_count, sufficient_count = sufficient_count, 2 * sufficient_count
         broken_limit = undersize_reason(sufficient_count)
     while not broken_limit and replicas is None and sufficient_count - insufficient_count > 1:

@@ -33,10 +33,10 @@ from .run_time import inference_formats
 from .serve_trace import RequestTrace, TraceTimes, size_server_for_trace
 from .server import LatencyLimits, LayoutSizes, LoadPoint, Server, largest_number
 
-MOST_REPLICA_DEVICES = 32
+MAX_REPLICA_DEVICES = 32
 """Largest number of devices of a replica that is tried."""
 
-MOST_DEVICES = 1024
+MAX_DEVICES = 1024
 """Largest number of devices of a server."""
 
 STAGE_COUNTS = (1, 2, 4)
@@ -48,7 +48,7 @@ ATTENTION_RANKS = (2, 4, 8, 16)
 TENSOR_RANKS = (1, 2, 4, DEFAULT_DOMAIN_SIZE)
 """Numbers of tensor-parallel ranks that a search for servers tries."""
 
-MOST_STAGES = 8
+MAX_STAGES = 8
 """Largest number of pipeline stages that a search tries if no usual layout fits; no measured server has more."""
 
 
@@ -79,7 +79,7 @@ class SizesRequest:
             attention_dp = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
             yield self._layouts_by_devices([LayoutSizes(tp, self.pp or 1, attention_dp, ep)], self.devices)
             return
-        most_devices = min(MOST_REPLICA_DEVICES, self.devices or MOST_REPLICA_DEVICES)
+        most_devices = min(MAX_REPLICA_DEVICES, self.devices or MAX_REPLICA_DEVICES)
         usual_sizes = [
             candidate_sizes
             for candidate_sizes in _replica_layouts(STAGE_COUNTS, ATTENTION_RANKS, experts)
@@ -89,12 +89,12 @@ class SizesRequest:
         yield tried_sizes
         if self.devices is None:
             return
-        further_sizes = set(_replica_layouts(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA_DEVICES + 1), experts))
+        further_sizes = set(_replica_layouts(range(1, MAX_STAGES + 1), range(2, MAX_REPLICA_DEVICES + 1), experts))
         further_sizes.difference_update(tried_sizes)
-        for used_devices in range(self.devices, max(0, self.devices - DEFAULT_DOMAIN_SIZE * MOST_STAGES), -1):
+        for used_devices in range(self.devices, max(0, self.devices - DEFAULT_DOMAIN_SIZE * MAX_STAGES), -1):
             sizes_to_try = self._layouts_by_devices(further_sizes, used_devices)
             further_sizes.difference_update(sizes_to_try)
-            for stage_count in range(1, MOST_STAGES + 1):
+            for stage_count in range(1, MAX_STAGES + 1):
                 yield [layout_sizes for layout_sizes in sizes_to_try if layout_sizes.pp == stage_count]
 
     @staticmethod
@@ -424,8 +424,8 @@ class ServeStudy:
             return self._sized_server_for_rate(server, replicas, concurrency_within_limits, latency_limits.rate)
         concurrency = latency_limits.concurrency or concurrency_within_limits * (replicas or 1)
         sized_server = replace(server, replicas=replicas or -(-concurrency // concurrency_within_limits))
-        if sized_server.devices > MOST_DEVICES and replicas is None:
-            return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
+        if sized_server.devices > MAX_DEVICES and replicas is None:
+            return replace(server, replicas=1), None, f"more than {MAX_DEVICES:,} devices"
         if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
         load_point = sized_server.load_point(concurrency)
@@ -436,8 +436,8 @@ class ServeStudy:
     ) -> tuple[Server, LoadPoint | None, str]:
         highest_request_rate = server.latencies(concurrency_within_limits).requests_per_second
         sized_server = replace(server, replicas=replicas or math.ceil(request_rate / highest_request_rate))
-        if sized_server.devices > MOST_DEVICES and replicas is None:
-            return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
+        if sized_server.devices > MAX_DEVICES and replicas is None:
+            return replace(server, replicas=1), None, f"more than {MAX_DEVICES:,} devices"
         load_point = sized_server.point_at_rate(request_rate)
         if load_point is None:
             return sized_server, None, "fewer requests per second than --rate"

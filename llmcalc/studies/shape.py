@@ -32,9 +32,9 @@ from .compare import StackShape, is_in_dense_band, stack_shape
 from .literature import TOKENS_PER_PARAMETER, StudyVerdicts, compare_with_studies, scaled_optimum
 
 HEAD_SIZES = (64, 96, 128, 256)
-LEAST_ASPECT, MOST_ASPECT = 8, 1024
+LEAST_ASPECT, MAX_ASPECT = 8, 1024
 """Smallest and largest h/L of a study's shapes."""
-LEAST_WIDTHS, MOST_WIDTHS = 48, 256
+LEAST_WIDTHS, MAX_WIDTHS = 48, 256
 """Smallest and largest number of hidden sizes that a study counts; a budget may allow fewer."""
 FEWEST_ALLOWED_WIDTHS = 6
 """If a budget allows fewer hidden sizes than this number, the step between hidden sizes is halved."""
@@ -387,7 +387,7 @@ def find_shapes(
         model_family, budget, tolerance, keep_heads=target_fits or model_family.head_dim is not None
     )
     shape_sizes, stats = search_shapes(
-        model_family, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * row_count))
+        model_family, budget, tolerance, min(MAX_WIDTHS, max(LEAST_WIDTHS, 4 * row_count))
     )
     if target_shape is not None and target_fits:
         shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_shape[0]] + [target_shape]
@@ -419,7 +419,7 @@ def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, tolerance_pe
     )
     head_text = "" if model_family.head_dim is None else "a smaller --head-dim, "
     return (
-        f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of "
+        f"budget: no shape with h/L from {LEAST_ASPECT} to {MAX_ASPECT:,} and h a multiple of "
         f"{model_family.width_step} "
         f"costs {cost_text} to within {tolerance_percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; "
         f"expected another budget, {tie_option}{head_text}a smaller --vocab or a wider --tolerance"
@@ -441,9 +441,7 @@ def refine_step(model_family: ShapeFamily, budget: CostBudget, tolerance: float,
 
 def _depth_range(model_family: ShapeFamily, hidden_size: int) -> tuple[int, int]:
     """Returns the smallest and largest depth with h/L in range; smallest > largest if there is none."""
-    return max(model_family.least_depth, -(-hidden_size // MOST_ASPECT)), min(
-        hidden_size // LEAST_ASPECT, LARGEST_DEPTH
-    )
+    return max(model_family.least_depth, -(-hidden_size // MAX_ASPECT)), min(hidden_size // LEAST_ASPECT, LARGEST_DEPTH)
 
 
 def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: float) -> range:
@@ -501,7 +499,7 @@ def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, lower_d
 
 
 def search_shapes(
-    model_family: ShapeFamily, budget: CostBudget, tolerance: float, most_widths: int = MOST_WIDTHS
+    model_family: ShapeFamily, budget: CostBudget, tolerance: float, most_widths: int = MAX_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
     """Returns, for each hidden size, the depth whose cost is nearest to the budget, within `tolerance`.
 

@@ -26,7 +26,7 @@ With fewer, most of a step on many devices is the pipeline's bubble and messages
 LARGEST_STEP_TOKENS = 2**27
 """Tokens of the largest published training step: 128M, of MiniMax-01 (arXiv:2501.08313)."""
 
-MOST_MICRO_BATCHES = 64
+MAX_MICRO_BATCHES = 64
 """Most micro-batches of a step that nobody stated: stages of the deepest published pipeline (1T, arXiv:2104.04473)."""
 
 
@@ -65,7 +65,7 @@ def usual_micro_batches(pp: int) -> int:
 
     Pipelines deeper than published ones have as many micro-batches as the deepest published one.
     """
-    return min(pp, MOST_MICRO_BATCHES)
+    return min(pp, MAX_MICRO_BATCHES)
 
 
 def with_usual_micro_batches(model_memory: Memory, layout: Layout) -> Memory:

@@ -29,7 +29,7 @@ SHOWN_QUANTITIES: dict[QuantityOrAll, tuple[Quantity, ...]] = {
 }
 
 
-MOST_LAYER_KINDS = 40
+MAX_LAYER_KINDS = 40
 """Largest number of kinds of layers in one stack; a formula has a term for each."""
 
 
@@ -119,9 +119,9 @@ def merge_sections(formula_sections: Iterable[FormulaSection]) -> list[FormulaSe
 def check_layer_kinds(spec: ModelSpec) -> None:
     """Raises `InputError` for a model with too many kinds of layers to explain."""
     kind_count = max(len({*stack.first_layers, *stack.pattern}) for _, stack in spec.stacks())
-    if kind_count > MOST_LAYER_KINDS:
+    if kind_count > MAX_LAYER_KINDS:
         raise InputError(
-            f"{kind_count} kinds of layers are too many for one formula; expected at most {MOST_LAYER_KINDS}"
+            f"{kind_count} kinds of layers are too many for one formula; expected at most {MAX_LAYER_KINDS}"
         )
 
 

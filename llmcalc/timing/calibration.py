@@ -171,7 +171,7 @@ FACTOR_SPREAD = 0.2
 LEAST_ERROR_SCALE = 0.02
 """Smallest error scale of a fit, as a logarithm, because equal runs do not repeat more exactly."""
 
-MOST_ROUNDS = 60
+MAX_ROUNDS = 60
 """Largest number of rounds of a fit; each round weights the runs by the errors of the previous round."""
 
 
@@ -184,7 +184,7 @@ def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
     """
     logarithms = [-median(linearized_runs.errors(astuple(UNIT_FACTORS)))] * len(FACTOR_NAMES)
     factor_indices = range(len(FACTOR_NAMES))
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         factors = [math.exp(logarithm) for logarithm in logarithms]
         log_errors = linearized_runs.errors(factors)
         error_scale = max(LEAST_ERROR_SCALE, NORMAL_SCALE * median(map(abs, log_errors)))
@@ -423,7 +423,7 @@ def _rejection_reason(errors_without_fit: ErrorStatistics, errors_with_fit: Erro
     return ""
 
 
-MOST_ESTIMATES = 3000
+MAX_ESTIMATES = 3000
 """Limit on the sum of runs over all leave-out fits: up to 54 runs are left out one by one, 300 runs in groups of 30."""
 
 
@@ -433,7 +433,7 @@ def _left_out_errors(linearized_runs: LinearizedRuns) -> list[float]:
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """
     run_count = len(linearized_runs.measured_seconds)
-    fit_count = min(run_count, MOST_ESTIMATES // run_count)
+    fit_count = min(run_count, MAX_ESTIMATES // run_count)
     log_errors = [0.0] * run_count
     for first_index in range(fit_count):
         left_out_indices = range(first_index, run_count, fit_count)

@@ -25,7 +25,7 @@ from .work_recorder import rank_work
 ITERATION_COUNT = 12
 """Number of iterations of the search for the number of decoding sequences at a concurrency."""
 
-MOST_DECODING_REPLICAS = 8
+MAX_DECODING_REPLICAS = 8
 """Largest number of decoding replicas in a group, if llmcalc chooses the ratio."""
 
 
@@ -54,7 +54,7 @@ class DisaggregatedServer:
                 cls(replica, prefill_replicas, replicas - prefill_replicas) for prefill_replicas in range(1, replicas)
             ]
         else:
-            replica_counts = range(1, MOST_DECODING_REPLICAS + 1)
+            replica_counts = range(1, MAX_DECODING_REPLICAS + 1)
             candidate_groups = [
                 cls(replica, max(1, ceil(prompts_per_decoder * decode_replicas)), decode_replicas)
                 for decode_replicas in replica_counts

@@ -7,7 +7,7 @@ from typing import Literal
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
-from .timing_constants import MOST_SETTINGS, SoftwareStack, combined_stack, software_stacks
+from .timing_constants import MAX_SETTINGS, SoftwareStack, combined_stack, software_stacks
 
 OVERLAPPED_GROUPS = ("dp", "tp", "ep")
 """Values of `--overlap` other than `none` and `all`: the groups whose messages overlap with computation."""
@@ -32,7 +32,7 @@ def find_stack(stack_name: str, phase: str = "") -> SoftwareStack:
             raise InputError(f"--stack {stack_name}: is for {stack.phase}; expected one of {', '.join(known_stacks)}")
         if "+" in stack_name and all(part_name in known_stacks for part_name in stack_name.split("+")):
             raise InputError(
-                f"--stack {stack_name}: not a combination; expected a stack and up to {MOST_SETTINGS} different "
+                f"--stack {stack_name}: not a combination; expected a stack and up to {MAX_SETTINGS} different "
                 "settings of its software, of which one at most is an exchange of experts' tokens"
             )
         raise InputError(

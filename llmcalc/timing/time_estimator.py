@@ -66,7 +66,7 @@ ATTENTION_BACKWARD_FACTOR = 2.5
 DECODED_TILE_ROWS = 16
 """Rows of the smallest tile in a kernel that decodes weights to 16 bits: Marlin's 16 · thread_m_blocks."""
 
-MOST_VECTOR_KERNEL_TOKENS = 8
+MAX_VECTOR_KERNEL_TOKENS = 8
 """Largest number of tokens for which llama.cpp runs its matrix-vector kernel (MMVQ_MAX_BATCH_SIZE in
 ggml-cuda/mmvq.cuh).
 """
@@ -525,7 +525,7 @@ class TimeEstimator:
 
     def _is_vector_product(self, kernel: Kernel) -> Number:
         """Whether a product has so few tokens that llama.cpp runs its matrix-vector kernel."""
-        return (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) <= MOST_VECTOR_KERNEL_TOKENS
+        return (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) <= MAX_VECTOR_KERNEL_TOKENS
 
     def vector_rate(self, kernel: Kernel) -> Number:
         """Returns the bytes/s at which a matrix-vector kernel reads a product's weights; inf for other kernels."""

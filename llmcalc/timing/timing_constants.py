@@ -301,7 +301,7 @@ EXCHANGE_FIGURES = frozenset({"sends_copies", "gathers_tokens"})
 """Figures about the exchange of experts' tokens; a software stack that states one replaces the inherited one."""
 
 
-MOST_SETTINGS = 3
+MAX_SETTINGS = 3
 """Largest number of settings in a software stack's combined name."""
 
 
@@ -316,7 +316,7 @@ def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
     stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
     stack_names = [first_stack_name, *setting_names]
     if (
-        len(setting_names) > MOST_SETTINGS
+        len(setting_names) > MAX_SETTINGS
         or len(set(stack_names)) < len(stack_names)
         or not all(stack_name in stacks for stack_name in stack_names)
     ):

@@ -25,11 +25,11 @@ from ..frozen import frozen
 from .batching import Replica, seconds_added_to_prompt_step
 from .inference import InferencePass, seconds_without_graphs
 
-MOST_PROMPT_SIZES = 2**20
+MAX_PROMPT_SIZES = 2**20
 """Largest number of prompt tokens in a step for which seconds are tabulated."""
 
 
-MOST_STEPS = 400_000
+MAX_STEPS = 400_000
 """Largest number of simulated steps of a question, over all servers; equal steps between two events count as one."""
 
 
@@ -37,14 +37,14 @@ MOST_STEPS = 400_000
 class StepBudget:
     """The number of steps that the simulations for one command may still take."""
 
-    remaining_steps: int = MOST_STEPS
+    remaining_steps: int = MAX_STEPS
 
     def spend_step(self) -> None:
         """Counts one step. Raises `InputError` if no step is left."""
         self.remaining_steps -= 1
         if self.remaining_steps < 0:
             raise InputError(
-                f"--trace: its servers take more than {MOST_STEPS:,} steps to simulate; expected fewer requests, or "
+                f"--trace: its servers take more than {MAX_STEPS:,} steps to simulate; expected fewer requests, or "
                 "--tp and --devices for fewer servers"
             )
 
@@ -123,7 +123,7 @@ class StepSeconds:
         mean_prompt_tokens = max(1, mean_input_tokens)
         context_lengths = sorted({0, mean_prompt_tokens, max(mean_prompt_tokens + 1, longest_request)})
         most_tokens = min(
-            replica.step_tokens or longest_request, max(longest_request, mean_input_tokens), MOST_PROMPT_SIZES
+            replica.step_tokens or longest_request, max(longest_request, mean_input_tokens), MAX_PROMPT_SIZES
         )
         batch_seconds = cache(replica.batch_pass)
 

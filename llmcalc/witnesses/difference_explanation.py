@@ -16,7 +16,7 @@ NamedSizes: TypeAlias = tuple[tuple[str, int], ...]
 COUNTED_QUANTITIES = frozenset({"parameters", "buffers"})
 """Names of the quantities that are counted in elements."""
 
-SMALLEST_SIZE, MOST_MULTIPLE, MOST_NAMES = 16, 4, 3
+SMALLEST_SIZE, MAX_MULTIPLE, MAX_NAMES = 16, 4, 3
 """Limits of explanations: the smallest size, the largest multiple, and the largest number of alternatives.
 
 Too many numbers are multiples or products of smaller sizes.
@@ -47,7 +47,7 @@ def explain_difference(difference: int, model_sizes: NamedSizes) -> str:
     size_multiples = [
         f"{size_factor} × {size_name}"
         for size_name, model_size in large_sizes
-        for size_factor in range(2, MOST_MULTIPLE + 1)
+        for size_factor in range(2, MAX_MULTIPLE + 1)
         if size_factor * model_size == absolute_difference
     ]
     size_products = [
@@ -56,6 +56,6 @@ def explain_difference(difference: int, model_sizes: NamedSizes) -> str:
         if first_size * second_size == absolute_difference
     ]
     explanations = list(dict.fromkeys(names_of_equal_sizes or size_multiples or size_products))
-    if not explanations or len(explanations) > MOST_NAMES:
+    if not explanations or len(explanations) > MAX_NAMES:
         return ""
     return f"= {' or '.join(explanations)}"

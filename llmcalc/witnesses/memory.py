@@ -37,7 +37,7 @@ from . import kernel_variants
 from .checks import MEMORY_PREFIX, Check, Verdict
 from .cpu_events import BACKWARD_PASS, FORWARD_PASS, GradientSums, PassBytes, discard_profiler_log, read_events
 from .distributed.job import peaks_by_phase
-from .reference import MOST_CPU_BYTES, Device
+from .reference import MAX_CPU_BYTES, Device
 from .shape_cache import ShapeCache
 from .storage_tracker import StorageTracker, saved_bytes
 from .training_loop import InferencePasses, SkipInitialization, TrainingLoop, cache_shapes
@@ -141,7 +141,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     for model_spec in (spec, smaller_spec):
         simulated_bytes = simulate_event_passes(model_spec, training)
         byte_count = simulated_bytes[f"{EVENTS_PREFIX}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS_QUANTITY)
-        if byte_count <= MOST_CPU_BYTES:
+        if byte_count <= MAX_CPU_BYTES:
             break
     else:
         comparison.skip_reasons[GRADIENT_SUMS_NAME] = (
@@ -297,7 +297,7 @@ def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[
 def _check_cpu_memory(spec: ModelSpec, settings: Settings) -> None:
     """Raises `InputError` for a run that needs too much CPU memory."""
     byte_count = max(simulate_run(spec, settings).values())
-    if byte_count > MOST_CPU_BYTES:
+    if byte_count > MAX_CPU_BYTES:
         raise InputError(
             f"--device cpu: --memory: {settings.phase} takes {byte_count:,} bytes, which are too many; expected "
             "--device meta, or fewer layers (--set num_hidden_layers=1)"

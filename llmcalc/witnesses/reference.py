@@ -50,7 +50,7 @@ LEAST_SEQ = 32
 GPU_FILLING_TOKENS = 2048
 """The number of tokens of the pass that is timed on a GPU."""
 
-MOST_CPU_BYTES = 4_000_000_000
+MAX_CPU_BYTES = 4_000_000_000
 """Largest bytes of weights, and largest bytes of saved activations, that are allocated on a CPU."""
 
 
@@ -171,7 +171,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
             f"--device cuda: {byte_count:,} bytes of weights do not fit {device_bytes:,}; expected fewer layers (--set "
             "num_hidden_layers=1)"
         )
-    if device == "cpu" and byte_count > MOST_CPU_BYTES:
+    if device == "cpu" and byte_count > MAX_CPU_BYTES:
         raise InputError(
             f"--device cpu: {byte_count:,} bytes of weights are too many; expected --device meta, or fewer layers "
             "(--set num_hidden_layers=1)"
@@ -200,7 +200,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
         // 8
         * spec.tree().total(saved_elements, RunConfig(Workload(batch=batch, seq=seq)))
     )
-    if byte_count > MOST_CPU_BYTES:
+    if byte_count > MAX_CPU_BYTES:
         raise InputError(
             f"--device cpu: {batch} × {seq:,} tokens keep at least {byte_count:,} bytes for a backward pass; "
             "expected a smaller --batch or --seq"

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-MOST_CACHED_RESULTS = 20_000
+MAX_CACHED_RESULTS = 20_000
 """Largest number of cached results."""
 
 
@@ -57,7 +57,7 @@ class ShapeCache(TorchDispatchMode):
             return _new_tensors(result_description)
         operation_results = operation.function(*args, **kwargs)
         if _is_cacheable(operation_results, args):
-            if len(self.cached_results) >= MOST_CACHED_RESULTS:
+            if len(self.cached_results) >= MAX_CACHED_RESULTS:
                 self.cached_results.clear()
             self.cached_results[input_key] = _result_description(operation_results)
         return operation_results

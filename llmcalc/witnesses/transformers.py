@@ -42,7 +42,7 @@ from .module_measurements import (
     tensor_names,
 )
 from .module_search import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
-from .reference import LEAST_SEQ, MOST_CPU_BYTES
+from .reference import LEAST_SEQ, MAX_CPU_BYTES
 from .transformers_class import (
     class_config_fields,
     class_model_type,
@@ -145,7 +145,7 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
     if not will_run or not model_class.__name__.endswith(class_settings.value_reading_classes):
         return model
     byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
-    if byte_count > MOST_CPU_BYTES:
+    if byte_count > MAX_CPU_BYTES:
         raise InputError(
             f"--against transformers: {type(model).__name__} cannot run without values, and {byte_count:,} bytes of "
             "weights are too many"

@@ -15,10 +15,10 @@ DURATION = re.compile(r"((?:[0-9]{1,9}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e[+-]?
 LONGEST_SECONDS = 1e9
 """Largest accepted duration in seconds (31 years)."""
 
-MOST_TOKENS_PER_SECOND = 1e15
+MAX_TOKENS_PER_SECOND = 1e15
 """Largest accepted rate of a run, in tokens per second."""
 
-MOST_DEVICE_TFLOPS, MOST_PERCENT = 1e6, 1e3
+MAX_DEVICE_TFLOPS, MAX_PERCENT = 1e6, 1e3
 """Largest accepted rates of a device, in TFLOP/s and in percent of the peak."""
 
 DURATION_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -90,7 +90,7 @@ def parse_measured_time(option_name: str, measured_text: Any) -> MeasuredTime:
     flop_match = FLOP_RATE.fullmatch(measured_text.strip()) if isinstance(measured_text, str) else None
     if flop_match is not None:
         amount = float(flop_match[1].replace(",", ""))
-        if not 0 < amount < (MOST_PERCENT if flop_match[2] else MOST_DEVICE_TFLOPS):
+        if not 0 < amount < (MAX_PERCENT if flop_match[2] else MAX_DEVICE_TFLOPS):
             raise InputError(
                 f"{option_name}: {short_repr(measured_text)}; expected a rate such as 400 TFLOP/s or 41% MFU"
             )
@@ -102,6 +102,6 @@ def parse_measured_time(option_name: str, measured_text: Any) -> MeasuredTime:
         except InputError as error:
             raise InputError(f"{error}, or a rate such as 2900 tok/s, 400 TFLOP/s or 41% MFU") from None
     tokens_per_second = float(rate_match[1].replace(",", "")) * (1000 if rate_match[2] else 1)
-    if not 0 < tokens_per_second < MOST_TOKENS_PER_SECOND:
+    if not 0 < tokens_per_second < MAX_TOKENS_PER_SECOND:
         raise InputError(f"{option_name}: {short_repr(measured_text)}; expected a rate such as 2900 tok/s")
     return MeasuredTime(None, tokens_per_second, rate_match[3] is not None)

@@ -28,7 +28,7 @@ ValueCheck: TypeAlias = Callable[[str, Any], Any]
 value.
 """
 
-MOST_BITS = 1_000
+MAX_BITS = 1_000
 """Largest number of bits of a whole number that is read as text; no quantity has more."""
 
 
@@ -103,7 +103,7 @@ class DeclaredSetting:
         if raw_value is None or self.value_type is Any:
             return raw_value
         if self.setting.parse_value is not None:
-            if isinstance(raw_value, int) and raw_value.bit_length() > MOST_BITS:  # Python prints no such number
+            if isinstance(raw_value, int) and raw_value.bit_length() > MAX_BITS:  # Python prints no such number
                 raise InputError(
                     f"{option_name}: {short_repr(raw_value)} is too large; expected at most {LARGEST_COUNT:,}"
                 )

@@ -63,7 +63,7 @@ def test_each_reader_answers_some_and_refuses_some(tmp_path: Path, monkeypatch: 
 
 def test_it_finds_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A traceback, an unclear refusal, and a command that does not end."""
-    monkeypatch.setattr(fuzz, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(fuzz, "MAX_SECONDS", 0.2)
     case = fuzz.Input(("params", "gpt2"), {})
 
     def wrong() -> None:

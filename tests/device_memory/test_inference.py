@@ -168,7 +168,7 @@ def test_the_first_and_last_chunks_hold_the_most(monkeypatch: pytest.MonkeyPatch
         InferenceConfig("prefill", seq=60, chunk_tokens=6),
     ):
         some = highest_pass(replay_inference(spec, inference_config))
-        monkeypatch.setattr(inference, "MOST_REPLAYED_CHUNKS", 100)
+        monkeypatch.setattr(inference, "MAX_REPLAYED_CHUNKS", 100)
         every = highest_pass(replay_inference(spec, inference_config))
         monkeypatch.undo()
         assert some.final_bytes == every.final_bytes

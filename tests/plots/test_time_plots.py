@@ -59,7 +59,7 @@ def test_bars_of_nodes_add_up_to_the_estimate(options: dict[str, Any]) -> None:
     assert whisker == pytest.approx([float(answer.time_range.low), float(answer.time_range.high)])
     node_unit = SECONDS_BY_UNIT[node_axes.get_xlabel()]
     assert sum(bar.get_width() for bar in node_axes.patches) * node_unit == pytest.approx(answer.seconds, rel=1e-9)
-    assert len(node_axes.get_yticks()) <= breakdown.MOST_NODES
+    assert len(node_axes.get_yticks()) <= breakdown.MAX_NODES
 
 
 def test_the_products_of_a_roofline_have_the_flops_of_the_count() -> None:

@@ -287,7 +287,7 @@ def test_of_more_layers_what_the_allocator_adds_is_extrapolated(monkeypatch: pyt
     """Tensors are exact; blocks and segments are within 1 %, and the answer says that they are an estimate. Here from a
     tenth of the layers from which it is so, which takes a tenth of the time.
     """
-    monkeypatch.setattr(device_memory, "MOST_REPLAYED_LAYERS", device_memory.MOST_REPLAYED_LAYERS // 10)
+    monkeypatch.setattr(device_memory, "MAX_REPLAYED_LAYERS", device_memory.MAX_REPLAYED_LAYERS // 10)
     monkeypatch.setattr(
         device_memory, "LAYERS_OF_SHORTER_RUNS", tuple(n // 10 for n in device_memory.LAYERS_OF_SHORTER_RUNS)
     )

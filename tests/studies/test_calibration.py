@@ -174,7 +174,7 @@ def test_of_many_runs_several_are_left_out_together(monkeypatch: pytest.MonkeyPa
         fits.append(len(linear_fit.seconds_by_factor))
         return fit_factors(linear_fit)
 
-    monkeypatch.setattr(calibration, "MOST_ESTIMATES", 3 * len(PRICERS))
+    monkeypatch.setattr(calibration, "MAX_ESTIMATES", 3 * len(PRICERS))
     monkeypatch.setattr(calibration, "fit_factors", counted_fit)
     together = measured_with(CalibrationFactors(1.5, 1.5, 1.5, 1.5), NOISE)
     assert fits == [6] * 3 + [len(PRICERS)]
@@ -291,7 +291,7 @@ def test_a_plan_by_memory_takes_no_calibration(run: Any, rows: Any) -> None:
     assert "--calibrate: is of the order by time" in err
 
 
-MOST_OF_A_SOURCE, DRAWS = 100, 3
+MAX_OF_A_SOURCE, DRAWS = 100, 3
 """Rows of a source of which one half is fitted, and how often halves are drawn, for the time of the test."""
 
 
@@ -305,7 +305,7 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
         timed = [row for row in rows if row["measure"] != "throughput" and not row["drafts"]]
         if len(timed) < 8:
             continue
-        chosen = random.Random(name).sample(timed, min(MOST_OF_A_SOURCE, len(timed)))
+        chosen = random.Random(name).sample(timed, min(MAX_OF_A_SOURCE, len(timed)))
         runs = [MeasuredRun(row.id, row.seconds, linear_pricer(measured_rows.pricer_of(row))) for row in chosen]
         ratios[name] = []
         for draw in range(DRAWS):

@@ -15,7 +15,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.studies.fit import (
-    MOST_CHANGES_OF_DEEP_MODEL,
+    MAX_CHANGES_OF_DEEP_MODEL,
     changes_with_more_devices,
     fit,
     largest_fitting_number,
@@ -135,8 +135,8 @@ def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pyte
     )
     assert (fitting.fit.verdict, fitting.batch, fitting.seq) == ("no", 0, 0)
     assert len(replays) == 1
-    assert len(fitting.changes) == MOST_CHANGES_OF_DEEP_MODEL
-    assert len(replays) == 1 + MOST_CHANGES_OF_DEEP_MODEL
+    assert len(fitting.changes) == MAX_CHANGES_OF_DEEP_MODEL
+    assert len(replays) == 1 + MAX_CHANGES_OF_DEEP_MODEL
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.questions.traces import MOST_REQUESTS, read_trace
+from llmcalc.questions.traces import MAX_REQUESTS, read_trace
 from tests.bounds import bounded
 from tests.studies.test_draft import spec_of
 
@@ -95,7 +95,7 @@ FILES: dict[str, tuple[str, str]] = {
     "broken JSON": ('{"arrival": 0, "input": 1', ":1: is no JSON object"),
     "a deep list": ('{"arrival": ' + "[" * 100_000, ":1: is no JSON object"),
     "a list": ('{"arrival": 0, "input": 1, "output": 1}\n[1]', ":2: is no JSON object"),
-    "too many requests": ("arrival,input,output\n" + "0,1,1\n" * (MOST_REQUESTS + 1), "more than 20,000 requests"),
+    "too many requests": ("arrival,input,output\n" + "0,1,1\n" * (MAX_REQUESTS + 1), "more than 20,000 requests"),
     "too many prompts": ("arrival,input,output\n" + "0,16000000,1\n" * 13, "more than 200,000,000 tokens"),
 }
 
@@ -202,7 +202,7 @@ def test_a_draft_model_runs_in_one_stage(run: Any) -> None:
 def test_a_trace_of_the_most_requests_is_answered_or_refused_in_seconds(
     trace: Any, words: tuple[str, ...], code: int
 ) -> None:
-    file = trace(requests(20.0, MOST_REQUESTS))
+    file = trace(requests(20.0, MAX_REQUESTS))
     done = bounded("serve", *MODEL, "--trace", file, *words, timeout=15)
     assert done.returncode == code, done.stderr
     assert ("--trace: its servers take more than 400,000 steps to simulate" in done.stderr) == (code == 2)

@@ -32,7 +32,7 @@ from llmcalc.studies.shape import (
     FEWEST_ALLOWED_WIDTHS,
     HEAD_SIZES,
     LEAST_ASPECT,
-    MOST_ASPECT,
+    MAX_ASPECT,
     SMALL_BUDGET_PARAMETERS,
     CostBudget,
     ShapeFamily,
@@ -235,7 +235,7 @@ def test_search_finds_what_counting_every_shape_finds(name: str, budget: CostBud
     found, counted = search_shapes(of, budget, 0.02)
     every, widest = {}, found[-1][0] + 3 * of.width_step
     for h in range(of.width_step, widest + 1, of.width_step):
-        depths = range(max(of.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, 200) + 1)
+        depths = range(max(of.least_depth, -(-h // MAX_ASPECT)), min(h // LEAST_ASPECT, 200) + 1)
         off = {n: abs(budget.cost_of(of.scaled_to(h, n)) - budget.value) for n in depths}
         if off and min(off.values()) <= 0.02 * budget.value:
             every[h] = min(off, key=lambda n, off=off: (off[n], n))  # type: ignore[misc]

@@ -18,7 +18,7 @@ from llmcalc.timing.batching import Replica, RequestSizes
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.step import StepPlan, training_step
-from llmcalc.timing.time_estimator import MOST_VECTOR_KERNEL_TOKENS, NumberFormats
+from llmcalc.timing.time_estimator import MAX_VECTOR_KERNEL_TOKENS, NumberFormats
 from llmcalc.timing.timing_constants import SoftwareStack, software_stacks
 
 MODELS = "llama3-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "mamba2-2.7b", "gemma3-1b"
@@ -104,7 +104,7 @@ def check_passes(replica: Replica, context: int, batch: int) -> None:
         return float(decode(spec, device, stack, size, context, layout, formats).seconds)
 
     # llama.cpp's kernels of matrix by vector end at a number of tokens, beyond which its other kernel may be faster
-    batches = [size for size in BATCHES if size <= MOST_VECTOR_KERNEL_TOKENS or not stack.vector_kernels]
+    batches = [size for size in BATCHES if size <= MAX_VECTOR_KERNEL_TOKENS or not stack.vector_kernels]
     seconds = [token(size, device) for size in batches]
     check_grows(seconds, f"seconds of a token on {device.name}")
     check_grows([size / time for size, time in zip(batches, seconds, strict=True)], f"tokens/s on {device.name}")

@@ -126,7 +126,7 @@ def test_the_schedule_is_the_one_that_is_plotted() -> None:
     expected = timetable(pipeline(Layout(pp=2, vpp=2, schedule="interleaved"), STEP["num_microbatches"]))
     assert found["bubble"] == expected.bubble
     assert [len(rank["actions"]) for rank in found["by_rank"]] == [len(spans) for spans in expected.spans_by_rank]
-    many = {**STEP, "num_microbatches": bridge().MOST_PASSES}
+    many = {**STEP, "num_microbatches": bridge().MAX_PASSES}
     assert ask("cluster", model=SMALL, settings=many, layout=layout)["schedule"] is None
 
 

@@ -23,7 +23,7 @@ from tests.witnesses.differential import COMPARED, judged, sampled
 DRAWN = 4
 """Largest number of variations per model type, until one compares something."""
 
-MOST_EMPTY = 0.2
+MAX_EMPTY = 0.2
 """Largest allowed share of variations that compare nothing."""
 
 OF_OTHERS = "encoder-decoder"
@@ -43,7 +43,7 @@ SHARES = {
     **{f"all, {share}": KINDS[share::4] for share in range(4)},
 }
 """Model types that a test compares, several so that several processes can run them. Each keeps its own variations
-within `MOST_EMPTY`, so all of them together do.
+within `MAX_EMPTY`, so all of them together do.
 """
 
 MISTRAL: dict[str, Any] = {
@@ -72,7 +72,7 @@ def test_a_config_with_a_changed_field_is_counted_as_its_class_or_refused(kinds:
     empty = [one for one in drawn if one[0] not in COMPARED]
     assert not [one for one in drawn if one[0] in ("wrong", "crash")]
     assert not [kind for kind, several in told.items() if not several or several[-1] in empty]
-    assert len(empty) <= MOST_EMPTY * len(drawn), f"{len(empty)} of {len(drawn)} compared nothing: {empty}"
+    assert len(empty) <= MAX_EMPTY * len(drawn), f"{len(empty)} of {len(drawn)} compared nothing: {empty}"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ CONTEXTS = tuple(2**i for i in range(10, 21))
 FLOATS = ("bf16", "fp32", "fp16")
 """Weights in these are a number format (`--dtype`); every other choice is a quantization scheme (`--quantize`)."""
 
-MOST_PASSES = 2048
+MAX_PASSES = 2048
 """Forward passes of micro-batches through stages that a drawing of a schedule has room for."""
 
 LISTED_BY_COMMAND = " (llmcalc presets lists all)"
@@ -197,7 +197,7 @@ def _timetable(run: Any) -> dict[str, Any] | None:
     from llmcalc.reports.schedule import schedule_data
 
     layout = run.layout
-    if layout.pp == 1 or layout.pp * layout.vpp * run.micro_batches > MOST_PASSES:
+    if layout.pp == 1 or layout.pp * layout.vpp * run.micro_batches > MAX_PASSES:
         return None
     return schedule_data(layout, timetable(pipeline(layout, run.micro_batches)))
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from ..base import Flag, InnerWidth
 from .base import ImageRule, InputSizes, aspect_ratio_error
 
-MOST_ASPECT = 200
+MAX_ASPECT = 200
 """The largest ratio between the longer and the shorter side of an image."""
 
 
@@ -57,8 +57,8 @@ class SmartResize(ImageRule):
             height, width = token_size, round(width * token_size / height)
         if self.rounds_sides and width < token_size:
             height, width = round(height * token_size / width), token_size
-        if max(height, width) > MOST_ASPECT * min(height, width):
-            raise aspect_ratio_error(height, width, MOST_ASPECT)
+        if max(height, width) > MAX_ASPECT * min(height, width):
+            raise aspect_ratio_error(height, width, MAX_ASPECT)
         resized_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
         pixels, image_area = self.frames * resized_sides[0] * resized_sides[1], self.frames * height * width
         if pixels > self.max_pixels:

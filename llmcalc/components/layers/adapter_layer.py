@@ -27,7 +27,7 @@ from .block import _reference_class as _block_reference_class
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_LANGUAGES = 1000
+MAX_LANGUAGES = 1000
 """The largest number of adapters in a layer."""
 
 LanguageCode: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,30}$")]
@@ -54,7 +54,7 @@ class AdapterLayer(Block):
     type: Literal["adapter"] = "adapter"  # type: ignore[assignment]
     adapter_size: InnerWidth
     adapter_act: Activation
-    languages: tuple[LanguageCode, ...] = Field(min_length=1, max_length=MOST_LANGUAGES)
+    languages: tuple[LanguageCode, ...] = Field(min_length=1, max_length=MAX_LANGUAGES)
     default_language: LanguageCode | None = None
     adapter_norm: Literal["shared", "separate"] | None = None
     normed_residual: Flag = True

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SOURCE = "Kimi Team 2026 (arXiv:2607.24653), §2.2"
-MOST_BLOCKS = 1000
+MAX_BLOCKS = 1000
 
 
 def record_mix(
@@ -88,8 +88,8 @@ class BlockResidualLayer(PreNormLayer):
     can_run_alone: ClassVar[bool] = False
 
     type: Literal["block_residual"] = "block_residual"
-    attention_blocks: int = Field(ge=0, le=MOST_BLOCKS, strict=True)
-    feed_forward_blocks: int = Field(ge=1, le=MOST_BLOCKS, strict=True)
+    attention_blocks: int = Field(ge=0, le=MAX_BLOCKS, strict=True)
+    feed_forward_blocks: int = Field(ge=1, le=MAX_BLOCKS, strict=True)
     starts_block: Flag = False
     idle_residual: Flag = False
 
@@ -144,7 +144,7 @@ class BlockResiduals(ResidualStreams):
     kind: ClassVar[str] = "residual"
 
     type: Literal["block_residual"] = "block_residual"
-    blocks: int = Field(ge=1, le=MOST_BLOCKS, strict=True)
+    blocks: int = Field(ge=1, le=MAX_BLOCKS, strict=True)
     norm: Norm
     normed_values: Flag = False
 

@@ -28,7 +28,7 @@ from .whole_layer import WholeLayer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_NETWORKS = 64
+MAX_NETWORKS = 64
 """The largest number of feed-forward networks in a layer."""
 
 
@@ -69,7 +69,7 @@ class BottleneckLayer(WholeLayer):
     attention: Attention
     feed_forward: FeedForward
     bottleneck_size: InnerWidth
-    num_feedforward_networks: int = Field(ge=1, le=MOST_NETWORKS, strict=True)
+    num_feedforward_networks: int = Field(ge=1, le=MAX_NETWORKS, strict=True)
     norm_placement: Literal["post"] = "post"
 
     def networks(self) -> list[Any]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FIRST_BLOCK_OUTPUT = "output of the first block"
 
-MOST_HALVINGS = 16
+MAX_HALVINGS = 16
 
 
 class FunnelAttention(MultiHeadMixer):
@@ -121,7 +121,7 @@ class FunnelLayer(WholeLayer):
     attention: FunnelAttention
     feed_forward: FeedForward
     norm_placement: Literal["post"] = "post"
-    halvings: int = Field(default=0, ge=0, le=MOST_HALVINGS, strict=True)
+    halvings: int = Field(default=0, ge=0, le=MAX_HALVINGS, strict=True)
     halves: Flag = False
     halves_keys: Flag = False
     separate_cls: Flag = True

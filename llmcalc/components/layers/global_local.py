@@ -30,12 +30,12 @@ from .whole_layer import PreNormLayer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_GLOBAL_TOKENS = 2**20
+MAX_GLOBAL_TOKENS = 2**20
 """The largest number of global tokens."""
 
 
 def _global_tokens_field() -> Any:
-    return Field(ge=1, le=MOST_GLOBAL_TOKENS, strict=True)
+    return Field(ge=1, le=MAX_GLOBAL_TOKENS, strict=True)
 
 
 class GlobalTokens(ResidualStreams):

@@ -21,7 +21,7 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ..base import (
-    MOST_LAYERS,
+    MAX_LAYERS,
     SCALABLE_MODELS,
     TORCH_WITNESS,
     Flag,
@@ -69,7 +69,7 @@ class SharedBlock(Part):
     feed_forward: FeedForward
     adapter_rank: InnerSize | None = None
     attention_adapters: Flag = False
-    idle_adapters: int = Field(default=0, ge=0, le=MOST_LAYERS, strict=True)
+    idle_adapters: int = Field(default=0, ge=0, le=MAX_LAYERS, strict=True)
 
     def check_fields(self) -> None:
         feed_forward = self.feed_forward

@@ -24,7 +24,7 @@ from .grouped_query import MultiHeadMixer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_NEIGHBOURS, MOST_HASHES, MOST_DIRECTIONS = 64, 64, 2**20
+MAX_NEIGHBOURS, MAX_HASHES, MAX_DIRECTIONS = 64, 64, 2**20
 
 
 class ChunkedAttention(MultiHeadMixer):
@@ -45,10 +45,10 @@ class ChunkedAttention(MultiHeadMixer):
     num_attention_heads: Heads
     head_dim: HeadDim
     chunk_length: ChunkSize
-    chunks_before: int = Field(default=0, ge=0, le=MOST_NEIGHBOURS, strict=True)
-    chunks_after: int = Field(default=0, ge=0, le=MOST_NEIGHBOURS, strict=True)
-    num_hashes: int | None = Field(default=None, ge=1, le=MOST_HASHES, strict=True)
-    directions: int = Field(default=1, ge=1, le=MOST_DIRECTIONS, strict=True)
+    chunks_before: int = Field(default=0, ge=0, le=MAX_NEIGHBOURS, strict=True)
+    chunks_after: int = Field(default=0, ge=0, le=MAX_NEIGHBOURS, strict=True)
+    num_hashes: int | None = Field(default=None, ge=1, le=MAX_HASHES, strict=True)
+    directions: int = Field(default=1, ge=1, le=MAX_DIRECTIONS, strict=True)
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "reversible"}}

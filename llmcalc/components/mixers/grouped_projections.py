@@ -22,14 +22,14 @@ from .grouped_query import EqualHeadsMixer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_GROUPS = 2**20
+MAX_GROUPS = 2**20
 """The largest number of groups of a projection."""
 
 SOURCE = "Iandola et al. 2020, §3.2"
 
 
 def _groups_field() -> Any:
-    return Field(default=1, ge=1, le=MOST_GROUPS, strict=True)
+    return Field(default=1, ge=1, le=MAX_GROUPS, strict=True)
 
 
 class GroupedProjectionAttention(EqualHeadsMixer):

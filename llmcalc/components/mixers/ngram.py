@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 SOURCE = "Qi et al. 2020, §3"
 
-MOST_STREAMS = 64
+MAX_STREAMS = 64
 """The largest number of predict streams."""
 
 
 def _ngram_field() -> Any:
-    return Field(ge=1, le=MOST_STREAMS, strict=True)
+    return Field(ge=1, le=MAX_STREAMS, strict=True)
 
 
 class PredictStreams(ResidualStreams):

@@ -26,7 +26,7 @@ from .diffusion_head import DiffusionHead
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_BLOCKS = 1000
+MAX_BLOCKS = 1000
 """The most blocks of a stage."""
 
 
@@ -74,8 +74,8 @@ class ConvNextEncoder(TowerPart):
             raise ValueError(
                 f"depths: {list(self.depths)}; expected one number of blocks more than there are downsampling_ratios"
             )
-        if max(self.depths) > MOST_BLOCKS:
-            raise ValueError(f"depths: {max(self.depths)} blocks; expected at most {MOST_BLOCKS:,} in a stage")
+        if max(self.depths) > MAX_BLOCKS:
+            raise ValueError(f"depths: {max(self.depths)} blocks; expected at most {MAX_BLOCKS:,} in a stage")
 
     @property
     def output_width(self) -> int:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DEPTHWISE_KERNEL = 9
 """The taps of the depthwise convolutions, 3 × 3."""
 
-MOST_STAGES = 16
+MAX_STAGES = 16
 """The most stages of an encoder."""
 
 
@@ -86,7 +86,7 @@ class DaVit(TowerPart):
     type: Literal["davit"] = "davit"
     num_channels: InnerWidth = 3
     grid: InnerWidth
-    stages: tuple[DaVitStage, ...] = Field(min_length=1, max_length=MOST_STAGES)
+    stages: tuple[DaVitStage, ...] = Field(min_length=1, max_length=MAX_STAGES)
     window_size: InnerWidth
     qkv_bias: Flag = True
     norm: Norm

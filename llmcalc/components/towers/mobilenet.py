@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Stride: TypeAlias = Literal[1, 2]
 
-MOST_BLOCKS = 1000
+MAX_BLOCKS = 1000
 """The most blocks of a list of blocks."""
 
 
@@ -117,7 +117,7 @@ class BlockGroup(Part):
     repeat: how often they follow one another, 1 by default.
     """
 
-    blocks: tuple[GridBlock, ...] = Field(min_length=1, max_length=MOST_BLOCKS)
+    blocks: tuple[GridBlock, ...] = Field(min_length=1, max_length=MAX_BLOCKS)
     repeat: Layers = 1
 
 
@@ -127,7 +127,7 @@ class GridStage(Part):
     groups: the groups of blocks, in order.
     """
 
-    groups: tuple[BlockGroup, ...] = Field(min_length=1, max_length=MOST_BLOCKS)
+    groups: tuple[BlockGroup, ...] = Field(min_length=1, max_length=MAX_BLOCKS)
 
 
 class MobileNet(EncoderTower):

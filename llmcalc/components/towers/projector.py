@@ -20,7 +20,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, ConcatenatedRows, ExtendedRows, MergedPatchRows, MultipliedRows
-from ..base import MOST_LAYERS, Flag, InnerWidth, ModelProperties, Part, Positions, StackPosition, Vocab
+from ..base import MAX_LAYERS, Flag, InnerWidth, ModelProperties, Part, Positions, StackPosition, Vocab
 from ..inputs import AudioInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
@@ -214,7 +214,7 @@ class Projector(TowerPart):
     stack: Stack | None = None
     encoders: int = Field(default=1, ge=1, le=10, strict=True)
     encoder_layers: int = Field(default=1, ge=1, le=100, strict=True)
-    lower_layer: int | None = Field(default=None, ge=0, le=MOST_LAYERS, strict=True)
+    lower_layer: int | None = Field(default=None, ge=0, le=MAX_LAYERS, strict=True)
     with_images: Flag | None = None
     reads_class_embedding: Flag = False
     raw: Flag = False

@@ -24,7 +24,7 @@ from ..trained_tensors import packed_bytes
 UNCOUNTED_SCHEME_ADVICE = "--quantize none counts without it"
 """The advice in an error about a config's quantization scheme that is not supported."""
 
-MOST_LAYERS = 1000
+MAX_LAYERS = 1000
 """Largest number of layers of a stack that is supported, since tensors are counted layer by layer."""
 
 
@@ -285,9 +285,9 @@ def stored_tensors(
 ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
     """Yields each tensor of a model and the bytes of one copy; a tied tensor once (`quantized_size`)."""
     largest_depth = max(stack.num_hidden_layers for _, stack in spec.stacks())
-    if isinstance(largest_depth, int) and largest_depth > MOST_LAYERS:
+    if isinstance(largest_depth, int) and largest_depth > MAX_LAYERS:
         raise InputError(
-            f"num_hidden_layers: {largest_depth} layers are too many for --quantize; expected at most {MOST_LAYERS}"
+            f"num_hidden_layers: {largest_depth} layers are too many for --quantize; expected at most {MAX_LAYERS}"
         )
     node_tree = spec.tree()
     params = list(weight_tensors_of(node_tree, included_parts))

@@ -38,11 +38,11 @@ from .formats import (
 )
 from .linear import LayerGroup, LinearScheme, listed_modules, scheme_of_every_linear
 from .modelopt import KV_CACHE_REMARK
-from .patterns import MOST_ENTRIES, ModuleList
+from .patterns import MAX_ENTRIES, ModuleList
 
 PATTERN_CHARACTERS = set("*+?[](){}|\\^$")
 
-MOST_PATTERNS = 200
+MAX_PATTERNS = 200
 
 HQQ_REMARK = "tensors that describe a layer (69 bytes in hqq 0.2.8) are not counted"
 AVERAGE_BITS_REMARK = "bits per weight are the average that the converter aims at: its layers differ"
@@ -403,8 +403,8 @@ def read_vptq(config: ConfigFields) -> QuantizationScheme:
     config.check_field("enable_proxy_error", False, None)
     config.check_field("shared_layer_config", None, {})
     layer_tables = config.get_table("config_for_layers") or NO_FIELDS
-    if len(layer_tables.table_data) > MOST_ENTRIES:
-        raise config.value_error("config_for_layers", len(layer_tables.table_data), f"at most {MOST_ENTRIES:,} layers")
+    if len(layer_tables.table_data) > MAX_ENTRIES:
+        raise config.value_error("config_for_layers", len(layer_tables.table_data), f"at most {MAX_ENTRIES:,} layers")
     modules_by_format: dict[VPTQ, list[str]] = {}
     for layer_name, layer_fields in layer_tables.get_tables("a table of fields for each layer"):
         modules_by_format.setdefault(_vptq_format(layer_fields), []).append(layer_name)
@@ -502,9 +502,9 @@ def read_gemma(scheme_fields: ConfigFields) -> QuantizationScheme:
     bits, module_tables = scheme_fields.get("num_bits", 4), scheme_fields.get_table("module_quant_configs") or NO_FIELDS
     scheme_fields.check_choice("num_bits", bits, 2, 4, 8)
     module_groups: list[LayerGroup] = []
-    if len(module_tables.table_data) > MOST_PATTERNS:
+    if len(module_tables.table_data) > MAX_PATTERNS:
         raise scheme_fields.value_error(
-            "module_quant_configs", len(module_tables.table_data), f"at most {MOST_PATTERNS} patterns"
+            "module_quant_configs", len(module_tables.table_data), f"at most {MAX_PATTERNS} patterns"
         )
     for module_pattern, module_fields in module_tables.get_tables("a table of fields for each pattern"):
         module_bits = module_fields.get("num_bits", bits)

@@ -36,7 +36,7 @@ UNCONVERTED_MODULES = re.compile(
 
 REPEATED_GROUP = re.compile(r"\)[*+{]")
 WORD_ALTERNATIVES = re.compile(r"\((?:\?:)?(?:\w|-|\\\.)+(?:\|(?:\w|-|\\\.)+)*\)")
-LOG2_OF_MOST_MATCHES, WAYS_TO_REPEAT = 24, 6
+LOG2_OF_MAX_MATCHES, WAYS_TO_REPEAT = 24, 6
 """Limits against slow patterns in untrusted configs: the log2 of the most ways to match, and of the ways per
 repetition.
 
@@ -46,7 +46,7 @@ A pattern may match in at most 2^24 ways; a repetition counts as about 2^6 ways,
 LONGEST_MATCHING = 1.0
 """Time limit for matching all patterns of a list, in seconds."""
 
-MOST_ENTRIES = 5000
+MAX_ENTRIES = 5000
 
 ONE_EXPERT = re.compile(r"experts\.[1-9]\d*\b")
 
@@ -67,9 +67,9 @@ class ModuleList:
         self.entries: tuple[str, ...] = tuple(dict.fromkeys(list_entries))
         self.rule: MatchingRule = matching_rule
         self.used_entries: set[str] = set[str]()
-        if len(self.entries) > MOST_ENTRIES:
+        if len(self.entries) > MAX_ENTRIES:
             raise InputError(
-                f"quantization_config.{config_field}: {len(self.entries):,} entries; expected at most {MOST_ENTRIES:,}"
+                f"quantization_config.{config_field}: {len(self.entries):,} entries; expected at most {MAX_ENTRIES:,}"
             )
         for list_entry in self.entries:
             if ONE_EXPERT.search(list_entry):
@@ -104,7 +104,7 @@ class ModuleList:
             name_boundary = r"(?:(?<=\.)|(?=\.|$))"
         else:
             return None
-        if REPEATED_GROUP.search(pattern_text) or _match_count_log2(pattern_text) > LOG2_OF_MOST_MATCHES:
+        if REPEATED_GROUP.search(pattern_text) or _match_count_log2(pattern_text) > LOG2_OF_MAX_MATCHES:
             raise InputError(
                 f"quantization_config.{config_field}: '{list_entry[:60]}' repeats a group or too much else; expected a "
                 "pattern that is quick to match"

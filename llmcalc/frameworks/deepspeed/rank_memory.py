@@ -156,7 +156,7 @@ def _replay_on_allocator(
     return replay_result, host_memory
 
 
-MOST_REPLAYED_LAYERS = 10_000
+MAX_REPLAYED_LAYERS = 10_000
 """Largest number of layers that are replayed. Each layer is replayed, since partitions and buckets differ by layer."""
 
 
@@ -164,10 +164,10 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory_estimate, layout = training_run.memory, training_run.layout
     layer_count = memory_estimate.spec.layer_count
-    if layer_count > MOST_REPLAYED_LAYERS:
+    if layer_count > MAX_REPLAYED_LAYERS:
         raise InputError(
             f"--framework deepspeed: {layer_count:,} layers are too many, each of which is replayed; expected at most "
-            f"{MOST_REPLAYED_LAYERS:,}"
+            f"{MAX_REPLAYED_LAYERS:,}"
         )
     settings = settings_of(layout, training_run.framework_settings, training_run.version)
     if memory_estimate.settings.optimizer_offload:  # ZeRO-Offload

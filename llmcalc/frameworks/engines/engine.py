@@ -52,7 +52,7 @@ class MemoryTerm(NamedTuple):
 HOST_DEVICE = "CPU"
 """Value of `MemoryTerm.device` for memory of the host."""
 
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 """Largest number of devices of a suggested layout, for a server that no change of a flag makes start."""
 
 
@@ -390,7 +390,7 @@ class Engine:
                     )
         if not any(flag_change.starts for flag_change in flag_changes) and not self.shows_alternatives:
             for layout_flags, engine_memory in self.larger_layouts(
-                self.server(preset, hardware, engine_version, flags), MOST_DEVICES
+                self.server(preset, hardware, engine_version, flags), MAX_DEVICES
             ):
                 if engine_memory.can_start and not layout_flags:  # it starts as it is
                     return flag_changes

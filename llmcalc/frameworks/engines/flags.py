@@ -212,7 +212,7 @@ def memory_neutral_flags_of(engine_file: str) -> list[Flag]:
     return [flag for kind, names in flags_by_kind.items() for flag in memory_neutral_flags(names, cast(FlagKind, kind))]
 
 
-MOST_ITEMS = 10_000
+MAX_ITEMS = 10_000
 """Largest number of items in a flag's list."""
 
 
@@ -224,8 +224,8 @@ def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
         list_items = [flag_value]
     else:
         list_items = re.findall(r"[^\s,\[\]]+", str(flag_value))
-    if not 0 < len(list_items) <= MOST_ITEMS:
-        raise InputError(f"{flag_name}: {len(list_items):,} numbers; expected 1 to {MOST_ITEMS:,}")
+    if not 0 < len(list_items) <= MAX_ITEMS:
+        raise InputError(f"{flag_name}: {len(list_items):,} numbers; expected 1 to {MAX_ITEMS:,}")
     return list_items
 
 
@@ -403,8 +403,8 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
         and table_flag is not None
         and (table_flag.value_kind == "table" or table_flag.is_memory_neutral or table_flag.refusal_reason)
     ):
-        return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MOST_NESTED_KEYS]))
-    if flag_name.startswith("--") and len(flag_name) > MOST_NESTED_KEYS:
+        return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MAX_NESTED_KEYS]))
+    if flag_name.startswith("--") and len(flag_name) > MAX_NESTED_KEYS:
         matching_flags = {
             known_flag.field_name: known_flag
             for known_spelling, known_flag in flags_by_name.items()
@@ -415,7 +415,7 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
     return None
 
 
-MOST_NESTED_KEYS = 4
+MAX_NESTED_KEYS = 4
 """Largest number of keys behind a flag; letters of an abbreviated flag, at least."""
 
 
@@ -531,12 +531,12 @@ def _value_in_engine_form(option_name: str, flag: Flag, value_text: str) -> str:
         raise InputError(f"{option_name}: {error}") from None
     if not lists_devices:
         return str(parsed_number)
-    if not 1 <= parsed_number <= MOST_DEVICES:
-        raise InputError(f"{option_name}: {parsed_number:,}; expected 1 to {MOST_DEVICES}")
+    if not 1 <= parsed_number <= MAX_DEVICES:
+        raise InputError(f"{option_name}: {parsed_number:,}; expected 1 to {MAX_DEVICES}")
     return ",".join(map(str, range(parsed_number)))
 
 
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 """Largest number of devices in an engine's list of devices."""
 
 

@@ -22,7 +22,7 @@ from .rank import MAX_SHARED_RANKS, EngineRank, architectures, decoder_mixers
 LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
 """Bytes of the smallest tensor with a separate allocator segment, and the divisor of segment sizes."""
 
-MOST_UNSPLIT_BYTES = 2**20
+MAX_UNSPLIT_BYTES = 2**20
 """Largest number of bytes at a segment's end that torch's allocator does not split off, and so counts as allocated."""
 
 FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
@@ -53,7 +53,7 @@ def unsplit_bytes(engine_rank: EngineRank) -> int:
     return sum(
         remainder_bytes * segment_count
         for remainder_bytes, segment_count in segment_remainders(engine_rank).items()
-        if remainder_bytes <= MOST_UNSPLIT_BYTES
+        if remainder_bytes <= MAX_UNSPLIT_BYTES
     )
 
 

@@ -535,12 +535,12 @@ def _layer_index_of(tensor_name: str) -> int | None:
     return None if layer_match is None else int(layer_match[1])
 
 
-MOST_SHARDS = 1000
+MAX_SHARDS = 1000
 
 
 def _file_shards(first_shard: Path) -> list[Path]:
     """Returns the files of a split GGUF model (`-00001-of-00003.gguf`), or the single file."""
     match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
-    if match is None or int(match[3]) > MOST_SHARDS:
+    if match is None or int(match[3]) > MAX_SHARDS:
         return [first_shard]
     return [first_shard.with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf") for i in range(1, int(match[3]) + 1)]

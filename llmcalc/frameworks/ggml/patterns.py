@@ -14,13 +14,13 @@ from typing import TypeAlias
 
 from ...errors import InputError, short_repr
 
-MOST_CHARACTERS = 2_000
+MAX_CHARACTERS = 2_000
 """Largest number of characters in a pattern."""
 
-MOST_STATES = 5_000
+MAX_STATES = 5_000
 """Largest number of states in the automaton of a pattern, with counted repeats written out."""
 
-MOST_STEPS = 20_000_000
+MAX_STEPS = 20_000_000
 """Largest number of states that a pattern visits, summed over all tensor names."""
 
 LONGEST_NAME = 256
@@ -62,9 +62,9 @@ class NamePattern:
     def __init__(self, pattern_text: str, flag: str) -> None:
         self._text, self._flag, self._at, self._depth, self._steps = pattern_text, flag, 0, 0, 0
         self._matched: dict[str, bool] = {}
-        if len(pattern_text) > MOST_CHARACTERS:
+        if len(pattern_text) > MAX_CHARACTERS:
             raise InputError(
-                f"{flag}: a pattern of {len(pattern_text):,} characters; expected at most {MOST_CHARACTERS:,}"
+                f"{flag}: a pattern of {len(pattern_text):,} characters; expected at most {MAX_CHARACTERS:,}"
             )
         self._edges: list[list[tuple[_Step, int]]] = [[]]
         self._end = self._parse_alternatives(0)
@@ -102,7 +102,7 @@ class NamePattern:
             if current_state in reached_states:
                 continue
             self._steps += 1
-            if self._steps > MOST_STEPS:
+            if self._steps > MAX_STEPS:
                 raise InputError(
                     f"{self._flag} {short_repr(self._text)}: the pattern is too slow; expected a simpler one"
                 )
@@ -112,7 +112,7 @@ class NamePattern:
                     pending_states.append(next_state)
 
     def _new_state(self) -> int:
-        if len(self._edges) >= MOST_STATES:
+        if len(self._edges) >= MAX_STATES:
             raise InputError(f"{self._flag} {short_repr(self._text)}: the pattern's repeats are too many")
         self._edges.append([])
         return len(self._edges) - 1

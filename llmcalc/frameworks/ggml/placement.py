@@ -22,7 +22,7 @@ EXPERT_TENSORS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate|gate_up)_(?
 NETWORK_TENSORS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate)\.")
 """Suffixes of the tensors that -ncffn moves to the host."""
 
-MOST_OVERRIDES = 4_096
+MAX_OVERRIDES = 4_096
 """Largest number of overrides in `--override-tensor`."""
 
 
@@ -38,8 +38,8 @@ def read_overrides(override_text: str, device_names: Sequence[str]) -> tuple[Ten
     """Returns the rules in `pattern=device,…`. Raises `InputError` for an invalid pattern or an unknown device."""
     tensor_overrides = []
     override_parts = override_text.split(",")
-    if len(override_parts) > MOST_OVERRIDES:
-        raise InputError(f"--override-tensor: {len(override_parts):,} patterns; expected at most {MOST_OVERRIDES:,}")
+    if len(override_parts) > MAX_OVERRIDES:
+        raise InputError(f"--override-tensor: {len(override_parts):,} patterns; expected at most {MAX_OVERRIDES:,}")
     pending_text = ""
     for text_part in override_parts:
         pending_text = f"{pending_text},{text_part}" if pending_text else text_part

@@ -22,7 +22,7 @@ from .versions import GgmlEngineRecord, GgmlRules
 
 GIB, MIB = 2**30, 2**20
 
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 
 DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"}
 """Vendor → llama.cpp's name for the vendor's devices."""
@@ -92,8 +92,8 @@ class GgmlSettings(EngineServer):
             device_count = len(device_names)
         else:
             device_count = len(self.tensor_split_shares) or 1
-        if device_count > MOST_DEVICES:
-            raise InputError(f"--device: {device_count} devices; expected at most {MOST_DEVICES}")
+        if device_count > MAX_DEVICES:
+            raise InputError(f"--device: {device_count} devices; expected at most {MAX_DEVICES}")
         if self.flags.get("split_mode") == "none":
             device_count = 1
         return tuple(f"{backend_name}{i}" for i in range(device_count))

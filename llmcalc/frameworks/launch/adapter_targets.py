@@ -30,7 +30,7 @@ MODULE_NAMES_OUTSIDE_LAYERS = {
 ENCODER_PATH_WORDS = ("vision", "visual", "audio", "projector", "aligner")
 """Words in the paths of modules outside of the language model."""
 
-LONGEST_PATTERN, MOST_MATCHED_NAMES = 400, 200
+LONGEST_PATTERN, MAX_MATCHED_NAMES = 400, 200
 """Largest number of characters in a regular expression, and of module names that it matches."""
 
 
@@ -115,7 +115,7 @@ def _last_component_names(target_pattern: str, layer_names: Iterable[str] = ()) 
     if target_pattern.startswith("*") and WILDCARD_PATTERN.fullmatch(target_pattern) is not None:
         return fnmatch.filter(layer_names, target_pattern.rpartition(".")[2])
     try:
-        return list(dict.fromkeys(_last_components(target_pattern)))[:MOST_MATCHED_NAMES]
+        return list(dict.fromkeys(_last_components(target_pattern)))[:MAX_MATCHED_NAMES]
     except ValueError:
         return []
 
@@ -157,7 +157,7 @@ def _last_components(pattern_text: str) -> Iterator[str]:
                 piece_alternatives.append([])
         if not any(encoder_name in matched_text for encoder_name in ENCODER_PATH_WORDS) and piece_alternatives:
             for combination_number, piece_texts in enumerate(product(*piece_alternatives)):
-                if combination_number >= MOST_MATCHED_NAMES:
+                if combination_number >= MAX_MATCHED_NAMES:
                     raise ValueError(pattern_text)
                 yield "".join(piece_texts)
 

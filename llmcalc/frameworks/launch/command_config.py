@@ -16,7 +16,7 @@ from .yaml_text import parse_yaml
 CONFIG_OPTION = re.compile(r"-c|--(job\.)?config([_-](file|path))?")
 """Options by which programs name their config file."""
 
-MOST_KEY_PARTS = 20
+MAX_KEY_PARTS = 20
 """Largest number of names in a dotted key such as `model.lora_rank`."""
 
 
@@ -85,8 +85,8 @@ def _set_dotted_key(config_table: dict[str, Any], dotted_key: str, typed_value: 
     `_merge_yaml_and_cli_args`).
     """
     *outer_keys, last_key = dotted_key.split(".")
-    if len(outer_keys) >= MOST_KEY_PARTS:
-        raise InputError(f"{name_in_errors}: {dotted_key[:60]}: too many dots; expected at most {MOST_KEY_PARTS} names")
+    if len(outer_keys) >= MAX_KEY_PARTS:
+        raise InputError(f"{name_in_errors}: {dotted_key[:60]}: too many dots; expected at most {MAX_KEY_PARTS} names")
     for inner_key in outer_keys:
         inner_table = config_table.get(inner_key)
         if not isinstance(inner_table, Mapping) and inner_table is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from .command_line import plain_value
 from .launch_types import Table
 
-MOST_INTERPOLATIONS = 8
+MAX_INTERPOLATIONS = 8
 """Largest number of interpolations between a key and its final value."""
 
 PRODUCT_PATTERN = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
@@ -62,7 +62,7 @@ def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
 
 def _resolved_value(written_value: Any, flat_values: Table, environment: Table) -> Any:
     """Returns a value without the interpolations that can be resolved."""
-    for _ in range(MOST_INTERPOLATIONS):
+    for _ in range(MAX_INTERPOLATIONS):
         if not isinstance(written_value, str) or "${" not in written_value:
             return written_value
         reference = KEY_REFERENCE.fullmatch(written_value)

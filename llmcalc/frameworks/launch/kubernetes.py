@@ -24,12 +24,12 @@ REPLICA_SPECS = ("pytorchReplicaSpecs", "replicaSpecs")
 
 GPU_RESOURCE = re.compile(r"(nvidia|amd)\.com/gpu")
 
-MOST_COMPARED_LINES, SHORTEST_COMMAND = 50, 8
+MAX_COMPARED_LINES, SHORTEST_COMMAND = 50, 8
 """Most lines of a script, and fewest characters of a line, that are compared to find the script in a file."""
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ash")
 
-MOST_PODS = 100_000
+MAX_PODS = 100_000
 """Largest number of replicas, or of processes per replica."""
 
 LONGEST_VALUE = 10_000
@@ -83,7 +83,7 @@ def job_script(file_text: str, name_in_errors: str, typed_variables: Mapping[str
 def _first_line_of_script(script_text: str, file_text: str) -> int:
     """Returns the line number at which a job's script begins in its file; 1 if the script is not found."""
     file_lines = [line.strip() for line in file_text.splitlines()]
-    for script_line_index, script_line in enumerate(script_text.splitlines()[:MOST_COMPARED_LINES]):
+    for script_line_index, script_line in enumerate(script_text.splitlines()[:MAX_COMPARED_LINES]):
         for file_line_index, file_line in enumerate(file_lines):
             if len(file_line) >= SHORTEST_COMMAND and file_line in script_line:
                 return max(1, file_line_index + 1 - script_line_index)
@@ -171,7 +171,7 @@ def _quoted_word(word: str) -> str:
 def _count_or_none(written_count: Any) -> int | None:
     """Returns a number of processes or pods; None for a word such as auto, and for a variable."""
     count_text = one_line(str(written_count))
-    if isinstance(written_count, bool) or not re.fullmatch(r"[0-9]{1,6}", count_text) or int(count_text) > MOST_PODS:
+    if isinstance(written_count, bool) or not re.fullmatch(r"[0-9]{1,6}", count_text) or int(count_text) > MAX_PODS:
         return None
     return int(count_text)
 

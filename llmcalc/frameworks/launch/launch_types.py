@@ -435,9 +435,9 @@ class LaunchReader:
             return
         arguments_text = "; ".join(
             f"{argument_name} ({unknown_reason})"
-            for argument_name, unknown_reason in list(self.unknown_arguments.items())[:MOST_LISTED_ARGUMENTS]
+            for argument_name, unknown_reason in list(self.unknown_arguments.items())[:MAX_LISTED_ARGUMENTS]
         )
-        unlisted_count = len(self.unknown_arguments) - MOST_LISTED_ARGUMENTS
+        unlisted_count = len(self.unknown_arguments) - MAX_LISTED_ARGUMENTS
         raise InputError(
             f"{self.name_in_errors}: not understood, and may change memory: {arguments_text}"
             f"{f'; and {unlisted_count} more' if unlisted_count > 0 else ''}; expected a run without, or "
@@ -699,7 +699,7 @@ class LaunchReader:
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables of torch's allocator; torch 2.9 reads the first, or the second if the first is not set."""
 
-MOST_LISTED_ARGUMENTS = 12
+MAX_LISTED_ARGUMENTS = 12
 """Largest number of arguments that a message lists."""
 
 

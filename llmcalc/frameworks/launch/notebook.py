@@ -25,7 +25,7 @@ NOTEBOOK_ENDING = ".ipynb"
 LARGEST_NOTEBOOK = 6_000_000
 """Size of the largest notebook that is read, in bytes, with outputs and pictures."""
 
-MOST_CELLS = 5_000
+MAX_CELLS = 5_000
 """Largest number of cells of a notebook; each is parsed as Python. Real notebooks have under 300."""
 
 SHELL_CELLS = ("%%bash", "%%sh", "%%script bash", "%%script sh")
@@ -91,8 +91,8 @@ def _code_cells(notebook: Any, name_in_errors: str) -> Iterator[str]:
     cells = first_worksheet.get("cells") if isinstance(first_worksheet, Mapping) else None
     if not isinstance(cells, list):
         raise InputError(f"{name_in_errors}: is no notebook: it has no list of cells; expected Jupyter's format")
-    if len(cells) > MOST_CELLS:
-        raise InputError(f"{name_in_errors}: {len(cells):,} cells; expected at most {MOST_CELLS:,}")
+    if len(cells) > MAX_CELLS:
+        raise InputError(f"{name_in_errors}: {len(cells):,} cells; expected at most {MAX_CELLS:,}")
     for cell in cells:
         if not isinstance(cell, Mapping) or cell.get("cell_type") != "code":
             continue

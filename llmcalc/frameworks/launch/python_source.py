@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 
 from ...errors import InputError, one_line
 
-MOST_LETTERS = 150_000
+MAX_LETTERS = 150_000
 """Largest number of characters in a Python file without its pictures; real configurations have under 60 000."""
 
 PICTURE = re.compile(r"[\w+/=]{2000,}", re.ASCII)
 """Pattern of encoded data in a notebook, such as a picture, which a parser reads as one constant."""
 
-MOST_LETTERS_WITH_PICTURES = 4_000_000
+MAX_LETTERS_WITH_PICTURES = 4_000_000
 
 LARGEST_NUMBER = 2**62
 
@@ -49,10 +49,10 @@ def is_python(file_text: str, name_in_errors: str) -> bool:
 def parse_python(python_text: str, name_in_errors: str) -> ast.Module:
     """Returns the syntax tree of a Python file. Raises `InputError` for a text that is too large, or is not Python."""
     text_length = (
-        len(python_text) if len(python_text) > MOST_LETTERS_WITH_PICTURES else len(PICTURE.sub("", python_text))
+        len(python_text) if len(python_text) > MAX_LETTERS_WITH_PICTURES else len(PICTURE.sub("", python_text))
     )
-    if text_length > MOST_LETTERS:
-        raise InputError(f"{name_in_errors}: {text_length:,} letters of Python; expected at most {MOST_LETTERS:,}")
+    if text_length > MAX_LETTERS:
+        raise InputError(f"{name_in_errors}: {text_length:,} letters of Python; expected at most {MAX_LETTERS:,}")
     try:
         return ast.parse(python_text)
     except SyntaxError as error:
@@ -275,13 +275,13 @@ def statements_of_module(syntax_tree: ast.Module) -> list[ast.stmt]:
     return [*syntax_tree.body, *(statement for function in functions for statement in function.body)]
 
 
-MOST_CALLS = 2000
+MAX_CALLS = 2000
 """Largest number of calls in a Python file that are read."""
 
 
 def calls_in_order(syntax_tree: ast.Module) -> list[ast.Call]:
-    """Returns the calls of a Python file by line, at most `MOST_CALLS`."""
-    calls = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)][:MOST_CALLS]
+    """Returns the calls of a Python file by line, at most `MAX_CALLS`."""
+    calls = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)][:MAX_CALLS]
     return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
 
@@ -293,10 +293,10 @@ def functions_of(syntax_tree: ast.Module) -> dict[str, ast.FunctionDef]:
 CALLED_NAME_KEY = "()"
 """Last part of the key that holds the name of a called object."""
 
-MOST_VALUES = 5_000
+MAX_VALUES = 5_000
 """Largest number of values in a configuration."""
 
-MOST_READ_VALUES = 400_000
+MAX_READ_VALUES = 400_000
 """Largest number of values that are read or copied while a configuration is evaluated."""
 
 Config: TypeAlias = dict[str, Any]
@@ -316,9 +316,9 @@ class Configurations:
         self.evaluated_value_count: int = 0
 
     def count_work(self, value_count: int) -> None:
-        """Counts evaluated values. Raises `RecursionError` beyond `MOST_READ_VALUES`."""
+        """Counts evaluated values. Raises `RecursionError` beyond `MAX_READ_VALUES`."""
         self.evaluated_value_count += value_count
-        if self.evaluated_value_count > MOST_READ_VALUES:
+        if self.evaluated_value_count > MAX_READ_VALUES:
             raise RecursionError
 
     def configuration_of(
@@ -445,7 +445,7 @@ class Configurations:
         for config_key in [key for key in owner_config if key == attr_name or key.startswith(f"{attr_name}.")]:
             del owner_config[config_key]
         owner_config |= {f"{attr_name}.{key}".rstrip("."): value for key, value in config.items()}
-        if len(owner_config) > MOST_VALUES:
+        if len(owner_config) > MAX_VALUES:
             raise RecursionError
 
     def evaluate(
@@ -490,6 +490,6 @@ class Configurations:
             inner_config = self.evaluate(argument, variables, configs_by_variable, depth + 1)
             config |= {f"{config_key}.{inner_path}".rstrip("."): value for inner_path, value in inner_config.items()}
         self.count_work(len(config))
-        if len(config) > MOST_VALUES:
+        if len(config) > MAX_VALUES:
             raise RecursionError
         return config

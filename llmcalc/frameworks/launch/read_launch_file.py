@@ -36,7 +36,7 @@ from .notebook import read_launch_text
 from .option_overrides import NO_OPTIONS, read_with_options
 from .python_source import is_python
 from .refused_programs import REFUSED_LAUNCH_FILES, refuse_config, refuse_text
-from .shell import MOST_SOURCED_FILES, read_script
+from .shell import MAX_SOURCED_FILES, read_script
 from .shell_words import ReadSourcedFile, ShellCommand, ShellScript
 from .skypilot import TASK_SCRIPT, is_task, script_of_task
 from .slurm import devices_of_machine
@@ -304,7 +304,7 @@ def _is_script(file_text: str) -> bool:
     return re.search(r"\A\s*\{", file_text) is None and re.search(r"^[A-Z_]+:[ \t]*$", file_text, re.MULTILINE) is None
 
 
-MOST_FOLDERS = 6
+MAX_FOLDERS = 6
 """Largest number of folders above a launch file that are searched for a file named in it."""
 
 
@@ -321,14 +321,14 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
                 f"{name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
             )
         file_name = file_name.removeprefix("oumi://")  # a path in Oumi's repository
-        parent_folders = [folder, *folder.resolve().parents][1 : MOST_FOLDERS + 1]  # scripts run in a repository's root
+        parent_folders = [folder, *folder.resolve().parents][1 : MAX_FOLDERS + 1]  # scripts run in a repository's root
         tried_paths = (
             folder / file_name,
             Path(file_name),
             *(parent_folder / file_name for parent_folder in parent_folders),
         )
         path_parts = Path(file_name).parts[1:] if file_name.startswith("/") else ()
-        path_ends = [Path(*path_parts[i:]) for i in range(1, len(path_parts) - 1)][-MOST_FOLDERS:]
+        path_ends = [Path(*path_parts[i:]) for i in range(1, len(path_parts) - 1)][-MAX_FOLDERS:]
         tried_paths += tuple(end_folder / end for end in path_ends for end_folder in (folder, *parent_folders))
         possible_path = next((possible_path for possible_path in tried_paths if possible_path.exists()), None)
         if possible_path is None:
@@ -351,7 +351,7 @@ def _sourced_file_reader(read_text: ReadText | None) -> ReadSourcedFile:
     def read_sourced_file(file_name: str) -> str | None:
         if file_name not in texts_by_name:
             is_read = read_text is not None and not file_name.startswith(("/", "~"))
-            is_read = is_read and Path(file_name).name != "activate" and len(texts_by_name) < MOST_SOURCED_FILES
+            is_read = is_read and Path(file_name).name != "activate" and len(texts_by_name) < MAX_SOURCED_FILES
             try:
                 texts_by_name[file_name] = read_text(file_name)[1] if is_read and read_text is not None else None
             except InputError:

@@ -19,10 +19,10 @@ PARSER_FUNCTION = re.compile(
 )
 """Last part of the name of a function that parses and returns the command-line arguments."""
 
-MOST_ARGUMENTS = 500
+MAX_ARGUMENTS = 500
 """Largest number of declared arguments in a Python file."""
 
-MOST_NOTED_ARGUMENTS = 12
+MAX_NOTED_ARGUMENTS = 12
 """Largest number of arguments that a note lists."""
 
 
@@ -45,7 +45,7 @@ class ScriptArguments(NamedTuple):
 
 def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> ScriptArguments:
     """Returns the arguments that a Python file declares, with the values typed after the file's name."""
-    default_values = dict([*_declared_arguments(syntax_tree)][:MOST_ARGUMENTS])
+    default_values = dict([*_declared_arguments(syntax_tree)][:MAX_ARGUMENTS])
     typed_values = dict(_typed_values(typed_words))
     undeclared_flag = next((f"--{name}" for name in typed_values if name not in default_values), "")
     positional_word = typed_words[0] if typed_words and not typed_values else ""
@@ -61,7 +61,7 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
             variables[dotted_name_of(node)] = argument_values[node.attr]
     used_arguments = {name.rpartition(".")[2]: short_repr(value) for name, value in variables.items()}
     used_values_text = ", ".join(
-        f"{name} {value_text}" for name, value_text in [*used_arguments.items()][:MOST_NOTED_ARGUMENTS]
+        f"{name} {value_text}" for name, value_text in [*used_arguments.items()][:MAX_NOTED_ARGUMENTS]
     )
     return ScriptArguments(
         default_values, typed_values, variables, undeclared_flag or positional_word, used_values_text

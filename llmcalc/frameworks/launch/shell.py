@@ -29,16 +29,16 @@ from .unresolved import (
     printable,
 )
 
-MOST_WORDS = 20_000
+MAX_WORDS = 20_000
 """Largest number of words in all commands of a script."""
 
-MOST_BLOCKS = 50
+MAX_BLOCKS = 50
 """Largest nesting depth of `if`, loops and other blocks."""
 
-MOST_SOURCED_FILES = 50
+MAX_SOURCED_FILES = 50
 """Largest number of files that a script sources, counted as often as each is sourced."""
 
-MOST_EXPORTED_VARIABLES = 500
+MAX_EXPORTED_VARIABLES = 500
 """Largest number of variables that a script exports; each command stores all of them in its environment."""
 
 LEAST_LOOP_LETTERS = 1_000
@@ -322,8 +322,8 @@ class StatementReader(WordReader):
 
     def open_block(self, command_words: list[str], separator: str) -> None:
         """Opens the block of a keyword such as `if`."""
-        if len(self.branches) >= MOST_BLOCKS:
-            raise self.error(f"blocks nested too deeply; expected at most {MOST_BLOCKS}")
+        if len(self.branches) >= MAX_BLOCKS:
+            raise self.error(f"blocks nested too deeply; expected at most {MAX_BLOCKS}")
         if command_words[0] == "if":
             branch = ShellBranch(None)
             self.read_condition(command_words[1:], separator, branch)
@@ -458,11 +458,11 @@ class StatementReader(WordReader):
                 script.unread_files.append(printable(file_name))
             return
         script.sourced_file_count += 1
-        if script.sourced_file_count > MOST_SOURCED_FILES:
+        if script.sourced_file_count > MAX_SOURCED_FILES:
             source_line = script.sourcing_line or line_number
             raise InputError(
                 f"{script.name_in_errors}: line {source_line}: too many files are sourced; expected at most "
-                f"{MOST_SOURCED_FILES}"
+                f"{MAX_SOURCED_FILES}"
             )
         outer_state = script.sourced_file, script.sourcing_line, script.variables["BASH_SOURCE"], script.arguments
         script.sourcing_line = script.sourcing_line or line_number
@@ -519,8 +519,8 @@ class StatementReader(WordReader):
         ]
         if exported_words:
             self.script.exported_names |= set(filter(VARIABLE_NAME.fullmatch, exported_words))
-            if len(self.script.exported_names) > MOST_EXPORTED_VARIABLES:
-                raise self.error(f"too many exported variables; expected at most {MOST_EXPORTED_VARIABLES:,}")
+            if len(self.script.exported_names) > MAX_EXPORTED_VARIABLES:
+                raise self.error(f"too many exported variables; expected at most {MAX_EXPORTED_VARIABLES:,}")
 
     def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the shell command `read` does."""
@@ -533,8 +533,8 @@ class StatementReader(WordReader):
     def add_command(self, command_words: list[str], assignments: dict[str, str | list[str]], line_number: int) -> None:
         """Adds a command to the script, or for `sh -c` the commands of the quoted script."""
         self.script.word_count += len(command_words)
-        if self.script.word_count > MOST_WORDS:
-            raise self.error(f"too many words; expected at most {MOST_WORDS:,}")
+        if self.script.word_count > MAX_WORDS:
+            raise self.error(f"too many words; expected at most {MAX_WORDS:,}")
         for i, word in enumerate(command_words[:-1]):
             if word in ("-c", "-lc") and self.depth < 3 and command_words[i - 1].rpartition("/")[2] in ("sh", "bash"):
                 self.set_container_variables(command_words[:i])

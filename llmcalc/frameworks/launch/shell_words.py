@@ -46,7 +46,7 @@ class UnsplittableText(InputError):
 LONGEST_VALUE = 200_000
 """Largest number of characters in a variable's value."""
 
-MOST_EXPANDED_LETTERS = 4_000_000
+MAX_EXPANDED_LETTERS = 4_000_000
 """Largest number of characters read and produced: the script's, those read again, and those of expansions."""
 
 
@@ -172,12 +172,11 @@ class WordReader:
         self.count_work(len(shell_text))
 
     def count_work(self, character_count: int) -> None:
-        """Counts characters that are read or produced. Raises `InputError` beyond `MOST_EXPANDED_LETTERS`."""
+        """Counts characters that are read or produced. Raises `InputError` beyond `MAX_EXPANDED_LETTERS`."""
         self.script.work_count += character_count
-        if self.script.work_count > MOST_EXPANDED_LETTERS:
+        if self.script.work_count > MAX_EXPANDED_LETTERS:
             raise self.error(
-                f"the script grows too long; expected at most "
-                f"{MOST_EXPANDED_LETTERS:,} letters read and expanded in all"
+                f"the script grows too long; expected at most {MAX_EXPANDED_LETTERS:,} letters read and expanded in all"
             )
 
     def error(self, description: str) -> UnsplittableText:

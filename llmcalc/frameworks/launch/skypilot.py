@@ -26,7 +26,7 @@ JOINED_NODES = re.compile(r"\boumi\s+distributed\b|host_?file", re.IGNORECASE)
 Source: oumi/core/distributed.py; deepspeed/launcher/runner.py. Any other launcher starts a run of its own on each node.
 """
 
-MOST_ALTERNATIVES = 20
+MAX_ALTERNATIVES = 20
 """Largest number of alternative accelerators that are read from a task."""
 
 NAMES_WITH_MEMORY = {"A100": "A100-40GB", "V100": "V100-16GB"}
@@ -119,7 +119,7 @@ def resource_accelerators(resources: Mapping[str, Any]) -> list[tuple[str, int]]
         table
         for alternatives_key in ("any_of", "ordered")
         if isinstance(resources.get(alternatives_key), list)
-        for table in resources[alternatives_key][:MOST_ALTERNATIVES]
+        for table in resources[alternatives_key][:MAX_ALTERNATIVES]
         if isinstance(table, Mapping)
     ]
     accelerators = [
@@ -139,7 +139,7 @@ def task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
         texts = [str(name) if count is None else f"{name}:{count}" for name, count in accelerators.items()]
     else:
         texts = accelerators if isinstance(accelerators, list) else [accelerators]
-    names_and_counts = [text.partition(":") for text in texts[:MOST_ALTERNATIVES] if isinstance(text, str)]
+    names_and_counts = [text.partition(":") for text in texts[:MAX_ALTERNATIVES] if isinstance(text, str)]
     return [
         (accelerator_name.strip(), int(count_text) if re.fullmatch(r"[1-9][0-9]{0,3}", count_text) else 1)
         for accelerator_name, _, count_text in names_and_counts

@@ -18,10 +18,10 @@ from .unresolved import UNRESOLVED_MARK
 LARGEST_FILE_BYTES = 400_000
 """Size of the largest launch file that is read, in bytes; real files are under 20 000."""
 
-MOST_VALUES = 50_000
+MAX_VALUES = 50_000
 """Largest number of values in a YAML file, counting keys and expanded aliases; real files have under 2 000."""
 
-MOST_DOCUMENTS = 200
+MAX_DOCUMENTS = 200
 """Largest number of YAML documents in a file."""
 
 LONGEST_NUMBER = 400
@@ -36,8 +36,8 @@ def split_documents(file_text: str, name_in_errors: str) -> list[str]:
     yaml_documents = [
         document for document in re.split(r"^---(?:[ \t].*)?$", file_text, flags=re.MULTILINE) if document.strip()
     ]
-    if len(yaml_documents) > MOST_DOCUMENTS:
-        raise InputError(f"{name_in_errors}: {len(yaml_documents):,} documents; expected at most {MOST_DOCUMENTS}")
+    if len(yaml_documents) > MAX_DOCUMENTS:
+        raise InputError(f"{name_in_errors}: {len(yaml_documents):,} documents; expected at most {MAX_DOCUMENTS}")
     return yaml_documents
 
 
@@ -117,11 +117,11 @@ def _check_events(yaml_module: Any, yaml_text: str, name_in_errors: str) -> None
             raise InputError(
                 f"{name_in_errors}: nested too deeply; expected at most {DEEPEST_NESTING} tables and lists"
             )
-        if expanded_values > MOST_VALUES:
+        if expanded_values > MAX_VALUES:
             raise InputError(
                 f"{name_in_errors}: line {yaml_event.start_mark.line + 1}: too many values, with aliases expanded; "
                 "expected at most "
-                f"{MOST_VALUES:,}"
+                f"{MAX_VALUES:,}"
             )
 
 

@@ -97,7 +97,7 @@ OLLAMA_PLAN_NOTE = (
 )
 """Note that explains the numbers of Ollama's own memory plan."""
 
-MOST_DEVICES = 16
+MAX_DEVICES = 16
 """Largest number of devices in a log over which layers are divided."""
 
 FLASH_ATTENTION_VALUES = {"1": "on", "enabled": "on", "0": "off", "disabled": "off"}
@@ -204,7 +204,7 @@ def _llama_server_flags(log_values: LogValues, memory_terms: Sequence[LogTerm]) 
         tensor_split = [str(buffer_bytes >> 20) for buffer_bytes in device_bytes]
     else:
         tensor_split = ["1"] * device_count
-    flags = {"tensor_split": ",".join(tensor_split)} if 1 < device_count <= MOST_DEVICES else {}
+    flags = {"tensor_split": ",".join(tensor_split)} if 1 < device_count <= MAX_DEVICES else {}
     flags |= log_values.stated_numbers(*LOGGED_FLAGS, *LOGGED_IK_FLAGS, "kv_unified")
     if "fused_moe" in flags:
         flags["fused_moe"] = {"0": "false", "1": "true"}[flags["fused_moe"]]

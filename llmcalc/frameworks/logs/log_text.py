@@ -16,7 +16,7 @@ LARGEST_LOG = 20_000_000
 LONGEST_LINE = 20_000
 """Largest number of characters read per line; the arguments of a server are one line of a few thousand characters."""
 
-MOST_LINES = 10_000
+MAX_LINES = 10_000
 """Largest number of lines that are read for one search text."""
 
 _CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
@@ -31,9 +31,9 @@ class LogText:
         self.text: str = "\n".join(log_line[:LONGEST_LINE] for log_line in log_lines)
 
     def line_spans(self, line_hint: str) -> Iterator[tuple[int, int, int]]:
-        """Yields the offsets (line start, hint, line end) of the lines that contain a text, at most `MOST_LINES`."""
+        """Yields the offsets (line start, hint, line end) of the lines that contain a text, at most `MAX_LINES`."""
         line_end = -1
-        for _ in range(MOST_LINES):
+        for _ in range(MAX_LINES):
             hint_start = self.text.find(line_hint, line_end + 1)
             if hint_start < 0:
                 return

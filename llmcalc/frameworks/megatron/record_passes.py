@@ -7,7 +7,7 @@ from ...simulator.record_microbatches import PassRecorder, RecordedPasses
 from ...simulator.tensor import Tensor
 from .rank_run import ForwardOutput, ModelChunk, RankRun
 
-MOST_RECORDED_MICROBATCHES = 3
+MAX_RECORDED_MICROBATCHES = 3
 """Largest number of micro-batches of a recorded step, which contains every case but the first ones twice."""
 
 
@@ -17,8 +17,8 @@ def recorded_step_microbatches(microbatches: int, distinguishes_previous_pass: b
     microbatches: of a step of the run.
     distinguishes_previous_pass: as in `record_passes`; without it the second step needs one micro-batch less.
     """
-    return min(microbatches, MOST_RECORDED_MICROBATCHES), min(
-        microbatches, MOST_RECORDED_MICROBATCHES - (not distinguishes_previous_pass)
+    return min(microbatches, MAX_RECORDED_MICROBATCHES), min(
+        microbatches, MAX_RECORDED_MICROBATCHES - (not distinguishes_previous_pass)
     )
 
 

@@ -115,7 +115,7 @@ TEACHER_NOTE = (
 )
 """Note on distillation (nemo_rl/algorithms/distillation.py, `teacher_policy.offload_after_refit`)."""
 
-MOST_BASES = 8
+MAX_BASES = 8
 """Largest number of base configs that build on one another."""
 
 
@@ -172,7 +172,7 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
 def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns a config merged with the base configs in its `defaults`. Values of the config take precedence."""
     merged_config, config_folder = dict(config), ""
-    for _ in range(MOST_BASES):
+    for _ in range(MAX_BASES):
         base_path = merged_config.pop("defaults", None)
         if base_path is None:
             return merged_config
@@ -183,7 +183,7 @@ def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:
         merged_config = _merge_configs(
             reader.fetch_tables("defaults", base_config_path, "a config of NeMo-RL", BASE_CONFIGS), merged_config
         )
-    raise reader.argument_error("defaults", f"more than {MOST_BASES} configs build on one another; expected fewer")
+    raise reader.argument_error("defaults", f"more than {MAX_BASES} configs build on one another; expected fewer")
 
 
 def _merge_configs(base_config: Table, config: Table) -> dict[str, Any]:

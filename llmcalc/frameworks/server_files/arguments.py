@@ -65,7 +65,7 @@ def read_arguments(
     command_words = [command_word for command_word in command_words if command_word not in {*ignored_arguments}]
     parsed_arguments.notes += [
         f"{printable(ignored_argument)} is not set and left out"
-        for ignored_argument in dict.fromkeys(ignored_arguments[:MOST_NOTES])
+        for ignored_argument in dict.fromkeys(ignored_arguments[:MAX_NOTES])
     ]
     try:
         positional_words, flag_values = split_arguments(
@@ -122,13 +122,13 @@ HF_FILE_FIELD = "hf_file"
 TEMPLATE_WORD = re.compile(r"\{\{|-[^=]*(?:\{\{|\}\})")
 """Pattern of a word with an unfilled template placeholder; text after `=` may also be JSON."""
 
-MOST_NOTES = 10
+MAX_NOTES = 10
 """Largest number of unset variables in notes."""
 
 FEWEST_TYPED_FLAGS = 2
 """Smallest number of flags by which the engine of a command is recognized."""
 
-MOST_TYPED_FLAGS = 300
+MAX_TYPED_FLAGS = 300
 """Largest number of flags for which the engine of a command is searched."""
 
 
@@ -147,7 +147,7 @@ def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> t
 def engine_of_flags(command_words: Sequence[str]) -> str:
     """Returns the first engine that has all flags of a command; empty if none has, or no flag changes memory."""
     typed_names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
-    if not FEWEST_TYPED_FLAGS <= len(typed_names) <= MOST_TYPED_FLAGS:
+    if not FEWEST_TYPED_FLAGS <= len(typed_names) <= MAX_TYPED_FLAGS:
         return ""
     for program in PROGRAMS:
         if program.engine not in ENGINE_FOLDERS:
@@ -193,7 +193,7 @@ YAML_MARK = "\ue000"
 """Replacement for the mark of an unresolved name while YAML is parsed."""
 
 
-MOST_KEYS = 1_000
+MAX_KEYS = 1_000
 """Largest number of keys in a table of a config file."""
 
 
@@ -206,8 +206,8 @@ def words_of_tables(
     """
     if not isinstance(config_table, Mapping):
         raise InputError("the configuration is no table; expected flags by their names")
-    if len(config_table) > MOST_KEYS:
-        raise InputError(f"the configuration has {len(config_table):,} keys; expected at most {MOST_KEYS:,}")
+    if len(config_table) > MAX_KEYS:
+        raise InputError(f"the configuration has {len(config_table):,} keys; expected at most {MAX_KEYS:,}")
     for config_key, config_value in config_table.items():
         key_path = (*outer_keys, str(config_key).replace(YAML_MARK, "\0"))
         flag = find_flag(known_flags, f"--{'.'.join(key_path)}") or find_flag(known_flags, f"--{key_path[-1]}")

@@ -20,16 +20,16 @@ from .engine_tables import server_of_table
 from .scripts import ServerFinder, engine_versions_in, starts_server
 from .server import Container, StartedServer
 
-MOST_NODES = 200_000
+MAX_NODES = 200_000
 """Largest number of nodes in a syntax tree."""
 
-MOST_WORDS = 2_000
+MAX_WORDS = 2_000
 """Largest number of words in a command."""
 
 LONGEST_TEXT = 100_000
 """Largest number of characters in a concatenated text."""
 
-MOST_COMBINED_VALUES = 1_000_000
+MAX_COMBINED_VALUES = 1_000_000
 """Most characters and items that a file's expressions combine; a variable used twice per line doubles each time."""
 
 CONFIGURATION_CALLS = ("LLMConfig",)
@@ -51,9 +51,9 @@ def servers_in_python(
     """
     syntax_tree = parse_python(source_text, server_finder.name_in_errors)
     syntax_nodes = list(ast.walk(syntax_tree))
-    if len(syntax_nodes) > MOST_NODES:
+    if len(syntax_nodes) > MAX_NODES:
         raise InputError(
-            f"{server_finder.name_in_errors}: {len(syntax_nodes):,} parts of Python; expected at most {MOST_NODES:,}"
+            f"{server_finder.name_in_errors}: {len(syntax_nodes):,} parts of Python; expected at most {MAX_NODES:,}"
         )
     module_evaluator = _Evaluator(syntax_tree, variables, server_finder.name_in_errors)
     server_count = 0
@@ -92,15 +92,15 @@ class _Evaluator:
     def _count_combined_items(self, evaluated_value: Any) -> None:
         """Counts the characters and items that are combined into another value, to limit the work.
 
-        Raises `InputError` for more than `MOST_COMBINED_VALUES` in a file.
+        Raises `InputError` for more than `MAX_COMBINED_VALUES` in a file.
         """
         pending_values = [evaluated_value]
         while pending_values:
             pending_value = pending_values.pop()
             self.combined_count += 1 + (len(pending_value) if isinstance(pending_value, str | list | dict) else 0)
-            if self.combined_count > MOST_COMBINED_VALUES:
+            if self.combined_count > MAX_COMBINED_VALUES:
                 raise InputError(
-                    f"{self.file_name}: its expressions put together more than {MOST_COMBINED_VALUES:,} letters and "
+                    f"{self.file_name}: its expressions put together more than {MAX_COMBINED_VALUES:,} letters and "
                     "values; "
                     "expected shorter texts and lists"
                 )
@@ -198,7 +198,7 @@ class _Evaluator:
             except UnsplittableText:
                 return  # a text for people that names a server
         else:
-            command_words = [self._embedded_text(list_element) for list_element in command_value[:MOST_WORDS]]
+            command_words = [self._embedded_text(list_element) for list_element in command_value[:MAX_WORDS]]
             yield from server_finder.servers_in_command(replace(located_container, command_words=command_words))
 
     def _configuration_arguments(self, call_node: ast.Call) -> dict[str, Any] | None:
@@ -222,7 +222,7 @@ class _Evaluator:
             }
         if isinstance(syntax_node, ast.List | ast.Tuple):
             return [
-                element_node for node in syntax_node.elts[:MOST_WORDS] for element_node in self._list_items(node, depth)
+                element_node for node in syntax_node.elts[:MAX_WORDS] for element_node in self._list_items(node, depth)
             ]
         if isinstance(syntax_node, ast.JoinedStr):
             text_values = [node.value if isinstance(node, ast.FormattedValue) else node for node in syntax_node.values]
@@ -306,7 +306,7 @@ def _with_unresolved_marks(evaluated_value: Any) -> Any:
 def _add_values(left_value: Any, right_value: Any) -> Any:
     """Returns the sum of two texts, lists or numbers; an unknown operand becomes a word marked as unresolved."""
     if isinstance(left_value, list):
-        return [*left_value, *(right_value if isinstance(right_value, list) else [UnknownValue("…")])][:MOST_WORDS]
+        return [*left_value, *(right_value if isinstance(right_value, list) else [UnknownValue("…")])][:MAX_WORDS]
     if isinstance(left_value, str) and isinstance(right_value, str | UnknownValue) and len(left_value) < LONGEST_TEXT:
         return left_value + _word_of_value(right_value)[:LONGEST_TEXT]
     if type(left_value) is int and type(right_value) is int:

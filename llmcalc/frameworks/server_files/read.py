@@ -35,7 +35,7 @@ from .python_source import CONFIGURATION_CALLS, servers_in_python
 from .scripts import ServerFinder, starts_server
 from .server import Container, LaunchedServer, ReadNamedFile, StartedServer
 
-MOST_SERVERS = 200
+MAX_SERVERS = 200
 """Largest number of servers in a file."""
 
 NO_FLAGS: Mapping[str, Any] = {}
@@ -136,8 +136,8 @@ def servers_of_text(
         server = _read_server(started_server, name_in_errors, allows_unknown_flags, launch_folder, typed_flags)
         if not _is_worker_command(started_server.server_start) and server not in launched_servers:
             launched_servers.append(server)
-        if len(launched_servers) > MOST_SERVERS:
-            raise InputError(f"{name_in_errors}: starts too many servers; expected at most {MOST_SERVERS}")
+        if len(launched_servers) > MAX_SERVERS:
+            raise InputError(f"{name_in_errors}: starts too many servers; expected at most {MAX_SERVERS}")
     return _without_duplicates(launched_servers)
 
 

@@ -23,7 +23,7 @@ SHELLS = ("bash", "sh", "zsh", "dash", "ash")
 DEEPEST_SCRIPT = 3
 """Largest nesting depth of quoted scripts."""
 
-MOST_SCRIPTS = 60
+MAX_SCRIPTS = 60
 """Largest number of scripts in a file: the file itself, quoted scripts, and scripts of containers."""
 
 
@@ -66,8 +66,8 @@ class ServerFinder:
         variables, arguments: those of the script. outer_container: what runs it, a container or the user's shell.
         """
         self.script_count += 1
-        if self.script_count > MOST_SCRIPTS:
-            raise InputError(f"{self.name_in_errors}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
+        if self.script_count > MAX_SCRIPTS:
+            raise InputError(f"{self.name_in_errors}: too many scripts inside it; expected at most {MAX_SCRIPTS}")
         shell_script = read_script(script_text, self.name_in_errors, variables, arguments, outer_container.gpu_count)
         engine_versions = engine_versions_in(script_text)
         daemon_environment = {

@@ -30,7 +30,7 @@ of blocks of 7 (`DEFAULT_DSPARK_GAMMA`), which verifies a token more than a bloc
 BONUS_TOKENS = {"dflash": 0, "dspark": 1}
 """Algorithm that drafts blocks → number of tokens that a request verifies in addition to a block."""
 
-MOST_BLOCK_TOKENS = 10_000
+MAX_BLOCK_TOKENS = 10_000
 """Largest block size that is accepted in a draft's config."""
 
 DEFAULT_REQUESTS_WITH_DRAFTS = 48
@@ -136,11 +136,11 @@ def _block_size(draft_model: Preset) -> int | None:
     block_size = (draft_model.config or {}).get("block_size")  # the config has the fields of that table
     if block_size is None:
         return None
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or not 0 < block_size <= MOST_BLOCK_TOKENS:
+    if isinstance(block_size, bool) or not isinstance(block_size, int) or not 0 < block_size <= MAX_BLOCK_TOKENS:
         raise InputError(
             f"{DRAFT_MODEL_FLAG}: {draft_model.name}: block_size: {short_repr(block_size)}; expected a whole number "
             "from 1 to "
-            f"{MOST_BLOCK_TOKENS:,}"
+            f"{MAX_BLOCK_TOKENS:,}"
         )
     return block_size
 

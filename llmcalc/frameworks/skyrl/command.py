@@ -63,7 +63,7 @@ DEFAULT_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 SFT_TOKENS_KEY = "trainer.max_length"
 """Key of the longest sequence in supervised fine-tuning, in tokens."""
 
-MOST_TOKENS_KEY = "trainer.max_tokens_per_microbatch"
+MAX_TOKENS_KEY = "trainer.max_tokens_per_microbatch"
 
 RL_TOKENS_KEYS = (
     "trainer.max_prompt_length",
@@ -130,7 +130,7 @@ SFT_KEYS = {
     "sequence_parallel_size": f"{POLICY_PREFIX}.sequence_parallel_size",
     "micro_train_batch_size_per_gpu": "trainer.micro_train_batch_size_per_gpu",
     "use_sequence_packing": "trainer.use_sequence_packing",
-    "max_tokens_per_microbatch": MOST_TOKENS_KEY,
+    "max_tokens_per_microbatch": MAX_TOKENS_KEY,
     "use_torch_compile": f"{POLICY_PREFIX}.use_torch_compile",
     "record_memory": f"{POLICY_PREFIX}.record_memory",
 }
@@ -258,11 +258,11 @@ def _batch_settings(reader: LaunchReader, config: Table, replica_count: int, *, 
     tokens = (_fine_tuning_tokens if is_sft else _sequence_tokens)(reader, config)
     micro_batches = max(1, samples // (batch * replica_count))
     packs_sequences = is_sft and reader.flag(config, "trainer.use_sequence_packing")
-    if config.get(MOST_TOKENS_KEY) in (None, -1) or (is_sft and not packs_sequences):
+    if config.get(MAX_TOKENS_KEY) in (None, -1) or (is_sft and not packs_sequences):
         reader.counts_longest_samples = not packs_sequences
         return {"batch": 1 if packs_sequences else batch, "seq": tokens, "num_microbatches": micro_batches}
-    most_tokens = reader.integer(config, MOST_TOKENS_KEY, 1)
-    reader.notes.append(f"{MOST_TOKENS_KEY}: micro-batches of that many tokens, counted as one sequence")
+    most_tokens = reader.integer(config, MAX_TOKENS_KEY, 1)
+    reader.notes.append(f"{MAX_TOKENS_KEY}: micro-batches of that many tokens, counted as one sequence")
     return {"batch": 1, "seq": max(most_tokens, tokens), "num_microbatches": min(micro_batches, 2)}
 
 

@@ -238,10 +238,10 @@ class ModelChunk(TrainingRun):
         return input_gradient
 
 
-MOST_MICROBATCHES = 1024
+MAX_MICROBATCHES = 1024
 """Most micro-batches of a step that are replayed: a rank has buffers, or at least a loss, for each of them."""
 
-MOST_FORWARD_PASSES = 1536
+MAX_FORWARD_PASSES = 1536
 """Most forward passes of a rank that are replayed: each micro-batch has one per chunk of layers (`--vpp`)."""
 
 
@@ -256,7 +256,7 @@ class RankRun:
     def __init__(self, rank_setup: RankSetup, memory_meter: Meter | EventRecorder) -> None:
         layout, training_config = rank_setup.layout, rank_setup.training_config
         self.check(layout)
-        microbatch_limit = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
+        microbatch_limit = min(MAX_MICROBATCHES, MAX_FORWARD_PASSES // layout.vpp)
         if training_config.microbatches > microbatch_limit:
             run_kind, buffer_kind = ("a pipeline", "buffers") if layout.pp > 1 else ("a step", "the loss")
             raise InputError(

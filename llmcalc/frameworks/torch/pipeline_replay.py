@@ -31,7 +31,7 @@ MICROBATCHES_RUN_IN_FULL = 6
 """Largest number of micro-batches per step for which all passes run, because a recording is not shorter."""
 
 
-MOST_PASSES = 2560
+MAX_PASSES = 2560
 """Most layers times micro-batches, of up to three ranks, for which all passes are replayed on the allocator."""
 
 
@@ -68,9 +68,7 @@ def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
     """
     layer_count = sum(len(model_chunk.stage.layers) for model_chunk in model_chunks)
-    replayed_microbatches = max(
-        MOST_PASSES // (min(layout.pp, 3) * max(1, layer_count)), 2 * layout.pp * layout.vpp + 2
-    )
+    replayed_microbatches = max(MAX_PASSES // (min(layout.pp, 3) * max(1, layer_count)), 2 * layout.pp * layout.vpp + 2)
     if layout.vpp > 1:
         if micro_batches % layout.pp:
             return micro_batches

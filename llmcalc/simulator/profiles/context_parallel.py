@@ -25,7 +25,7 @@ from ..tensor import FLOAT32, INT64, Dtype, NeedsInputGrad, OptionalGradient, Te
 from .eager import EagerKernels
 from .eager.attention import AttentionKernels
 
-MOST_RANKS = 256
+MAX_RANKS = 256
 """Largest number of ranks in a ring whose rounds are replayed."""
 
 CHUNKS_PER_RANK = 2
@@ -76,12 +76,12 @@ def context_parallel_ring(layout: Layout, rank: int) -> ContextParallelRing | No
 def sequence_tokens_of_rank(layout: Layout, seq: int) -> int:
     """Returns the number of a sequence's tokens that one context-parallel rank has.
 
-    Raises `InputError` where torch fails, and for a ring of more than `MOST_RANKS`.
+    Raises `InputError` where torch fails, and for a ring of more than `MAX_RANKS`.
     """
     chunk_count = CHUNKS_PER_RANK * layout.cp
-    if layout.cp > MOST_RANKS:
+    if layout.cp > MAX_RANKS:
         raise InputError(
-            f"--cp {layout.cp}: a round of torch's ring is replayed for each rank; expected at most {MOST_RANKS}"
+            f"--cp {layout.cp}: a round of torch's ring is replayed for each rank; expected at most {MAX_RANKS}"
         )
     if layout.cp > 1 and layout.cp_comm == "a2a":
         raise InputError("--cp-comm a2a: torch exchanges keys and values in a ring or all at once; expected p2p")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from .header import MOST_TENSORS, BoundedReader, Checkpoint, StoredTensor, open_checkpoint, require_no_overlap
+from .header import MAX_TENSORS, BoundedReader, Checkpoint, StoredTensor, open_checkpoint, require_no_overlap
 
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -57,10 +57,10 @@ STRING_TYPE, ARRAY_TYPE = 8, 9
 LONGEST_STORED_ARRAY = 64
 """Largest array of metadata that is kept, in elements; longer ones, such as vocabularies, are skipped."""
 
-MOST_METADATA_ENTRIES = 10_000
+MAX_METADATA_ENTRIES = 10_000
 """Largest number of metadata entries. Published files have under 200."""
 
-MOST_ELEMENTS = 2_000_000
+MAX_ELEMENTS = 2_000_000
 """Largest number of texts and lists in the arrays of a file's metadata. A vocabulary of 262,144 tokens with its merges
 has 800,000."""
 
@@ -83,10 +83,10 @@ def read_gguf(path: Path) -> Checkpoint:
             raise InputError(f"{path}: version: {version} is not supported; expected 2 or 3, little-endian")
         tensor_count = bounded_reader.read_number("Q", "tensor_count")
         metadata_count = bounded_reader.read_number("Q", "metadata_kv_count")
-        if tensor_count > MOST_TENSORS or metadata_count > MOST_METADATA_ENTRIES:
+        if tensor_count > MAX_TENSORS or metadata_count > MAX_METADATA_ENTRIES:
             raise InputError(
                 f"{path}: {tensor_count:,} tensors and {metadata_count:,} metadata entries; expected at most "
-                f"{MOST_TENSORS:,} and {MOST_METADATA_ENTRIES:,} (not a GGUF file, or a damaged one)"
+                f"{MAX_TENSORS:,} and {MAX_METADATA_ENTRIES:,} (not a GGUF file, or a damaged one)"
             )
         metadata: dict[str, Any] = {}
         array_element_counter = _ElementCount()
@@ -127,11 +127,11 @@ class _ElementCount:
                 f"{element_count:,} elements in a file of {bounded_reader.size:,} bytes; truncated or not a GGUF file",
             )
         self.elements += element_count
-        if self.elements > MOST_ELEMENTS:
+        if self.elements > MAX_ELEMENTS:
             raise bounded_reader.error(
                 metadata_key,
                 f"{self.elements:,} texts and lists in arrays; expected at most "
-                f"{MOST_ELEMENTS:,} (not a GGUF file, or a damaged one)",
+                f"{MAX_ELEMENTS:,} (not a GGUF file, or a damaged one)",
             )
 
 

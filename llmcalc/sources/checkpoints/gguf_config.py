@@ -44,7 +44,7 @@ LATENT_FIELD_BY_KEY = {
 }
 """Metadata key of DeepSeek's architectures → the field of a Hugging Face config."""
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """Largest number of layers whose kinds are listed; a model with more layers is refused later."""
 
 _Config = dict[str, Any]
@@ -104,7 +104,7 @@ def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str
     stated_layer_count = config.get("num_hidden_layers")
     layer_count = stated_layer_count if isinstance(stated_layer_count, int) else 0
     return [
-        "sliding_attention" if has_window(index) else "full_attention" for index in range(min(layer_count, MOST_LAYERS))
+        "sliding_attention" if has_window(index) else "full_attention" for index in range(min(layer_count, MAX_LAYERS))
     ]
 
 

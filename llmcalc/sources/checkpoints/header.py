@@ -14,7 +14,7 @@ from ..bounded import open_regular_file
 LARGEST_HEADER = 64_000_000
 """Largest header in bytes, over all files of a checkpoint. DeepSeek-V3's headers have 14 MB in 163 files."""
 
-MOST_TENSORS = 220_000
+MAX_TENSORS = 220_000
 """Largest number of tensors of a checkpoint. DeepSeek-V3 has 91,000; 1T parameters in 4 bits have about 210,000."""
 
 

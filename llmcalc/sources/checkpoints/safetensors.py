@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import InputError, short_repr
 from ..bounded import read_bytes, require_few_elements
-from .header import LARGEST_HEADER, MOST_TENSORS, Checkpoint, StoredTensor, open_checkpoint, require_no_overlap
+from .header import LARGEST_HEADER, MAX_TENSORS, Checkpoint, StoredTensor, open_checkpoint, require_no_overlap
 
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
@@ -38,13 +38,13 @@ LONGEST_ENTRY = 4096
 LARGEST_METADATA = 16_000_000
 """Largest JSON of `__metadata__` in bytes."""
 
-MOST_METADATA = 10_000
+MAX_METADATA = 10_000
 """Largest number of entries in `__metadata__`."""
 
 LARGEST_INDEX = 40_000_000
 """Largest index file in bytes; the index of a checkpoint with 200,000 tensors has 25 MB."""
 
-MOST_SHARDS = 5_000
+MAX_SHARDS = 5_000
 """Largest number of files in a sharded checkpoint; DeepSeek-V3 has 163."""
 
 
@@ -111,8 +111,8 @@ def parse_header(header_json: bytes, error_location: str, data_bytes: int | None
                 f"{error_location}: two tensors are called {tensor_name[:80]}; not a safetensors checkpoint"
             )
         tensor_names.add(tensor_name)
-        if len(tensor_names) > MOST_TENSORS:
-            raise InputError(f"{error_location}: too many tensors; expected at most {MOST_TENSORS:,}")
+        if len(tensor_names) > MAX_TENSORS:
+            raise InputError(f"{error_location}: too many tensors; expected at most {MAX_TENSORS:,}")
         if tensor_name == "__metadata__":
             metadata = _parse_metadata(entry_match[2], error_location)
             continue
@@ -146,9 +146,9 @@ def _parse_metadata(metadata_bytes: bytes, error_location: str) -> dict[str, Any
             f"{error_location}: __metadata__: {len(metadata_bytes):,} bytes are too many; expected at most "
             f"{LARGEST_METADATA:,}"
         )
-    non_text_bytes = _TEXTS.sub(b"", metadata_bytes, count=2 * MOST_METADATA + 1)
-    if non_text_bytes.count(b":") > MOST_METADATA or b'"' in non_text_bytes:
-        raise InputError(f"{error_location}: __metadata__: too many entries; expected at most {MOST_METADATA:,}")
+    non_text_bytes = _TEXTS.sub(b"", metadata_bytes, count=2 * MAX_METADATA + 1)
+    if non_text_bytes.count(b":") > MAX_METADATA or b'"' in non_text_bytes:
+        raise InputError(f"{error_location}: __metadata__: too many entries; expected at most {MAX_METADATA:,}")
     if non_text_bytes.translate(None, _SPACE + b",:") != b"{}":
         raise InputError(f"{error_location}: __metadata__: expected a table of texts; not a safetensors checkpoint")
     try:
@@ -210,7 +210,7 @@ def parse_index(json_bytes: bytes, error_location: str) -> dict[str, str]:
     """
     try:
         index_text = json_bytes.decode("utf-8-sig")
-        require_few_elements(index_text, error_location, MOST_TENSORS + 1000)
+        require_few_elements(index_text, error_location, MAX_TENSORS + 1000)
         shard_index = json.loads(index_text, object_pairs_hook=lambda pairs: _unique_keys(pairs, error_location))
     except InputError:
         raise
@@ -220,8 +220,8 @@ def parse_index(json_bytes: bytes, error_location: str) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise InputError(f"{error_location}: weight_map: {_EXPECTED_MAP}")
     shard_names = set(weight_map.values())
-    if len(shard_names) > MOST_SHARDS:
-        raise InputError(f"{error_location}: weight_map: {len(shard_names):,} files; expected at most {MOST_SHARDS:,}")
+    if len(shard_names) > MAX_SHARDS:
+        raise InputError(f"{error_location}: weight_map: {len(shard_names):,} files; expected at most {MAX_SHARDS:,}")
     for shard in shard_names:
         if Path(shard).name != shard:
             raise InputError(f"{error_location}: weight_map: {short_repr(shard)}; {_EXPECTED_MAP}")
@@ -261,8 +261,8 @@ def join_shards(
             if tensor.name in tensors:
                 raise InputError(f"{folder_name}{shard_name}: {tensor.name[:80]} is in another file too; expected one")
             tensors[tensor.name] = tensor
-        if len(tensors) > MOST_TENSORS:
-            raise InputError(f"{error_location}: too many tensors; expected at most {MOST_TENSORS:,}")
+        if len(tensors) > MAX_TENSORS:
+            raise InputError(f"{error_location}: too many tensors; expected at most {MAX_TENSORS:,}")
     missing_names = [tensor_name for tensor_name in weight_map if tensor_name not in tensors]
     if missing_names:
         raise InputError(

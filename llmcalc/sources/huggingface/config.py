@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
-from ...components.base import LARGEST_SIZE, MOST_EXPERTS, MOST_LAYERS
+from ...components.base import LARGEST_SIZE, MAX_EXPERTS, MAX_LAYERS
 from ...components.head_kind import HeadKind
 from ...errors import InputError, short_repr, similar_name
 from .unknown_fields import UnknownField, name_same_size
@@ -46,10 +46,10 @@ model.
 
 LARGEST_FIELD_VALUES: dict[str, int] = {
     **dict.fromkeys(
-        ("num_hidden_layers", "num_layers", "num_decoder_layers", "decoder_layers", "num_blocks", "depth"), MOST_LAYERS
+        ("num_hidden_layers", "num_layers", "num_decoder_layers", "decoder_layers", "num_blocks", "depth"), MAX_LAYERS
     ),
     **dict.fromkeys(
-        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), MOST_EXPERTS
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), MAX_EXPERTS
     ),
     "merger_times": 16,  # each leaves a quarter of an image's patches or fewer
 }
@@ -75,7 +75,7 @@ def is_number(field_value: Any) -> TypeGuard[int | float]:
     return is_json_integer(field_value) or isinstance(field_value, float)
 
 
-MOST_UNKNOWN_FIELDS = 1_000
+MAX_UNKNOWN_FIELDS = 1_000
 """Unknown fields of one table of a config, at most. Each is compared with all known names, which takes time."""
 
 
@@ -358,10 +358,10 @@ class Config:
             for name, field_value in self.config_fields.items()
             if name not in known_fields and not name.startswith("_")
         }
-        if len(unknown_fields) > MOST_UNKNOWN_FIELDS:
+        if len(unknown_fields) > MAX_UNKNOWN_FIELDS:
             raise InputError(
                 f"{self.location or 'config: '}{len(unknown_fields):,} fields are unknown; expected at most "
-                f"{MOST_UNKNOWN_FIELDS:,}"
+                f"{MAX_UNKNOWN_FIELDS:,}"
             )
         parent_config.unknown_fields += [
             UnknownField(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...components.base import LARGEST_SIZE
-from ...components.stack import BASE_LAYER_NAME, MOST_VARIANTS, table_with_changes
+from ...components.stack import BASE_LAYER_NAME, MAX_VARIANTS, table_with_changes
 from ...errors import InputError, short_repr
 from .config import Config, is_json_integer, is_number
 from .head_kinds import HEAD_ENDINGS, architecture_of, names_another_head
@@ -751,9 +751,9 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
                 kind_label if kind_label not in layer_variants else f"{kind_label}_{layer_index}"
             )
             layer_variants[variant_name] = layer_changes
-            if len(layer_variants) > MOST_VARIANTS:
+            if len(layer_variants) > MAX_VARIANTS:
                 raise InputError(
-                    f"num_hidden_layers: {len(layers)} layers of more than {MOST_VARIANTS} kinds; expected layers "
+                    f"num_hidden_layers: {len(layers)} layers of more than {MAX_VARIANTS} kinds; expected layers "
                     "that are more alike"
                 )
         layer_kinds.append(variant_name)

@@ -14,7 +14,7 @@ from ...parallel.layout import Layout
 from ...units import DTYPE_BITS
 from ..checks import LOSS_QUANTITY, MEMORY_PREFIX, Check, Verdict
 from ..difference_explanation import list_sizes
-from ..reference import MOST_CPU_BYTES, default_seq, max_prompt_length, require_torch
+from ..reference import MAX_CPU_BYTES, default_seq, max_prompt_length, require_torch
 from ..untested import untested_parts
 from .job import JOB_DTYPE, TrainingJob, simulate_rank
 from .launch import is_started_by_torchrun, run_processes
@@ -50,9 +50,9 @@ def build_job(
     process_count = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
     # every process starts with all weights
     total_bytes = DTYPE_BITS[JOB_DTYPE] // 8 * spec.tree().total(total_params_of) * process_count
-    if total_bytes <= MOST_CPU_BYTES:
+    if total_bytes <= MAX_CPU_BYTES:
         total_bytes = max(total_bytes, process_count * max(simulate_rank(training_job, 0).values()))
-    if total_bytes > MOST_CPU_BYTES:
+    if total_bytes > MAX_CPU_BYTES:
         raise InputError(
             f"--distributed: {process_count} processes take at least {total_bytes:,} bytes, which are too many for a "
             "CPU; expected fewer layers (--set num_hidden_layers=2), or a smaller --batch or --seq"

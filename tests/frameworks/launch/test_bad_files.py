@@ -19,7 +19,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.launch import yaml_text as text_module
 from llmcalc.frameworks.launch.launch_types import Launch
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
-from llmcalc.frameworks.launch.yaml_text import MOST_VALUES, parse_yaml
+from llmcalc.frameworks.launch.yaml_text import MAX_VALUES, parse_yaml
 from tests.samples import in_one_test
 
 LAUNCHES = Path(__file__).parents[2] / "data" / "launches"
@@ -70,7 +70,7 @@ BAD: dict[str, tuple[str, str]] = {
     "truncated YAML": ("MODEL_ARGS:\n  --x: [1", "not valid YAML"),
     "a tab in YAML": ("MODEL_ARGS:\n\t--x: 1", "not valid YAML"),
     "a Python object": ("MODEL_ARGS: !!python/object/apply:os.system ['true']", "not valid YAML"),
-    "a bomb": (BOMB, f"too many values, with aliases expanded; expected at most {MOST_VALUES:,}"),
+    "a bomb": (BOMB, f"too many values, with aliases expanded; expected at most {MAX_VALUES:,}"),
     "a list in itself": ("a: &a [*a]", "*a stands inside what it names"),
     "a repeated key": ("MODEL_ARGS:\n  --num-layers: 1\n  --num-layers: 2\n", "line 3: --num-layers is given twice"),
     "two documents": ("a: 1\n---\nb: 2\n", "not valid YAML"),

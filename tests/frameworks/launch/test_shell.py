@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
-from llmcalc.frameworks.launch.shell import MOST_WORDS, read_script
+from llmcalc.frameworks.launch.shell import MAX_WORDS, read_script
 from llmcalc.frameworks.launch.shell_arithmetic import evaluate_expression, whole_number_of
 from llmcalc.frameworks.launch.shell_words import ShellCommand, ShellScript
 from llmcalc.frameworks.launch.unresolved import UNRESOLVED_MARK, is_unresolved, printable
@@ -192,7 +192,7 @@ def test_exported_variables_and_those_of_a_command() -> None:
         ("run <<EOF\n a", "a here-document without its end, EOF"),
         ("A=x\n" + "A=$A$A\n" * 40, "too long"),
         ("A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40, "too long"),
-        ("run x\n" * MOST_WORDS, "too many words"),
+        ("run x\n" * MAX_WORDS, "too many words"),
         ("".join(f"export A{i}=1\n" for i in range(501)), "too many exported variables"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.logs.log_contents import argument_pairs, parse_bytes
-from llmcalc.frameworks.logs.log_text import LARGEST_LOG, LONGEST_LINE, MOST_LINES, LogText
+from llmcalc.frameworks.logs.log_text import LARGEST_LOG, LONGEST_LINE, MAX_LINES, LogText
 from llmcalc.sources.presets import known_model
 from tests.samples import in_one_test
 
@@ -326,7 +326,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 def test_lines_are_bounded() -> None:
     assert LogText("a\n" + "x" * 10**6).lines_with("a", "x") == ["a", "x" * LONGEST_LINE]
     assert LogText("\x1b[32mINFO\x1b[0m vLLM").lines_with("vLLM") == ["INFO vLLM"]
-    assert len(LogText("a\n" * 20_000).lines_with("a")) == MOST_LINES
+    assert len(LogText("a\n" * 20_000).lines_with("a")) == MAX_LINES
 
 
 @in_one_test

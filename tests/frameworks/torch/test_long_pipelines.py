@@ -52,7 +52,7 @@ def test_fewer_micro_batches_on_the_allocator(
     whole = cluster_of(framework, layout, micro_batches).by_rank
     steps_of_all = sum(steps)
     steps.clear()
-    monkeypatch.setattr(pipeline_replay, "MOST_PASSES", 160)
+    monkeypatch.setattr(pipeline_replay, "MAX_PASSES", 160)
     shorter = cluster_of(framework, layout, micro_batches).by_rank
     assert sum(steps) < 0.8 * steps_of_all
     for all_of_them, some in zip(whole, shorter, strict=True):
@@ -108,7 +108,7 @@ def test_of_a_long_pipeline_the_ranks_that_may_need_most_are_replayed(monkeypatc
     layout = Layout(pp=4)
     whole = cluster_of("torch", layout, 8)
     assert (whole.ranks, whole.unlisted_stages) == ((0, 1, 2, 3), [])
-    monkeypatch.setattr(ranks, "MOST_PASSES_OF_ALL_STAGES", 63)
+    monkeypatch.setattr(ranks, "MAX_PASSES_OF_ALL_STAGES", 63)
     some = cluster_of("torch", layout, 8)
     assert (some.ranks, some.unlisted_stages) == ((0, 1, 3), [2])
     assert some.by_rank == tuple(rank for rank in whole.by_rank if rank.stage != 2)
@@ -118,7 +118,7 @@ def test_of_a_long_pipeline_the_ranks_that_may_need_most_are_replayed(monkeypatc
 
 
 def test_stages_that_are_not_replayed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "MOST_PASSES_OF_ALL_STAGES", 63)
+    monkeypatch.setattr(ranks, "MAX_PASSES_OF_ALL_STAGES", 63)
     words = ["gpt2", "--phase", "training", "--framework", "torch", "--pp", "6", "--num-microbatches", "8", "--notes"]
     screen = " ".join(command("memory", *words).out.split())
     assert "stages 2–4: not replayed, since an earlier stage has all of their layers and more micro-batches" in screen

@@ -18,7 +18,7 @@ from .lowering import Gradients, SavedTensors
 
 HEAD_AXES = ("heads", "kv_heads")
 
-MOST_FUSED_SOFTMAX_KEYS = 4096
+MAX_FUSED_SOFTMAX_KEYS = 4096
 """Largest number of keys for which Megatron-Core's fused softmax kernel exists."""
 
 UNMODELLED_FEATURES = {
@@ -344,7 +344,7 @@ class AttentionKernels(LinearKernels):
 
     def has_fused_softmax(self, heads: Number, query_count: Number, key_count: Number) -> bool:
         """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
-        has_fitting_sizes = 16 < key_count <= MOST_FUSED_SOFTMAX_KEYS and query_count % 4 == 0 and key_count % 4 == 0
+        has_fitting_sizes = 16 < key_count <= MAX_FUSED_SOFTMAX_KEYS and query_count % 4 == 0 and key_count % 4 == 0
         return bool(self.rank_choices.fuses_softmax and has_fitting_sizes and heads % 4 == 0)
 
     def unfused_softmax(self, scores: Tensor) -> Tensor:

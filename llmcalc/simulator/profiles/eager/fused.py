@@ -57,7 +57,7 @@ ENTROPY_ROWS = 128
 TRL_ROWS = 256
 """Number of tokens per chunk of TRL's loss (trainer/sft_trainer.py, `_CHUNKED_LM_HEAD_CHUNK_SIZE`)."""
 
-MOST_REPLAYED_CHUNKS = 32
+MAX_REPLAYED_CHUNKS = 32
 """Largest number of recomputed chunks that are replayed; all later chunks allocate and free the same bytes."""
 
 LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
@@ -422,7 +422,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         parameters = [tensor for tensor in (weight, bias) if tensor is not None]
         loss_sum = aten.new_tensor((), FLOAT32)
         chunk_sizes = _chunk_sizes(token_count, self.choices.loss_chunk or TRL_ROWS)
-        for chunk_rows in chunk_sizes[: MOST_REPLAYED_CHUNKS - 1] + chunk_sizes[MOST_REPLAYED_CHUNKS - 1 :][-1:]:
+        for chunk_rows in chunk_sizes[: MAX_REPLAYED_CHUNKS - 1] + chunk_sizes[MAX_REPLAYED_CHUNKS - 1 :][-1:]:
             run_chunk = partial(self._loss_of_float_logits, aten.slice(labels, chunk_rows, 0))
             chunk_tensors = [aten.slice(hidden_states, chunk_rows, 0), *parameters]
             loss_sum = aten.add(loss_sum, checkpoint(self.graph, run_chunk, chunk_tensors))

@@ -21,7 +21,7 @@ from .cache_entries import CacheEntryKernels
 from .fused import FusedKernels
 from .positions import PositionKernels
 
-MOST_INDEXER_LOGIT_BYTES = 512 << 20
+MAX_INDEXER_LOGIT_BYTES = 512 << 20
 """Largest number of bytes of an indexer's logits at once; vLLM splits more queries into parts (vllm/envs.py,
 `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB`).
 """
@@ -99,7 +99,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
     def indexer_logits(self, query_count: Number, key_count: Number) -> Tensor:
         """Allocates the logits of all queries that an indexer scores in one call. query_count: over all sequences."""
-        return self.aten.new_tensor((minimum(query_count * key_count, MOST_INDEXER_LOGIT_BYTES // 4),), FLOAT32)
+        return self.aten.new_tensor((minimum(query_count * key_count, MAX_INDEXER_LOGIT_BYTES // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
         batch, key_count = self.tensor_of(operation.input_values[1]).shape[:2]

@@ -21,7 +21,7 @@ from ..parts import (
 )
 from .section import ROTARY_POSITION, patches_per_side, projector, self_attention, vision_section, vision_transformer
 
-LEAST_FRAME_PIXELS, MOST_FRAME_PIXELS = 112 * 112, 9_633_792
+LEAST_FRAME_PIXELS, MAX_FRAME_PIXELS = 112 * 112, 9_633_792
 """Limits of the pixels of all frames in the published `preprocessor_config.json` of GLM-4.5V and GLM-OCR (`size`)."""
 
 
@@ -76,7 +76,7 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
         "type": "smart_resize",
         "merge": config.integer("spatial_merge_size"),
         "min_pixels": LEAST_FRAME_PIXELS,
-        "max_pixels": MOST_FRAME_PIXELS,
+        "max_pixels": MAX_FRAME_PIXELS,
         "frames": config.integer("temporal_patch_size"),
         "enlarge": True,
     }

@@ -9,7 +9,7 @@ from ..config import Config
 from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp
 from .section import patches_per_side, projector, self_attention, vision_section, vision_transformer
 
-MOST_ASPECT_RATIOS = 1000
+MAX_ASPECT_RATIOS = 1000
 """The most aspect ratios of a config that are read."""
 
 
@@ -38,8 +38,8 @@ def _read_mllama(root_config: Config, config: Config, text_hidden_size: int) -> 
 def _aspect_ratio_count(config: Config) -> int:
     """Returns the number of image aspect ratios that have learned vectors."""
     aspect_ratios = config.get("supported_aspect_ratios")
-    if not isinstance(aspect_ratios, list | tuple) or len(aspect_ratios) > MOST_ASPECT_RATIOS:
-        raise config.error("supported_aspect_ratios", aspect_ratios, f"a list of at most {MOST_ASPECT_RATIOS} pairs")
+    if not isinstance(aspect_ratios, list | tuple) or len(aspect_ratios) > MAX_ASPECT_RATIOS:
+        raise config.error("supported_aspect_ratios", aspect_ratios, f"a list of at most {MAX_ASPECT_RATIOS} pairs")
     return len(aspect_ratios)
 
 

@@ -11,7 +11,7 @@ from ..family import field_names
 from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, layer_table, layernorm, mlp, rmsnorm
 from .section import TowerSection, merged_square_side, projector, self_attention, vision_transformer
 
-LEAST_PATCHES, MOST_PATCHES = 1024, 13312
+LEAST_PATCHES, MAX_PATCHES = 1024, 13312
 """The least and the most patches of an image in the processor of Nemotron Omni."""
 
 
@@ -34,7 +34,7 @@ def _read_nemotron(root_config: Config, config: Config, text_hidden_size: int) -
         "type": "patch_grid",
         "merge": merge_size,
         "min_patches": LEAST_PATCHES,
-        "max_patches": MOST_PATCHES,
+        "max_patches": MAX_PATCHES,
     }
     vision_model = {**tower, "image": {**image_resizing, "marks": 2}}
     return {"vision_model": vision_model, "multi_modal_projector": projector(hidden_size, *linear_layers, **merger)}

@@ -117,7 +117,7 @@ def two_layer_projector(root_config: Config, input_width: int, output_width: int
     return projector(input_width, *two_linear_layers(output_width, activation, bias), **projector_fields)
 
 
-MOST_LAYERS_READ = 100
+MAX_LAYERS_READ = 100
 """The most layers of an encoder whose outputs a projector reads."""
 
 
@@ -126,8 +126,8 @@ def layers_of_features(root_config: Config) -> int:
     layers = root_config.get("vision_feature_layer")
     if type(layers) is int:
         return 1
-    if not isinstance(layers, list | tuple) or {*map(type, layers)} != {int} or len(layers) > MOST_LAYERS_READ:
-        raise root_config.error("vision_feature_layer", layers, f"a layer, or a list of at most {MOST_LAYERS_READ}")
+    if not isinstance(layers, list | tuple) or {*map(type, layers)} != {int} or len(layers) > MAX_LAYERS_READ:
+        raise root_config.error("vision_feature_layer", layers, f"a layer, or a list of at most {MAX_LAYERS_READ}")
     return len(layers)
 
 

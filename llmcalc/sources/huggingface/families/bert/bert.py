@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .....components.added_position import LearnedPositions
-from .....components.base import MOST_LAYERS
+from .....components.base import MAX_LAYERS
 from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
@@ -97,8 +97,8 @@ def _read_albert(config: Config) -> Table:
     layers_per_group = config.integer("inner_group_num")
     if group_count > depth:
         raise config.error("num_hidden_groups", group_count, f"at most num_hidden_layers ({depth})")
-    if depth * layers_per_group > MOST_LAYERS:
-        raise config.error("inner_group_num", layers_per_group, f"at most {MOST_LAYERS} layers in all")
+    if depth * layers_per_group > MAX_LAYERS:
+        raise config.error("inner_group_num", layers_per_group, f"at most {MAX_LAYERS} layers in all")
     stack: Table = {**bert_stack(config), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
     if group_count * layers_per_group > 1:
         layer_kinds = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .....components.base import MOST_LAYERS
+from .....components.base import MAX_LAYERS
 from ...config import Config
 from ...dropout import WAV2VEC_DROPOUT
 from ...family import Family
@@ -27,7 +27,7 @@ from .bert import has_pretraining_head
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-MOST_BLOCKS = 8
+MAX_BLOCKS = 8
 
 
 def _read_funnel(config: Config) -> Table:
@@ -63,12 +63,12 @@ def _block_repeats(config: Config) -> list[int]:
     """Returns how many times each layer of a block runs."""
     block_sizes = config.integers("block_sizes")
     block_repeats = [1] * len(block_sizes) if config.get("block_repeats") is None else config.integers("block_repeats")
-    if not 1 <= len(block_sizes) <= MOST_BLOCKS:
-        raise config.error("block_sizes", block_sizes, f"one to {MOST_BLOCKS} numbers")
+    if not 1 <= len(block_sizes) <= MAX_BLOCKS:
+        raise config.error("block_sizes", block_sizes, f"one to {MAX_BLOCKS} numbers")
     if len(block_repeats) != len(block_sizes):
         raise config.error("block_repeats", block_repeats, f"{len(block_sizes)} numbers, as in block_sizes")
-    if sum(count * repeat_count for count, repeat_count in zip(block_sizes, block_repeats, strict=True)) > MOST_LAYERS:
-        raise config.error("block_repeats", block_repeats, f"at most {MOST_LAYERS} layers")
+    if sum(count * repeat_count for count, repeat_count in zip(block_sizes, block_repeats, strict=True)) > MAX_LAYERS:
+        raise config.error("block_repeats", block_repeats, f"at most {MAX_LAYERS} layers")
     return block_repeats
 
 
@@ -147,8 +147,8 @@ FIELD_WRITERS: FieldWriters = {
 
 def _layer_list_paths() -> str:
     """Returns the paths of the layer lists, with and without a decoder, for each number of blocks."""
-    block_paths = [f"encoder.blocks.{block_index}" for block_index in range(MOST_BLOCKS)]
-    block_counts = range(MOST_BLOCKS, 0, -1)
+    block_paths = [f"encoder.blocks.{block_index}" for block_index in range(MAX_BLOCKS)]
+    block_counts = range(MAX_BLOCKS, 0, -1)
     layer_lists = [" + ".join([*block_paths[:block_count], "decoder.layers"]) for block_count in block_counts]
     return " | ".join([*layer_lists, *(" + ".join(block_paths[:block_count]) for block_count in block_counts)])
 

@@ -26,7 +26,7 @@ from ...parts import (
     scores_sequences,
 )
 
-MOST_CONVOLUTIONS = 16
+MAX_CONVOLUTIONS = 16
 """The largest number of convolutions in a stem (`WaveStem.convolutions`)."""
 
 
@@ -122,7 +122,7 @@ def wave_stem(config: Config, hidden_size: int) -> Table:
 MODULES = {
     **{
         f"stem.{node_name}_{i}": f".feature_extractor.conv_layers.{i}.{module_name}"
-        for i in range(MOST_CONVOLUTIONS)
+        for i in range(MAX_CONVOLUTIONS)
         for node_name, module_name in (("conv", "conv"), ("norm", "layer_norm"))
     },
     "stem": "feature_extractor + feature_projection + encoder.pos_conv_embed + masked_spec_embed | "
@@ -133,7 +133,7 @@ MODULES = {
     "stem.position": ".encoder.pos_conv_embed",
     "stem.position.length": "conv.parametrizations.weight.original0",
     "stem.position.conv": "conv - conv.parametrizations.weight.original0",
-    **{f"stem.position.conv_{i}": f"layers.{i}.conv" for i in range(MOST_CONVOLUTIONS)},
+    **{f"stem.position.conv_{i}": f"layers.{i}.conv" for i in range(MAX_CONVOLUTIONS)},
     "embed_norm": "encoder.layer_norm",
     "norm": "encoder.layer_norm",
     "layers": "encoder.layers",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .....components.base import MOST_EXPERTS
+from .....components.base import MAX_EXPERTS
 from ...config import Config
 from ...family import Family, field_names, module_names
 from ...parts import (
@@ -114,7 +114,7 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
     lacks_shared_experts = model_type == BAIDU_MODEL_TYPE and not config.has("moe_num_shared_experts")
     shared_expert_count = 0 if lacks_shared_experts else config.count("moe_num_shared_experts")
     experts = moe(
-        _text_expert_number(config, "num_experts", MOST_EXPERTS)
+        _text_expert_number(config, "num_experts", MAX_EXPERTS)
         if config.has_list("num_experts")
         else config.integer("num_experts"),
         config.integer("num_experts_per_tok"),

@@ -15,7 +15,7 @@ from ...parts import Table, decoder, layer_table, rmsnorm
 FEWEST_PROMPTS = 3
 """The least number of prompts, because the class reads the third prompt."""
 
-MOST_SEGMENTS = 2**20
+MAX_SEGMENTS = 2**20
 """The largest number of segments."""
 
 
@@ -23,9 +23,9 @@ def _read_cpmant(config: Config) -> Table:
     norm = rmsnorm(config.number("eps"))
     heads = config.integer("num_attention_heads")
     segment_type_count = config.integer("segment_types")
-    if segment_type_count > MOST_SEGMENTS:
+    if segment_type_count > MAX_SEGMENTS:
         raise config.error(
-            "segment_types", segment_type_count, f"at most {MOST_SEGMENTS}, as its table has a row for each pair"
+            "segment_types", segment_type_count, f"at most {MAX_SEGMENTS}, as its table has a row for each pair"
         )
     prompt_count = config.integer("prompt_types")
     if prompt_count < FEWEST_PROMPTS:

@@ -8,8 +8,8 @@ transformers: models/hrm_text.
 
 from __future__ import annotations
 
-from .....components.base import MOST_LAYERS
-from .....components.stack import MOST_VARIANTS
+from .....components.base import MAX_LAYERS
+from .....components.stack import MAX_VARIANTS
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO_BIASES, Table, attention, biases, decoder, glu, layer_table, rmsnorm
@@ -18,8 +18,8 @@ from ...parts import QKVO_BIASES, Table, attention, biases, decoder, glu, layer_
 def _read_hrm_text(config: Config) -> Table:
     high_level_cycles, low_level_cycles = config.integer("H_cycles"), config.integer("L_cycles")
     depth = config.optional_integer("num_layers_per_stack") or config.integer("num_hidden_layers")
-    if 2 * depth > MOST_VARIANTS or depth * high_level_cycles * (low_level_cycles + 1) > MOST_LAYERS:
-        raise config.error("num_hidden_layers", depth, f"at most {MOST_VARIANTS // 2} layers of each stack")
+    if 2 * depth > MAX_VARIANTS or depth * high_level_cycles * (low_level_cycles + 1) > MAX_LAYERS:
+        raise config.error("num_hidden_layers", depth, f"at most {MAX_VARIANTS // 2} layers of each stack")
     norm, has_bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
     output_gate = {"per": "element", "bias": has_bias}
     mixer = attention(config, num_key_value_heads=None, output_gate=output_gate, **biases(has_bias, *QKVO_BIASES))

@@ -5,12 +5,12 @@ Xiao 2023 (arXiv:2311.06242, §4.1). transformers: models/florence2; modeling_fl
 
 from __future__ import annotations
 
-from .....components.towers.davit import MOST_STAGES
+from .....components.towers.davit import MAX_STAGES
 from ...family import Family
 
 MODULES = {
-    **{f"towers.embedding_{stage_index}": f"convs.{stage_index}" for stage_index in range(MOST_STAGES)},
-    **{f"towers.layers_{stage_index}": f"blocks.{stage_index}" for stage_index in range(MOST_STAGES)},
+    **{f"towers.embedding_{stage_index}": f"convs.{stage_index}" for stage_index in range(MAX_STAGES)},
+    **{f"towers.layers_{stage_index}": f"blocks.{stage_index}" for stage_index in range(MAX_STAGES)},
     "towers.window_block": "spatial_block",
     "towers.self_attn": "window_attn | channel_attn",
     "towers.o_proj": "proj",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 KIND_BY_LAYER_TYPE = {"linear_attention": "linear", "indexed_attention": "full", "full_attention": "full"}
 
-MOST_TABLES, LARGEST_TABLE = 256, 2**32
+MAX_TABLES, LARGEST_TABLE = 256, 2**32
 """Largest number of table rows that a token looks up, and largest table of a layer; both bound a search for primes."""
 
 
@@ -121,9 +121,9 @@ def _ngram_inputs(config: Config, norm: Table, stream_count: int) -> dict[int, T
         raise config.error("ple_layer_ids", layer_numbers, "numbers of layers, from 1 to num_hidden_layers")
     if heads < 1 or ngram_width % heads:
         raise config.error("ple_embed_dim", ngram_width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")
-    if heads * len(layer_numbers) > MOST_TABLES or least_prime > LARGEST_TABLE:
+    if heads * len(layer_numbers) > MAX_TABLES or least_prime > LARGEST_TABLE:
         raise config.error(
-            "ngram_vocab_size_base", least_prime, f"at most {LARGEST_TABLE}, and {MOST_TABLES} hashed heads"
+            "ngram_vocab_size_base", least_prime, f"at most {LARGEST_TABLE}, and {MAX_TABLES} hashed heads"
         )
     table_primes = list(islice(filter(_is_prime, count(least_prime)), heads * len(layer_numbers)))
     ngram_inputs = {}

@@ -15,7 +15,7 @@ from ...family import Quirks
 from ...parts import Table
 from ..deepseek import longcat_flash
 
-MOST_TABLES = 64
+MAX_TABLES = 64
 
 
 def _read_longcat_flash_ngram(config: Config) -> Table:
@@ -26,8 +26,8 @@ def _read_longcat_flash_ngram(config: Config) -> Table:
     model_fields = longcat_flash.read_longcat_flash(config)
     hidden_size, longest_ngram = config.integer("hidden_size"), config.integer("emb_neighbor_num")
     table_count = config.integer("emb_split_num") * (longest_ngram - 1)
-    if not 1 <= table_count <= MOST_TABLES:
-        raise config.error("emb_neighbor_num", longest_ngram, f"2 or more, and 1 to {MOST_TABLES} tables of n-grams")
+    if not 1 <= table_count <= MAX_TABLES:
+        raise config.error("emb_neighbor_num", longest_ngram, f"2 or more, and 1 to {MAX_TABLES} tables of n-grams")
     ngram_rows = config.integer("ngram_vocab_size_ratio") * config.integer("vocab_size")
     if ngram_rows + 2 * table_count > LARGEST_SIZE:
         raise config.field_error("ngram_vocab_size_ratio", f"tables of at most {LARGEST_SIZE} rows")

@@ -10,8 +10,8 @@ Sources: the modeling files in `Family.source`.
 
 from __future__ import annotations
 
-from .....components.base import MOST_LAYERS
-from .....components.stack import MOST_VARIANTS
+from .....components.base import MAX_LAYERS
+from .....components.stack import MAX_VARIANTS
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
@@ -83,8 +83,8 @@ def _read_loopcoder(config: Config) -> Table:
 def _looped_stack(config: Config, loop_count: int) -> Table:
     """Returns a stack that runs all layers in each of `loop_count` loops with the same parameters."""
     depth = config.integer("num_hidden_layers")
-    if depth > MOST_VARIANTS or depth * loop_count > MOST_LAYERS:
-        raise config.error("num_hidden_layers", depth, f"at most {MOST_VARIANTS} layers")
+    if depth > MAX_VARIANTS or depth * loop_count > MAX_LAYERS:
+        raise config.error("num_hidden_layers", depth, f"at most {MAX_VARIANTS} layers")
     if depth == 1:
         return {"num_hidden_layers": loop_count, "shared_layers": ["block"]}
     layer_kinds = [f"layer_{layer_index}" for layer_index in range(depth)]
