@@ -356,7 +356,7 @@ def _unknown_target_error(model_target: str) -> str:
         )
     if UNPUBLISHED_MODEL.fullmatch(model_target):
         return (
-            f"'{model_target}': its maker publishes no size or architecture, so that nothing can be counted; expected "
+            f"'{model_target}': its maker publishes no size or config, so that nothing can be counted; expected "
             "a model with a published config (llmcalc presets lists all)"
         )
     if model_target in ("mtp", "ngram"):

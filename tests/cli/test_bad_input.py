@@ -333,7 +333,7 @@ USAGE = {
     "params llama3-8b -o json": "--output: json is a format; expected --format json, or a file such as answer.json",
     "fit llama-70b": "Did you mean llama3.3-70b, llama3.1-70b, llama3-70b?",
     "params deepseek": "Did you mean deepseek-v",  # the newest, not the shortest name
-    "params gpt-4o": "'gpt-4o': its maker publishes no size or architecture",
+    "params gpt-4o": "'gpt-4o': its maker publishes no size or config",
     "memory llama3-8b --engine vllm --hardware 3x3090": "--hardware 3x3090: --tensor-parallel-size 3: does not divide",
     "memory llama3-8b --hardware 4x780m": "--hardware: 780m: a GPU in a processor",
     "params qwen1.5": "Did you mean qwen1.5-4b, qwen1.5-7b, qwen1.5-14b?",
