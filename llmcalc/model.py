@@ -338,7 +338,7 @@ class ModelSpec(Part):
         return self.embedding_size if scores_every_token and is_projected_back else None
 
     def tree(self) -> Node:
-        """The tree of the model's modules and operations, derived from the program, over which counts are summed."""
+        """The tree of the model's modules and operations, built from recorded operations; counts are sums over it."""
         return self.recorded_tree
 
     @cached_property

@@ -58,7 +58,7 @@ class TargetOptions(NamedTuple):
         return bool(self.overrides or self.head)
 
     def load(self, target: str, included_parts: frozenset[str] = frozenset()) -> Preset:
-        """Reads a model; the notes of reading it, and included components that it lacks, are printed to stderr."""
+        """Reads a model; prints to stderr its notes, and the components of `--include` that the model lacks."""
         from ..sources.target import load
 
         preset = load(target, tuple(self.overrides or ()), self.head, self.allow_unknown)

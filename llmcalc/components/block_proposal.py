@@ -95,7 +95,7 @@ class Proposal(OutputPart):
                 "gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank_axis), "silu"), draft_vocab
             )
         if self.selector_rank is not None:
-            self._pair_scores(recorder, x, vocab, draft_vocab)
+            self._record_pair_scores(recorder, x, vocab, draft_vocab)
         if self.confidence:
             confidence_input = x
             if self.confidence_reads_token and token_embedding is not None:
@@ -107,7 +107,7 @@ class Proposal(OutputPart):
             recorder.linear("state_proj", x, Axis("state", self.state_size))
         return x
 
-    def _pair_scores(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis) -> None:
+    def _record_pair_scores(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis) -> None:
         """Records the scores of token pairs: a position's best tokens with the previous position's best tokens."""
         rank_axis, candidate_axis = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
         candidate_rows = MultipliedRows(source_rows=LOGITS, rows_per_source=self.selector_top_k)

@@ -35,7 +35,10 @@ class DraftHeads(Part):
     num_heads: int = Field(ge=1, le=64, strict=True)
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis, rows: Rows) -> Value:
-        """Records the operations of all heads. x: hidden states. vocab, draft_vocab: axes of tokens read, proposed."""
+        """Records the operations of all heads. x: hidden states.
+
+        vocab: the axis of the input tokens' vocabulary. draft_vocab: that of the vocabulary from which heads propose.
+        """
         logits = self._record_logits(recorder, x.view(*x.axes, new_rows=rows), vocab, draft_vocab)
         if len(logits) == 1:
             return logits[0]

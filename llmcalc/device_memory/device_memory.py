@@ -293,7 +293,7 @@ class CountedRun:
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
         self.repeating_stacks: list[int] = [index for index, stack in enumerate(self.stacks) if stack.is_extrapolated]
         self.repeat_analyses: list[RepeatAnalysis] = self._record_events(record_replay)
-        layer_limit = MAX_LAYERS_IN_SEARCH if cuda_runtime.is_search_candidate else MAX_REPLAYED_LAYERS
+        layer_limit = MAX_LAYERS_IN_SEARCH if cuda_runtime.is_run_of_search else MAX_REPLAYED_LAYERS
         self.replays_all_layers: bool = (
             not self.repeating_stacks or sum(layer_stack.layer_count for layer_stack in self.stacks) <= layer_limit
         )

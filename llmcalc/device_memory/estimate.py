@@ -288,7 +288,7 @@ class Memory:
         runtime_key = (
             cuda_runtime.workspace_bytes,
             cuda_runtime.has_expandable_segments,
-            cuda_runtime.is_search_candidate,
+            cuda_runtime.is_run_of_search,
         )
         if not isinstance(self.spec, RankModel):
             size_types = [(type(pass_config.batch), type(pass_config.seq)) for pass_config in pass_configs]

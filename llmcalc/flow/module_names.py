@@ -310,7 +310,7 @@ class _LayerNames(NamedTuple):
             else self.layer_numbers.get(layer_index, layer_index)
         )
         layer_names = [_layer_name(list_name, layer_number, len(self.layer_numbers)) for list_name in self.list_names]
-        full_names = tuple(f"{root_name}{list_name}" for root_name in self.stack_prefixes for list_name in layer_names)
+        full_names = tuple(f"{prefix}{list_name}" for prefix in self.stack_prefixes for list_name in layer_names)
         return (
             (*full_names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}")
             if self.are_predictors

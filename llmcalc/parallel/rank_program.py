@@ -463,7 +463,7 @@ def _is_function_boundary(scope_item: ProgramItem) -> bool:
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | RankChunks | None = None) -> RankFlow:
-    """Returns a newly recorded program of one rank of a layout.
+    """Records the operations and messages that one rank of a layout runs, and returns them.
 
     stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.

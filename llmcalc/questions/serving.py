@@ -81,10 +81,10 @@ def with_assumed_request(preset: Preset, options: RequestOptions) -> tuple[Reque
 
     if isinstance(options, ServeOptions) and options.trace is not None:
         return options, [], ""
-    positions = learned_positions(preset.model) or LARGEST_COUNT
+    max_positions = learned_positions(preset.model) or LARGEST_COUNT
     output = OUTPUT_TOKENS if options.output is None else options.output
-    is_too_long = options.input is None and output < positions < SHORT_CONTEXT + output
-    request_tokens = {"input": positions - output if is_too_long else SHORT_CONTEXT, "output": OUTPUT_TOKENS}
+    is_too_long = options.input is None and output < max_positions < SHORT_CONTEXT + output
+    request_tokens = {"input": max_positions - output if is_too_long else SHORT_CONTEXT, "output": OUTPUT_TOKENS}
     assumed_tokens: dict[str, Any] = {
         field: tokens for field, tokens in request_tokens.items() if getattr(options, field) is None
     }

@@ -302,8 +302,8 @@ def cluster_data(
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """
     layers = _layers_by_stage(cluster)
-    device_values = device_data(cluster.device_rank.device)
-    peak_values = device_data(cluster.peak_rank.device)
+    device_rank_data = device_data(cluster.device_rank.device)
+    peak_rank_data = device_data(cluster.peak_rank.device)
     workload, execution = workload_data(cluster.memory), execution_data(cluster.memory, cluster.attention)
     if cluster.trains:
         framework_data = cluster.framework.document_values(cluster.run)
@@ -317,8 +317,8 @@ def cluster_data(
         "framework": {"name": cluster.framework.name, "version": cluster.version or None},
         "launch": None if launched_run is None else launched_run.json_data(),
         "memory": {
-            **peak_values,
-            **{data_key: device_values[data_key] for data_key in ("reserved_bytes", "device_bytes", "terms")},
+            **peak_rank_data,
+            **{data_key: device_rank_data[data_key] for data_key in ("reserved_bytes", "device_bytes", "terms")},
             "reserved_band": None if cluster.reserved_range is None else list(cluster.reserved_range),
             "peak_rank": cluster.peak_rank.rank,
             "device_rank": cluster.device_rank.rank,

@@ -221,7 +221,7 @@ def _comparison_notes(plan: LayoutPlan) -> list[str]:
 
 
 def micro_batch_notes(plan: LayoutPlan) -> list[str]:
-    """Returns a note on longer micro-batches, whose layouts are not listed, if the fastest of them is faster."""
+    """Returns a note if a layout with larger micro-batches, which the table leaves out, is faster than the table's."""
     longer = plan.longer_micro_batches
     if longer is None or longer.candidate is None or longer.time_range is None:
         return []

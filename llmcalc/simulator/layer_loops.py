@@ -87,7 +87,7 @@ class LayerStack:
         )
 
     def repeats_of_layer_types(self, pattern_repeats: int) -> int:
-        """Returns the number of repeats of the shorter pattern of layer types for repeats of this stack's pattern."""
+        """Converts a number of repeats of this stack's pattern to repeats of the shortest pattern of layer types."""
         return pattern_repeats * self.pattern_multiple + self.remaining_repeats
 
     @property

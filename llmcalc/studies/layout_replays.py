@@ -91,9 +91,10 @@ def _largest_replay(
     ranks: Sequence[int],
     replay_rank: Callable[[int], RankReplay],
 ) -> ReplayedLayout:
-    """Returns the replay of a layout's largest rank; ranks that surely need less are left out.
+    """Replays the ranks of a layout that may need the most memory, and returns the largest replay.
 
-    ranks: those that may need the most. replay_rank: rank → its replay. Work before an error is counted.
+    ranks: those that may need the most; left out are those that surely need no more than a replayed one.
+    replay_rank: rank → its replay. Work before an error is counted.
     """
     layout, first_stage = replay_task.run.layout, replay_task.first_stage
     replays: dict[int, RankReplay] = {}

@@ -76,7 +76,7 @@ class DisaggregatedServer:
 
     @property
     def replicas(self) -> int:
-        """The number of replicas: for prompts and for decoding."""
+        """The number of all replicas: those for prompts plus those for decoding."""
         return self.prefill_replicas + self.decode_replicas
 
     @cached_property

@@ -28,7 +28,7 @@ MAX_NEIGHBOURS, MAX_HASHES, MAX_DIRECTIONS = 64, 64, 2**20
 
 
 class ChunkedAttention(MultiHeadMixer):
-    """Attention of each chunk of tokens to the same and neighbouring chunks, or of a single chunk to all tokens.
+    """Attention of each chunk of tokens to itself and its neighbours; a sequence of a single chunk has full attention.
 
     num_attention_heads: the number of heads.
     head_dim: the size of a head.

@@ -133,7 +133,7 @@ class SharedEntryAttention(EntryAttention):
         if self.entries_shared:
             kv_entries = recorder.value_of_lower_layer("entries", x, lower_layer_values.get("entries"), head_dim)
         else:
-            latent, kv_entries = self._latent_and_entries(recorder, x, head_dim, rope)
+            latent, kv_entries = self._compressed_entries(recorder, x, head_dim, rope)
             lower_layer_values["entries"] = kv_entries
             recorder.hold(latent=latent)
             recorder.keep(entries=kv_entries)
@@ -152,7 +152,7 @@ class SharedEntryAttention(EntryAttention):
         recorder.hold(chosen=selected_entries)
         return recorder.among(visible_entries, selected_entries, kv_entries)
 
-    def _latent_and_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> tuple[Value, Value]:
+    def _compressed_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new compressed entries before RoPE, and all cached and new entries after RoPE."""
         assert self.compress_rate is not None
         rate_axis = Axis("rate", self.compress_rate)

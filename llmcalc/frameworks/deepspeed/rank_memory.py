@@ -148,7 +148,7 @@ def _replay_on_allocator(
     replayed_rank: ReplayedRank | None = stored_runs.pop(rank_key, None)  # by the other kind of allocator
     if replayed_rank is None:
         replayed_rank = replay_zero(training_run, memory_meter)
-        if not cuda_runtime.is_search_candidate:
+        if not cuda_runtime.is_run_of_search:
             stored_runs[rank_key] = replayed_rank
     counted_steps, host_memory = replayed_rank
     replay_result = counted_steps.result_on_allocator(cuda_runtime.has_expandable_segments)

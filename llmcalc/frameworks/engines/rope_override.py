@@ -36,10 +36,10 @@ CLASSIFIER_FIELDS = ("classifier_from_token", "is_original_qwen3_reranker", "met
 
 def has_score_class(flags: Mapping[str, Any]) -> bool:
     """Whether a flag sets `architectures` to a classifier or reward model, such as Qwen3ForSequenceClassification."""
-    return _are_score_classes((flags.get("hf_overrides") or {}).get("architectures"))
+    return _are_classifier_classes((flags.get("hf_overrides") or {}).get("architectures"))
 
 
-def _are_score_classes(class_names: Any) -> bool:
+def _are_classifier_classes(class_names: Any) -> bool:
     """Whether class names belong to classifiers or reward models, which output scores instead of logits."""
     return (
         isinstance(class_names, list)
@@ -80,7 +80,7 @@ def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) ->
     rope_parameters: Mapping[str, Any] | None = None
     for field_name, field_value in all_fields.items():
         is_for_classifier = flag_name == CLASS_OVERRIDE_FLAG and (
-            field_name in CLASSIFIER_FIELDS or (field_name == "architectures" and _are_score_classes(field_value))
+            field_name in CLASSIFIER_FIELDS or (field_name == "architectures" and _are_classifier_classes(field_value))
         )
         if field_name == "rope_theta" or is_for_classifier:
             continue

@@ -90,7 +90,7 @@ def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: 
     return fitting_value
 
 
-def fewest_host_experts(server: GgmlServer) -> int | None:
+def fewest_host_expert_layers(server: GgmlServer) -> int | None:
     """Returns the least -ncmoe (number of layers with experts on the host) with which the rest fits on the GPUs."""
     layer_count = len(server.model.layers)
     if not any(layer.expert_count for layer in server.model.layers):
@@ -141,9 +141,9 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{typed_layer_flag}-c {fitting_context}", layer_flags | {"ctx_size": fitting_context}
     if not server.devices:
         return
-    host_experts = fewest_host_experts(server)
-    if host_experts:
-        yield f"{typed_layer_flag}-ncmoe {host_experts}", layer_flags | {"n_cpu_moe": host_experts}
+    host_expert_layers = fewest_host_expert_layers(server)
+    if host_expert_layers:
+        yield f"{typed_layer_flag}-ncmoe {host_expert_layers}", layer_flags | {"n_cpu_moe": host_expert_layers}
     gpu_layers = most_layers(server)
     if gpu_layers is not None and gpu_layers <= len(server.model.layers):
         yield f"-ngl {gpu_layers}", {"n_gpu_layers": gpu_layers}
@@ -188,8 +188,8 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
             flag_sets.append(
                 flag_sets[0] | {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
             )
-        host_experts = fewest_host_experts(server) if server.devices else None
-        flag_sets += [flag_sets[0] | {"n_cpu_moe": host_experts}] if host_experts else []
+        host_expert_layers = fewest_host_expert_layers(server) if server.devices else None
+        flag_sets += [flag_sets[0] | {"n_cpu_moe": host_expert_layers}] if host_expert_layers else []
         gpu_layers = most_layers(server) if server.devices else None
         flag_sets += [{"n_gpu_layers": gpu_layers}] if gpu_layers is not None else []
     for trial_flags in flag_sets:

@@ -319,7 +319,7 @@ class WordReader:
         return text_match[0], False
 
     def read_expansion(self) -> str:
-        """Reads an expansion at a dollar sign or a backquote, and returns its text, whose length counts as work."""
+        """Returns the text of an expansion at a dollar sign or a backquote; its length is part of the counted work."""
         expanded_text = self.expand_dollar()
         self.count_work(len(expanded_text))
         return expanded_text

@@ -81,13 +81,13 @@ def replay_rank_on_allocator(
     rank_setup: RankSetup,
     has_expandable_segments: bool,
     recorded_ranks: RecordedRanks,
-    is_search_candidate: bool = False,
+    is_run_of_search: bool = False,
 ) -> ReplayResult:
     """Replays recorded passes of a rank on the caching allocator, which gives the same result as running all passes.
 
     has_expandable_segments: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
-    is_search_candidate: as in `CudaRuntime`; then the steps are not stored for the other allocator.
+    is_run_of_search: as in `CudaRuntime`; then the steps are not stored for the other allocator.
     """
     stage_number = rank_setup.layout.coordinates(rank_setup.rank).pp
     cache_key = passes_key(RankRun(rank_setup, EventMeter()))
@@ -99,7 +99,7 @@ def replay_rank_on_allocator(
         recorded_ranks[cache_key] = record_rank(rank_setup) if is_recorded else RecordedRank(None, (), ())
     recorded_rank = recorded_ranks[cache_key]
     if (stage_number, has_expandable_segments) not in recorded_rank.replay_results:
-        stores_steps = rank_setup.layout.pp == 1 and not is_search_candidate
+        stores_steps = rank_setup.layout.pp == 1 and not is_run_of_search
         recorded_rank.replay_results[stage_number, has_expandable_segments] = _replay_rank(
             rank_setup, has_expandable_segments, recorded_rank, stores_steps
         )

@@ -26,7 +26,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     rank_setup = RankSetup(spec, training_config, training_run.layout, rank, cuda_runtime.workspace_bytes)
     recorded_ranks = training_run.recorded_ranks(cuda_runtime)
     replay_result = replay_rank_on_allocator(
-        rank_setup, cuda_runtime.has_expandable_segments, recorded_ranks, cuda_runtime.is_search_candidate
+        rank_setup, cuda_runtime.has_expandable_segments, recorded_ranks, cuda_runtime.is_run_of_search
     )
     citation = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     tensors_term = MemoryTerm("tensors", 0, "source", citation, TORCH_VERSION)

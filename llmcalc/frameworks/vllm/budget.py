@@ -49,7 +49,7 @@ from .expert_exchange import (
     SENDS_WHOLE_STEPS_FROM,
     WHOLE_EXPERT_STEPS_FROM,
     WITHOUT_BACKEND_VARIABLE_FROM,
-    assumes_workspace_widths,
+    assumes_expert_workspace_widths,
     balancing_bytes,
     exchange_buffer_bytes,
     expert_chunk_tokens,
@@ -163,7 +163,7 @@ class VLLMServer(VLLMSettings):
             ),
             shares_workspaces=shares_workspaces(self.version_numbers, weight_kernels),
             keeps_workspaces=keeps_workspaces(self.flags, self.version_numbers, weight_kernels, compute_capability),
-            assumes_workspace_widths=assumes_workspace_widths(
+            assumes_expert_workspace_widths=assumes_expert_workspace_widths(
                 self.flags, self.version_numbers, weight_kernels, compute_capability
             ),
         )

@@ -257,7 +257,7 @@ def keeps_workspaces(
     )
 
 
-def assumes_workspace_widths(
+def assumes_expert_workspace_widths(
     flags: Mapping[str, Any],
     version_numbers: tuple[int, ...],
     weight_kernels: frozenset[str],

@@ -55,7 +55,7 @@ class ProfileRun(NamedTuple):
     keeps_routed_copies: whether the experts keep shuffled results beside their workspaces.
     shares_workspaces: whether all layers share the experts' workspaces, which then have their kernels' sizes.
     keeps_workspaces: whether these stay allocated after the layers.
-    assumes_workspace_widths: whether the experts' kernels are others than Triton's, whose widths are assumed.
+    assumes_expert_workspace_widths: whether the experts' kernels are others than Triton's, whose widths are assumed.
     """
 
     tokens: int
@@ -75,11 +75,11 @@ class ProfileRun(NamedTuple):
     keeps_routed_copies: bool = False
     shares_workspaces: bool = False
     keeps_workspaces: bool = False
-    assumes_workspace_widths: bool = False
+    assumes_expert_workspace_widths: bool = False
 
     def assumes_expert_widths(self, engine_rank: EngineRank) -> bool:
         """Whether the rank has experts whose workspace widths are unknown, and assumed to be those of other kernels."""
-        return self.assumes_workspace_widths and engine_rank.widest_networks[2] is not None
+        return self.assumes_expert_workspace_widths and engine_rank.widest_networks[2] is not None
 
     def has_assumed_sizes(self, engine_rank: EngineRank) -> bool:
         """Whether a size is assumed, not read from vLLM's source: workspace, compilation, or experts' widths."""

@@ -87,9 +87,9 @@ class ElementwiseOperations(ViewOperations):
         """Squares each element. Any other constant power allocates the same bytes."""
 
         def backward(output_gradient: Tensor, _: NeedsInputGrad, x: Tensor) -> Sequence[OptionalGradient]:
-            base_power = self.new_like(x)
-            doubled_power = self.new_like(base_power)
-            return (self.new_like(output_gradient, doubled_power),)
+            lower_power = self.new_like(x)  # x^(n - 1)
+            derivative = self.new_like(lower_power)  # n x^(n - 1)
+            return (self.new_like(output_gradient, derivative),)
 
         return record(self.graph, "pow", (x,), lambda: self.new_like(x), backward, x)
 

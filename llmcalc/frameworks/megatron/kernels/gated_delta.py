@@ -17,7 +17,7 @@ from ....simulator.aten import Aten
 from ....simulator.autograd import record
 from ....simulator.published import fla
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, NeedsInputGrad, OptionalGradient, Tensor
-from .lowering import Gradients, SavedTensors, steps_by_name
+from .lowering import Gradients, SavedTensors, operations_by_name
 from .mamba import MambaKernels
 
 CHUNK_TOKENS = 64
@@ -52,7 +52,7 @@ class DeltaKernels(MambaKernels):
         """Runs the Gated DeltaNet mixer: projection, convolution, delta rule, gated norm (`GatedDeltaNet.forward`)."""
         aten, delta_op, batch = self.aten, delta_step.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)
-        named_steps = steps_by_name(module_scope)
+        named_steps = operations_by_name(module_scope)
         projection_widths = [named_steps[name].output_values[0].width for name in FUSED_PROJECTIONS]
         query_projection = named_steps[FUSED_PROJECTIONS[0]]
         input_value = query_projection.input_values[0]

@@ -54,7 +54,7 @@ LINEAR_ROLES = ("column", "row", "matrix", "expert")
 """Roles of the weights of linear layers."""
 
 
-def steps_by_name(module_scope: ModuleScope) -> dict[str, Step]:
+def operations_by_name(module_scope: ModuleScope) -> dict[str, Step]:
     """Returns name → operation, for the named operations of a module outside its submodules."""
     return {step.name: step for step in module_scope.items if isinstance(step, Step) and step.name}
 

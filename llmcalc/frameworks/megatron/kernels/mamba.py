@@ -14,7 +14,7 @@ from ....parallel.layout import ImpossibleLayout
 from ....simulator.published import mamba_ssm
 from ....simulator.strides import Shape
 from ....simulator.tensor import FLOAT32, Tensor
-from .lowering import steps_by_name
+from .lowering import operations_by_name
 from .mla import LatentAttentionKernels
 
 
@@ -34,7 +34,7 @@ class MambaKernels(LatentAttentionKernels):
         """Runs Megatron-Core's Mamba-2 mixer: projection, convolution, scan, gate and norm (`_ssm_training`)."""
         aten, scan_op = self.aten, scan_step.op
         assert isinstance(scan_op, ChunkedScan)
-        named_operations = steps_by_name(module_scope)
+        named_operations = operations_by_name(module_scope)
         input_projection = named_operations["in_proj"]
         output_projection = named_operations["out_proj"]
         convolution_step = named_operations["conv1d"]

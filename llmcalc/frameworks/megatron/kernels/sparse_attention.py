@@ -19,7 +19,7 @@ from ....simulator.aten import Aten
 from ....simulator.autograd import record
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, NeedsInputGrad, Tensor
 from .fp8 import Fp8Kernels
-from .lowering import Gradients, SavedTensors, steps_by_name
+from .lowering import Gradients, SavedTensors, operations_by_name
 
 ROWS_SCATTERED_AT_ONCE = 256
 """Number of rows of the key selection that are scattered at once (dsa_masking.py, `scatter_topk_into_index_mask`)."""
@@ -42,7 +42,7 @@ class SparseAttentionKernels(Fp8Kernels):
 
     def _run_absorbed_attention(self, module_scope: ModuleScope, indexer_scope: ModuleScope) -> None:
         """Runs latent attention with absorbed projections and an indexer (`AbsorbedMLASelfAttention.forward`)."""
-        aten, named_operations = self.aten, steps_by_name(module_scope)
+        aten, named_operations = self.aten, operations_by_name(module_scope)
         if "q_a_proj" not in named_operations:
             raise self.unsupported("no kernels for an indexer of attention without latents")
         query_down, query_up, kv_down, output_projection = (
@@ -183,7 +183,7 @@ class SparseAttentionKernels(Fp8Kernels):
         self, module_scope: ModuleScope, x: Tensor, query_latent: Tensor, token_shape: tuple[Number, Number]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the indexer's queries, keys and weight per head (`DSAIndexer.forward_before_topk`)."""
-        aten, named_operations = self.aten, steps_by_name(module_scope)
+        aten, named_operations = self.aten, operations_by_name(module_scope)
         heads, head_dim = (axis.size for axis in named_operations["q_proj"].output_values[0].axes)
         normed_key_value = named_operations["k_norm"].output_values[0]
         rope_step = next(

@@ -14,25 +14,27 @@ OpClass = TypeVar("OpClass", bound=Op)
 class ModuleSteps:
     """Finds a module's operations by name, without submodules; of alternative branches it has the first.
 
-    steps_by_name: name → step. activation_names: the names of its activations, in their order.
+    operations_by_name: name → step. activation_names: the names of its activations, in their order.
     """
 
     def __init__(self, module_scope: ModuleScope) -> None:
         self.steps: list[Step] = list(module_steps(module_scope))
-        self.steps_by_name: dict[str, Step] = {operation.name: operation for operation in self.steps if operation.name}
+        self.operations_by_name: dict[str, Step] = {
+            operation.name: operation for operation in self.steps if operation.name
+        }
         self.activation_names: list[str] = [
             operation.options["kind"] for operation in self.steps if operation.verb == "act"
         ]
 
     def __contains__(self, step_name: str) -> bool:
-        return step_name in self.steps_by_name
+        return step_name in self.operations_by_name
 
     def __getitem__(self, step_name: str) -> Step:
-        return self.steps_by_name[step_name]
+        return self.operations_by_name[step_name]
 
     def op(self, step_name: str, op_class: type[OpClass]) -> OpClass:
         """Returns the op (the primitive with its arithmetic) of a named operation. op_class: its expected class."""
-        op = self.steps_by_name[step_name].op
+        op = self.operations_by_name[step_name].op
         assert isinstance(op, op_class)
         return op
 

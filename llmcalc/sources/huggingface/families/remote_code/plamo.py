@@ -65,7 +65,7 @@ def _read_plamo2(config: Config) -> Table:
 
 
 def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -> bool:
-    """Whether a layer has a state-space mixer: all but one layer of each period, or all but the last of few layers."""
+    """Whether a layer is a state-space mixer: all but one layer per period; in a shallow model all but the last."""
     if not config.flag("mamba_enabled"):
         return False
     if mamba_period < 2:
