@@ -341,7 +341,7 @@ class CostOptions:
     requests: Annotated[
         int | None,
         common_setting(
-            "Requests to serve (1M), by default with the tokens that serve assumes.",
+            "Requests to serve (1M), of serve's default lengths.",
             parse_value=_parse_count,
             metavar="N",
         ),

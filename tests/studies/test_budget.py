@@ -176,7 +176,7 @@ def test_a_wrong_bound_is_refused(text: str, message: str, tmp_path: Path, run: 
     [
         ("", "no model; expected tables [[model]]"),
         ('[[model]]\nparams = "8B"\n', "model.0.target: required field is missing"),
-        ('[[model]]\ntarget = "gpt3.5"\nparams = 1\n', "no preset, file or hub id called 'gpt3.5'"),
+        ('[[model]]\ntarget = "gpt2x"\nparams = 1\n', "no preset, file or hub id called 'gpt2x'"),
         ("[[model]\n", "not valid TOML"),
         ('[[model]]\ntarget = "gpt2"\nparams = 1\n[other]\n', "other: unknown field"),
         ('[[model]]\ntarget = "gpt2"\n', "bounds: none; expected one or more of params"),

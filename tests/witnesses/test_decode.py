@@ -183,6 +183,7 @@ ENCODERS = {
     ),
     *("nomic_bert", "nystromformer", "openai_privacy_filter", "perceiver", "squeezebert", "tapas", "ultrabert", "xlm"),
     *("embedding_gemma2_text", "xlm-roberta", "xlnet", "yoso"),
+    *("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio"),
 }
 """Families of encoder-only models or classifiers, which do not decode."""
 LIMITS = ("window", "chunk", "selected", "limit", "chosen", "keys")

@@ -55,10 +55,11 @@ LAST_OR_TIED = {
     "ultrabert",
     "zamba",
     "zamba2",
+    *("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio"),
 }
 """Families in which `get_keys_to_not_convert` excludes the module of the last parameter or shared modules: here the
-last linear layer of the model, a projection and its transpose, or shared blocks. Of SigLIP's last layer it excludes
-`head.bias`, and so not the layer.
+last linear layer of the model, a projection and its transpose, or shared blocks. Of SigLIP's and wav2vec 2.0's last
+layer it excludes the bias (`head.bias`, `lm_head.bias`), and so not the layer.
 """
 
 BESIDE = {"esm", "git", "idefics", "layoutlmv3", "t5gemma2"}

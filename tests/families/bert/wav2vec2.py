@@ -37,6 +37,8 @@ SHAPES = {
         {"model_type": "data2vec-audio", **SMALL, "num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 5},
         {"model_type": "data2vec-audio", **SMALL, "num_conv_pos_embeddings": 3, "conv_pos_kernel_size": 4},
     ],
-    "UniSpeechForCTC": [{"model_type": "unispeech", **SMALL}],
-    "UniSpeechSatForCTC": [{"model_type": "unispeech-sat", **SMALL}],
+    **{
+        class_name: [{"model_type": model_type, **SMALL}, {"model_type": model_type, **SMALL, **STABLE}]
+        for class_name, model_type in (("UniSpeechForCTC", "unispeech"), ("UniSpeechSatForCTC", "unispeech-sat"))
+    },
 }

@@ -107,6 +107,7 @@ def test_any_other_is_refused(name: str) -> None:
         "momentum",
         "loss_chunk",
         "logits_to_keep",
+        "fused_adapters",
     ):  # refused for what they need, or for any decoder
         assert ": not modelled with --framework megatron; expected no --" in str(error.value)
 

@@ -54,7 +54,7 @@ def _read_wav2vec2(config: Config) -> Table:
             "normed_residual": False,
         }
     stem = wave_stem(config, hidden_size)
-    if config.has("feat_proj_layer_norm"):
+    if not has_one_layer_kind and config.has("feat_proj_layer_norm"):
         stem["projection_norm"] = config.flag("feat_proj_layer_norm")
     sample_count = prod(convolution["stride"] for convolution in stem["convolutions"])
     config.notes.append(f"conv_stride: a token is a position of the encoder, {sample_count} samples of sound")
@@ -155,7 +155,7 @@ MODULES = {
     "classifier.out_proj": ".classifier",
 }
 IGNORED_FIELDS = frozenset({"num_feat_extract_layers"})
-DATA2VEC_IGNORED_FIELDS = IGNORED_FIELDS | {"do_stable_layer_norm", "feat_extract_norm"}
+DATA2VEC_IGNORED_FIELDS = IGNORED_FIELDS | {"do_stable_layer_norm", "feat_extract_norm", "feat_proj_layer_norm"}
 
 FAMILIES = {
     model_type: Family(
