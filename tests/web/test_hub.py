@@ -76,7 +76,8 @@ def test_its_config_is_fetched(visit: Open, text: str, revision: str, target: st
 
 
 def test_a_link_fetches_it_again(visit: Open) -> None:
-    page = visit(live=False)
+    page = visit()
+    until(page, "location.hash.length > 1")  # the page has written its own link, and no timer overwrites the next
     asked = answer(page, body=json.dumps(CONFIG))
     page.evaluate("name => { location.hash = `m=${encodeURIComponent(name)}` }", f"{NAME}@main")
     until(page, "document.querySelector('h1')?.textContent === 'some-lab/some-model'")
