@@ -113,7 +113,8 @@ def test_a_config_that_cannot_be_counted_is_the_command_lines_message(visit: Ope
 
 
 def test_a_link_to_what_cannot_be_fetched_says_so(visit: Open) -> None:
-    page = visit(live=False, allowed="Failed to load resource")
+    page = visit(allowed="Failed to load resource")
+    until(page, "location.hash.length > 1")
     answer(page, 401)
     page.evaluate("name => { location.hash = `m=${encodeURIComponent(name)}` }", f"{NAME}@main")
     until(page, "said => document.querySelector('main').innerText.includes(said)", NO_REPOSITORY)
