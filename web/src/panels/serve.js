@@ -124,7 +124,7 @@ function tooLong({ input, output }) {
 }
 
 function paint() {
-  if (!answer) return;
+  if (!answer || !view.model.answer) return; // the answer of a model that is shown no more
   width = $("serve").clientWidth;
   if (answer.stopped) return fail(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { servers.forget(); ask(); } }, t("Count again"))));
   if (answer.error) return fail(h("p", { class: "error" }, answer.error), offers());
