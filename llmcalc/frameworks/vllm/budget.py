@@ -45,20 +45,14 @@ from .expert_exchange import (
     BACKEND_FIELDS,
     BACKEND_WITHOUT_GRAPHS,
     CHUNK_VARIABLE,
-    EXPERT_CHUNK_VARIABLE,
     SENDS_WHOLE_STEPS_FROM,
-    WHOLE_EXPERT_STEPS_FROM,
     WITHOUT_BACKEND_VARIABLE_FROM,
-    assumes_expert_workspace_widths,
     balancing_bytes,
     exchange_buffer_bytes,
-    expert_chunk_tokens,
     gathering_ranks,
-    keeps_routed_copies,
-    keeps_workspaces,
-    shares_workspaces,
     uses_pplx,
 )
+from .expert_kernels import EXPERT_CHUNK_VARIABLE, WHOLE_EXPERT_STEPS_FROM, ExpertKernels
 from .flashinfer_sampler import SAMPLER_VARIABLE
 from .kv_blocks import BlockPool, block_pool
 from .layer_embeddings import layer_embedding_bytes
@@ -136,11 +130,16 @@ class VLLMServer(VLLMSettings):
     def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the sizes of vLLM's profile run on the ranks of a pipeline stage."""
         compute_units, engine_rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
-        weight_kernels, capability = engine_rank.weight_kernels, self.hardware.compute_capability
-        compute_capability = None if capability is None else float(capability)
+        capability = self.hardware.compute_capability
         compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.has_kernel_autotuning and stage_number == 0
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
+            expert_kernels=ExpertKernels(
+                self.flags,
+                self.version_numbers,
+                engine_rank.weight_kernels,
+                None if capability is None else float(capability),
+            ),
             sequence_count=min(self.max_num_seqs, self.max_num_batched_tokens),
             element_bytes=self.element_bytes,
             compute_units=DEFAULT_COMPUTE_UNITS if compute_units is None else compute_units.count,
@@ -155,17 +154,6 @@ class VLLMServer(VLLMSettings):
             if compiles_embedding
             else 0,
             gathering_ranks=gathering_ranks(self.flags, self.dp, self.version_numbers),
-            expert_chunk_tokens=expert_chunk_tokens(
-                self.flags, self.version_numbers, weight_kernels, compute_capability
-            ),
-            keeps_routed_copies=keeps_routed_copies(
-                self.flags, self.version_numbers, weight_kernels, compute_capability
-            ),
-            shares_workspaces=shares_workspaces(self.version_numbers, weight_kernels),
-            keeps_workspaces=keeps_workspaces(self.flags, self.version_numbers, weight_kernels, compute_capability),
-            assumes_expert_workspace_widths=assumes_expert_workspace_widths(
-                self.flags, self.version_numbers, weight_kernels, compute_capability
-            ),
         )
 
     @property

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ..engines.rank import EngineRank
 from .encoder_run import EncoderRun
+from .expert_kernels import ExpertKernels
 from .layer_embeddings import layer_embedding_bytes
 from .versions import VLLMRules
 
@@ -40,6 +41,7 @@ class ProfileRun(NamedTuple):
     """The sizes that determine the memory of vLLM's profile run on one rank.
 
     tokens, sequence_count: the values of `max_num_batched_tokens` and `max_num_seqs`.
+    expert_kernels: the kernels of the rank's experts.
     element_bytes: bytes of an element of activations.
     compute_units: number of compute units of the device.
     is_last_stage: whether the rank has the logits.
@@ -51,14 +53,10 @@ class ProfileRun(NamedTuple):
     cublas_workspace: bytes of cuBLAS's workspace.
     compilation_bytes: peak bytes of compiling; 0 for a start that reads compiled graphs.
     gathering_ranks: data-parallel ranks whose tokens each rank's experts gather; 1 where none are gathered.
-    expert_chunk_tokens: most tokens that the experts read at once; None for all tokens of a step.
-    keeps_routed_copies: whether the experts keep shuffled results beside their workspaces.
-    shares_workspaces: whether all layers share the experts' workspaces, which then have their kernels' sizes.
-    keeps_workspaces: whether these stay allocated after the layers.
-    assumes_expert_workspace_widths: whether the experts' kernels are others than Triton's, whose widths are assumed.
     """
 
     tokens: int
+    expert_kernels: ExpertKernels
     sequence_count: int
     element_bytes: int
     compute_units: int
@@ -71,15 +69,10 @@ class ProfileRun(NamedTuple):
     cublas_workspace: int = 0
     compilation_bytes: int = 0
     gathering_ranks: int = 1
-    expert_chunk_tokens: int | None = None
-    keeps_routed_copies: bool = False
-    shares_workspaces: bool = False
-    keeps_workspaces: bool = False
-    assumes_expert_workspace_widths: bool = False
 
     def assumes_expert_widths(self, engine_rank: EngineRank) -> bool:
         """Whether the rank has experts whose workspace widths are unknown, and assumed to be those of other kernels."""
-        return self.assumes_expert_workspace_widths and engine_rank.widest_networks[2] is not None
+        return self.expert_kernels.have_assumed_widths and engine_rank.widest_networks[2] is not None
 
     def has_assumed_sizes(self, engine_rank: EngineRank) -> bool:
         """Whether a size is assumed, not read from vLLM's source: workspace, compilation, or experts' widths."""
@@ -126,14 +119,14 @@ class ProfileRun(NamedTuple):
             return 0
         expert_width, input_width = rank_experts.intermediate_size, rank_experts.input_width
         row_width, summed_width = max(2 * expert_width, input_width), 0
-        if self.shares_workspaces:
+        if self.expert_kernels.share_workspaces:
             row_width += max(expert_width, input_width)
         else:
             row_width += expert_width + input_width
-        if self.keeps_routed_copies:
+        if self.expert_kernels.keep_routed_copies:
             row_width += ROUTED_COPIES * input_width
             summed_width = input_width
-        expert_tokens = min(self.gathered_tokens, self.expert_chunk_tokens or self.gathered_tokens)
+        expert_tokens = min(self.gathered_tokens, self.expert_kernels.chunk_tokens or self.gathered_tokens)
         return expert_tokens * 2 * (rank_experts.top_k * row_width + summed_width)
 
     def hidden_bytes(self, engine_rank: EngineRank) -> int:
@@ -167,7 +160,7 @@ class ProfileRun(NamedTuple):
     def bytes_after_layers(self, engine_rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes after the layers: hidden states, workspaces that stay and, at the end, the sampler."""
         sampler_bytes = self.sampler_bytes(engine_rank, version_rules) if self.is_last_stage else 0
-        workspace_bytes = self.expert_bytes(engine_rank) if self.keeps_workspaces else 0
+        workspace_bytes = self.expert_bytes(engine_rank) if self.expert_kernels.keep_workspaces else 0
         return self.hidden_bytes(engine_rank) + workspace_bytes + sampler_bytes
 
     def origin(self, engine_rank: EngineRank, version_rules: VLLMRules) -> str:

@@ -17,7 +17,8 @@ from llmcalc.frameworks.engines.engine import EngineMemory
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.vllm.budget import VLLMServer
 from llmcalc.frameworks.vllm.encoder_run import EncoderRequest, encoder_run
-from llmcalc.frameworks.vllm.expert_exchange import expert_chunk_tokens, gathering_ranks, keeps_workspaces
+from llmcalc.frameworks.vllm.expert_exchange import gathering_ranks
+from llmcalc.frameworks.vllm.expert_kernels import ExpertKernels
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.preset import Preset
@@ -733,7 +734,7 @@ def test_workspaces_that_stay_are_those_of_kernels_that_share_them(
 ) -> None:
     """fused_moe/oracle/unquantized.py and fp8.py of these versions choose the kernels."""
     weight_kernels = frozenset(kernels.split())
-    assert keeps_workspaces(flags, version_numbers, weight_kernels, compute_capability) is stay
+    assert ExpertKernels(flags, version_numbers, weight_kernels, compute_capability).keep_workspaces is stay
 
 
 @pytest.mark.parametrize(
@@ -770,7 +771,7 @@ def test_marlin_kernels_read_whole_steps(
     tokens: int | None,
 ) -> None:
     """quantization/fp8.py of 0.13 runs `fused_marlin_moe` below 8.9; 0.14 runs `MarlinExperts`, which have chunks."""
-    assert expert_chunk_tokens({}, version_numbers, weight_kernels, compute_capability) == tokens
+    assert ExpertKernels({}, version_numbers, weight_kernels, compute_capability).chunk_tokens == tokens
 
 
 @pytest.mark.parametrize(
