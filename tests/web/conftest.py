@@ -103,7 +103,7 @@ def shared(chromium: Any) -> Iterator[Any]:
 def visit(shared: Any, chromium: Any, address: str) -> Iterator[Open]:
     """Returns a function that opens the page and waits for live answers. An error in the console fails the test.
 
-    media: as of `Page.emulate_media`. own: whether the page starts Python itself, in a context of its own; false by
+    media: as of `Page.emulate_media`. own_python: whether the page starts Python itself, in its own context; false by
     default, where it asks CPython, which answers the same byte for byte (see `same`) in a fraction of the time. whole:
     whether it draws the panels out of view too when it rests; by default where Python is its own.
     """
@@ -114,19 +114,19 @@ def visit(shared: Any, chromium: Any, address: str) -> Iterator[Open]:
         width: int = 1280,
         *,
         live: bool = True,
-        own: bool = False,
+        own_python: bool = False,
         whole: bool | None = None,
         allowed: str = "\0",
         **media: Any,
     ) -> Any:
-        page = (chromium if own else shared).new_page()
+        page = (chromium if own_python else shared).new_page()
         opened.append(page)
         page.set_default_timeout(PATIENCE)
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(**media)
-        if not own:
+        if not own_python:
             page.add_init_script(ASKS_THE_SERVER)
-        if not (own if whole is None else whole):
+        if not (own_python if whole is None else whole):
             page.add_init_script(SAVES_DATA)
         page.on("console", lambda m: errors.append(m.text) if m.type == "error" and allowed not in m.text else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -148,7 +148,7 @@ def same(visit: Open) -> Callable[[list[Question]], None]:
     """
 
     def compare(questions: list[Question]) -> None:
-        page = visit("presets.json", live=False, own=True, allowed="404")  # asks nothing itself; and has no icon
+        page = visit("presets.json", live=False, own_python=True, allowed="404")  # asks nothing itself; and has no icon
         page.evaluate(ASKED, questions)
         ours = [answered(json.dumps(question)) for question in questions]
         theirs = page.evaluate("window.answers")

@@ -184,7 +184,7 @@ def test_answers_are_cpythons_byte_for_byte(same: Callable[[list[Question]], Non
 
 @pytest.mark.browser
 def test_what_is_out_of_view_waits_for_the_first_numbers_and_is_drawn_when_the_page_rests(visit: Open) -> None:
-    page = visit(live=False, own=True)
+    page = visit(live=False, own_python=True)
     fetched: list[str] = []
     page.on("request", lambda request: fetched.append(request.url.rpartition("/")[2]))
     page.reload()
@@ -301,7 +301,7 @@ def test_a_model_that_cannot_have_the_first_layout_is_given_another(visit: Open,
 
 @pytest.mark.browser
 def test_the_controls_above_do_not_wait_for_a_plan(visit: Open) -> None:
-    page = visit("#m=llama3-70b&p.devices=4096", own=True)
+    page = visit("#m=llama3-70b&p.devices=4096", own_python=True)
     seen(page, "cluster")
     page.click("text=Find layouts that fit")
     page.wait_for_selector("#plan-status:not(:empty)")

@@ -25,7 +25,7 @@ def test_a_first_visit(visit: Open, address: str) -> None:
     """The first numbers do not wait for Python. Up to the first answer of the page's own Python, at most 10 megabytes
     are transferred, compressed as servers send them.
     """
-    page = visit(live=False, own=True)
+    page = visit(live=False, own_python=True)
     page.wait_for_selector("#total")
     assert not page.evaluate("window.llmcalc.live")
     assert page.inner_text("#total") == "8,030,261,248"
