@@ -6,6 +6,7 @@ models/kosmos2, kosmos2_5, pix2struct (`Pix2StructVisionModel`).
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import QKVO_BIASES, Table, biases, glu, layer_table, rmsnorm
@@ -69,24 +70,8 @@ def _read_pix2struct(root_config: Config, config: Config, text_hidden_size: int)
 
 
 PAGE_DEFAULTS: Table = {"patch_embed_hidden_size": 768, "dense_act_fn": "gelu_new", "layer_norm_eps": 1e-6}
-KOSMOS2_5_DEFAULTS: Table = {
-    **PAGE_DEFAULTS,
-    "hidden_size": 1536,
-    "intermediate_size": 3968,
-    "head_dim": 64,
-    "num_hidden_layers": 18,
-    "num_attention_heads": 24,
-    "max_num_patches": 4096,
-}
-PIX2STRUCT_DEFAULTS: Table = {
-    **PAGE_DEFAULTS,
-    "hidden_size": 768,
-    "d_ff": 2048,
-    "d_kv": 64,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "seq_len": 4096,
-}
+KOSMOS2_5_DEFAULTS: Table = class_defaults("kosmos_2_5_vision_model")
+PIX2STRUCT_DEFAULTS: Table = class_defaults("pix2struct_vision_model")
 PAGE_FIELDS = field_names("""
     dropout_rate initializer_factor layer_norm_bias relative_attention_max_distance relative_attention_num_buckets
     """)

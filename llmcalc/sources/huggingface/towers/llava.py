@@ -9,6 +9,7 @@ idefics3, smolvlm, internvl, qianfan_ocr.
 from __future__ import annotations
 
 from ....components.base import LARGEST_SIZE
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import (
@@ -325,29 +326,9 @@ def _square_size(config: Config, field_name: str) -> int:
     return config.integer(field_name)
 
 
-IDEFICS3_DEFAULTS: Table = {
-    "hidden_size": 1152,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-}
+IDEFICS3_DEFAULTS: Table = class_defaults("idefics3_vision")
 
-GRANITE_DOCLING_DEFAULTS: Table = {
-    **IDEFICS3_DEFAULTS,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "image_size": 512,
-    "patch_size": 16,
-    "out_hidden_size": 1024,
-    "scale_factor": 4,
-    "deepstack_visual_indexes": [3, 7, 10],
-    "use_fine_route": True,
-}
+GRANITE_DOCLING_DEFAULTS: Table = {**class_defaults("granite_docling_vision"), "deepstack_visual_indexes": [3, 7, 10]}
 IDEFICS2_DEFAULTS: Table = {**IDEFICS3_DEFAULTS, "hidden_size": 768, "num_attention_heads": 12}
 PERCEIVER_DEFAULTS: Table = {
     "hidden_act": "silu",
@@ -386,23 +367,7 @@ ONEVISION_DEFAULTS: Table = {
     "image_grid_pinpoints": [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)],
     "vision_aspect_ratio": "anyres_max_9",
 }
-INTERNVL_DEFAULTS: Table = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "attention_bias": False,
-    "use_qk_norm": False,
-    "intermediate_size": 4096,
-    "hidden_act": "gelu",
-    "norm_type": "layer_norm",
-    "layer_norm_eps": 1e-6,
-    "image_size": (448, 448),
-    "patch_size": (14, 14),
-    "num_channels": 3,
-    "use_mask_token": False,
-    "use_absolute_position_embeddings": True,
-    "use_mean_pooling": True,
-}
+INTERNVL_DEFAULTS: Table = class_defaults("internvl_vision")
 INTERNVL_PROJECTOR_DEFAULTS: Table = {
     "projector_hidden_act": "gelu",
     "downsample_ratio": 0.5,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....errors import short_repr
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
@@ -305,13 +306,7 @@ COMMON_DEFAULTS: Table = {
 }
 SIGLIP_DEFAULTS: Table = {**COMMON_DEFAULTS, "image_size": 224}
 SIGLIP2_DEFAULTS: Table = {**COMMON_DEFAULTS, "num_patches": 256}
-CLIP_DEFAULTS: Table = {
-    **VIT_B,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "quick_gelu",
-    "layer_norm_eps": 1e-5,
-}
+CLIP_DEFAULTS: Table = class_defaults("clip_vision_model")
 CLIP_LARGE_DEFAULTS: Table = {**CLIP_DEFAULTS, **VIT_L, "image_size": 224}
 
 ONLY_SIGLIP = {"siglip_vision_model": SIGLIP_DEFAULTS}
@@ -327,21 +322,8 @@ SO400M: Table = {
 VIDEO_LLAMA_DEFAULTS: Table = {
     field_name: size for field_name, size in COMMON_DEFAULTS.items() if field_name != "vision_use_head"
 }
-PADDLEOCR_DEFAULTS: Table = {
-    **VIDEO_LLAMA_DEFAULTS,
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "image_size": 384,
-    "patch_size": 14,
-    "spatial_merge_size": 2,
-}
-COSMOS3_EDGE_DEFAULTS: Table = {
-    **{field_name: size for field_name, size in PADDLEOCR_DEFAULTS.items() if field_name != "image_size"},
-    "patch_size": 16,
-    "num_patches": 256,
-}
+PADDLEOCR_DEFAULTS: Table = class_defaults("paddleocr_vl_vision")
+COSMOS3_EDGE_DEFAULTS: Table = class_defaults("cosmos3_edge_vision")
 
 MINICPM: Table = {**{name: size for name, size in SIGLIP_DEFAULTS.items() if name != "vision_use_head"}}
 MINICPM["window_kernel_size"] = (2, 2)
