@@ -296,7 +296,6 @@ WHISPER_NAMES = {
 FLAMINGO_SECTION = TowerSection(
     _read_audio_flamingo,
     {"audioflamingo3_encoder": VOXTRAL_DEFAULTS, "musicflamingo_encoder": VOXTRAL_DEFAULTS},
-    {"projector_hidden_act": "gelu", "projector_bias": True},
     ignored_fields=AUDIO_FIELDS,
     aliases=WHISPER_NAMES,
 )
@@ -311,7 +310,6 @@ WRAPPERS = {
         "audio_config": TowerSection(
             _read_voxtral,
             {"voxtral_encoder": VOXTRAL_DEFAULTS},
-            {"projector_hidden_act": "gelu"},
             ignored_fields=AUDIO_FIELDS | {"head_dim"},
         )
     },
@@ -330,7 +328,6 @@ WRAPPERS = {
                     "num_mel_bins": 80,
                 }
             },
-            {"projector_hidden_act": "silu", "projector_bias": True, "audio_merge_size": 4},
             ignored_fields=AUDIO_FIELDS,
             aliases=WHISPER_NAMES,
         )
@@ -339,7 +336,6 @@ WRAPPERS = {
         "audio_config": TowerSection(
             _read_glmasr,
             {"glmasr_encoder": GLMASR_DEFAULTS},
-            {"projector_hidden_act": "gelu"},
             ignored_fields=AUDIO_FIELDS | {"partial_rotary_factor", "rope_parameters"},
         )
     },
@@ -347,7 +343,6 @@ WRAPPERS = {
         "audio_config": TowerSection(
             _read_voxtral_realtime,
             {"voxtral_realtime_encoder": VOXTRAL_REALTIME_DEFAULTS},
-            {"projector_hidden_act": "gelu", "downsample_factor": 4},
             ignored_fields=AUDIO_FIELDS | {"rope_parameters", "sliding_window"},
         )
     },

@@ -70,14 +70,11 @@ BLIP_FIELDS = field_names("dropout initializer_factor num_channels")
 
 WRAPPERS = {
     "blip": vision_section(_read_blip, {"blip_vision_model": BLIP_VISION_DEFAULTS}, ignored_fields=BLIP_FIELDS),
-    "blip-2": vision_section(
-        _read_blip_2, {"blip_2_vision_model": VISION_DEFAULTS}, {"num_query_tokens": 32}, ignored_fields=BLIP_FIELDS
-    ),
+    "blip-2": vision_section(_read_blip_2, {"blip_2_vision_model": VISION_DEFAULTS}, ignored_fields=BLIP_FIELDS),
     **{
         kind: vision_section(
             _read_instruct_blip,
             {f"{kind}_vision_model": VISION_DEFAULTS},
-            {"num_query_tokens": 32},
             ignored_fields=BLIP_FIELDS,
         )
         for kind in ("instructblip", "instructblipvideo")

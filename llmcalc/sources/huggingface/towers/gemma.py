@@ -255,7 +255,6 @@ WRAPPERS = {
                     "model_args": None,
                 }
             },
-            {"vision_soft_tokens_per_image": 256},
             ignored_fields=IMAGE_FIELDS,
         ),
         "audio_config": TowerSection(

@@ -125,7 +125,6 @@ QFORMER_FIELDS = field_names("""
     initializer_range max_position_embeddings pad_token_id position_embedding_type vocab_size
     """)
 """Fields of the Q-Former's config that change no count."""
-PROJECTOR_DEFAULTS: Table = {"window_size": 15, "downsample_rate": 5}
 ALIASES = {
     "hidden_dim": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -136,14 +135,13 @@ ALIASES = {
 WRAPPERS = {
     "granite_speech": {
         "encoder_config": TowerSection(
-            _read_granite_speech, {"granite_speech_encoder": GRANITE_DEFAULTS}, PROJECTOR_DEFAULTS, aliases=ALIASES
+            _read_granite_speech, {"granite_speech_encoder": GRANITE_DEFAULTS}, aliases=ALIASES
         )
     },
     "granite_speech_plus": {
         "encoder_config": TowerSection(
             _read_granite_speech,
             {"granite_speech_plus_encoder": {**GRANITE_DEFAULTS, "cat_hidden_layers": None}},
-            PROJECTOR_DEFAULTS,
             aliases=ALIASES,
         )
     },

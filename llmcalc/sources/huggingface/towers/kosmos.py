@@ -69,7 +69,6 @@ def _read_pix2struct(root_config: Config, config: Config, text_hidden_size: int)
     return {"vision_model": _page_encoder(config, *config.integer_fields("d_ff", "d_kv", "seq_len").values())}
 
 
-PAGE_DEFAULTS: Table = {"patch_embed_hidden_size": 768, "dense_act_fn": "gelu_new", "layer_norm_eps": 1e-6}
 KOSMOS2_5_DEFAULTS: Table = class_defaults("kosmos_2_5_vision_model")
 PIX2STRUCT_DEFAULTS: Table = class_defaults("pix2struct_vision_model")
 PAGE_FIELDS = field_names("""
@@ -80,13 +79,11 @@ WRAPPERS = {
     "kosmos-2": vision_section(
         _read_kosmos2,
         {"kosmos_2_vision_model": CLIP_LARGE_DEFAULTS},
-        {"latent_query_num": 64},
         ignored_fields=frozenset({"initializer_factor"}),
     ),
     "kosmos-2.5": vision_section(
         _read_kosmos2_5,
         {"kosmos_2_5_vision_model": KOSMOS2_5_DEFAULTS},
-        {"latent_query_num": 2048},
         ignored_fields=PAGE_FIELDS,
     ),
     "pix2struct": vision_section(

@@ -385,16 +385,15 @@ DEFAULTS_BY_TYPE = {
 }
 
 WRAPPERS = {
-    "llava": vision_section(_read_llava, DEFAULTS_BY_TYPE, LLAVA_DEFAULTS, VIT_L),
+    "llava": vision_section(_read_llava, DEFAULTS_BY_TYPE, default_section=VIT_L),
     "llava_next": vision_section(_read_llava_next, DEFAULTS_BY_TYPE, LLAVA_NEXT_DEFAULTS, VIT_L),
     "minimax_vl_01": vision_section(_read_minimax_vl, {"clip_vision_model": CLIP_DEFAULTS}, MINIMAX_VL_DEFAULTS, VIT_L),
     "llava_next_video": vision_section(_read_llava_next, DEFAULTS_BY_TYPE, LLAVA_NEXT_DEFAULTS, VIT_L),
-    "video_llava": vision_section(_read_video_llava, DEFAULTS_BY_TYPE, LLAVA_DEFAULTS, {**VIT_L, "image_size": 224}),
+    "video_llava": vision_section(_read_video_llava, DEFAULTS_BY_TYPE, default_section={**VIT_L, "image_size": 224}),
     "vipllava": vision_section(
         _read_vipllava,
         DEFAULTS_BY_TYPE,
-        {"projector_hidden_act": "gelu", "projector_layernorm_eps": 1e-5, "vision_feature_layer": (-2, -5, -8, -11, 6)},
-        VIT_L,
+        default_section=VIT_L,
     ),
     "deepseek_vl": vision_section(_read_deepseek_vl, {"siglip_vision_model": SIGLIP_DEFAULTS}),
     "llava_onevision": vision_section(
@@ -404,9 +403,7 @@ WRAPPERS = {
         {**SO400M, "image_size": 384, "num_hidden_layers": 26},
     ),
     "idefics2": vision_section(_read_idefics2, {"idefics2_vision": IDEFICS2_DEFAULTS, "idefics2": IDEFICS2_DEFAULTS}),
-    "idefics3": vision_section(
-        _read_idefics3, {"idefics3_vision": IDEFICS3_DEFAULTS, "idefics3": IDEFICS3_DEFAULTS}, {"scale_factor": 2}
-    ),
+    "idefics3": vision_section(_read_idefics3, {"idefics3_vision": IDEFICS3_DEFAULTS, "idefics3": IDEFICS3_DEFAULTS}),
     "aria": vision_section(
         _read_aria,
         {"idefics3_vision": IDEFICS3_DEFAULTS},
@@ -416,18 +413,12 @@ WRAPPERS = {
     "granite_docling": vision_section(
         _read_granite_docling,
         {"granite_docling_vision": GRANITE_DOCLING_DEFAULTS},
-        {"density_router_hidden_size": None},
     ),
-    "smolvlm": vision_section(
-        _read_idefics3, {"smolvlm_vision": IDEFICS3_DEFAULTS, "smolvlm": IDEFICS3_DEFAULTS}, {"scale_factor": 2}
-    ),
-    "internvl": vision_section(
-        read_internvl, {"internvl_vision": INTERNVL_DEFAULTS}, INTERNVL_PROJECTOR_DEFAULTS, ignored_fields=BEIT_FIELDS
-    ),
+    "smolvlm": vision_section(_read_idefics3, {"smolvlm_vision": IDEFICS3_DEFAULTS, "smolvlm": IDEFICS3_DEFAULTS}),
+    "internvl": vision_section(read_internvl, {"internvl_vision": INTERNVL_DEFAULTS}, ignored_fields=BEIT_FIELDS),
     "qianfan_ocr": vision_section(
         read_internvl,
         {"qianfan_ocr_vision": {**INTERNVL_DEFAULTS, "attention_bias": True}},
-        INTERNVL_PROJECTOR_DEFAULTS,
         ignored_fields=BEIT_FIELDS,
     ),
 }

@@ -40,13 +40,11 @@ def _read_muse(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 LAYER_TYPES = {"full_attention": "full", "window_attention": "window"}
 
 VISION_DEFAULTS: Table = class_defaults("muse_glimmer_vision")
-PROJECTOR_DEFAULTS: Table = {"out_hidden_size": 6144, "projector_hidden_size": 4096, "projector_hidden_act": "gelu"}
 
 WRAPPERS = {
     kind: vision_section(
         _read_muse,
         {f"{kind}_vision": VISION_DEFAULTS},
-        PROJECTOR_DEFAULTS,
         ignored_fields=frozenset({"rope_parameters"}),
     )
     for kind in ("muse_glimmer", "muse_spark")

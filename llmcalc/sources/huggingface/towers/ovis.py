@@ -176,7 +176,6 @@ WRAPPERS = {
     "ovis2": vision_section(
         _read_ovis2,
         {"ovis2_vision": AIMV2_DEFAULTS},
-        {"hidden_size": 1536},
         ignored_fields=frozenset({"attention_dropout", "tokenize_function"}),
     ),
 }

@@ -164,12 +164,6 @@ HUNYUAN_PIXELS = {"min_pixels": 512 * 512, "max_pixels": 2048 * 2048}
 
 PIXTRAL_DEFAULTS: Table = class_defaults("pixtral")
 
-MISTRAL3_DEFAULTS: Table = {
-    "projector_hidden_act": "gelu",
-    "vision_feature_layer": -1,
-    "multimodal_projector_bias": False,
-    "spatial_merge_size": 2,
-}
 LLAMA4_DEFAULTS: Table = class_defaults("llama4_vision_model")
 LFM3_DEFAULTS: Table = class_defaults("lfm3_vl_vision")
 HUNYUAN_DEFAULTS: Table = class_defaults("hunyuan_vl_vision")
@@ -183,13 +177,12 @@ HUNYUAN_FIELDS = field_names("""
 
 WRAPPERS = {
     "mistral3": vision_section(
-        _read_mistral3, {"pixtral": PIXTRAL_DEFAULTS}, MISTRAL3_DEFAULTS, {"patch_size": 14, "image_size": 1540}
+        _read_mistral3, {"pixtral": PIXTRAL_DEFAULTS}, default_section={"patch_size": 14, "image_size": 1540}
     ),
     "mistral_large4": vision_section(
         _read_mistral3,
         {"pixtral": PIXTRAL_DEFAULTS},
-        MISTRAL3_DEFAULTS,
-        {
+        default_section={
             "hidden_size": 2048,
             "intermediate_size": 6144,
             "num_hidden_layers": 30,
@@ -201,14 +194,12 @@ WRAPPERS = {
     "lighton_ocr": vision_section(
         _read_lighton,
         {"pixtral": PIXTRAL_DEFAULTS},
-        {"spatial_merge_size": 2},
-        {"patch_size": 14, "image_size": 1540, "hidden_act": "silu"},
+        default_section={"patch_size": 14, "image_size": 1540, "hidden_act": "silu"},
     ),
     "llama4": vision_section(_read_llama4, {"llama4_vision_model": LLAMA4_DEFAULTS}),
     "lfm3_vl": vision_section(
         _read_lfm3,
         {"lfm3_vl_vision": LFM3_DEFAULTS},
-        {"projector_hidden_act": "gelu", "projector_hidden_size": 4096, "projector_bias": True},
     ),
     "hunyuan_vl": vision_section(_read_hunyuan, {"hunyuan_vl_vision": HUNYUAN_DEFAULTS}, ignored_fields=HUNYUAN_FIELDS),
 }

@@ -321,7 +321,6 @@ WRAPPERS = {
     "kimi_k25": vision_section(
         _read_kimi,
         {"kimi_k25_vision": KIMI_DEFAULTS},
-        {"projection_hidden_size": 1152},
         ignored_fields=KIMI_FIELDS,
         aliases=KIMI_NAMES,
     ),
@@ -329,7 +328,6 @@ WRAPPERS = {
     "minimax_m3_vl": vision_section(
         _read_minimax,
         {"minimax_m3_vl_vision": MINIMAX_DEFAULTS, "clip_vision_model": MINIMAX_DEFAULTS},
-        {"projector_hidden_size": 6144},
         ignored_fields=MINIMAX_FIELDS,
     ),
 }

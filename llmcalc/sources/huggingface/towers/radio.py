@@ -89,14 +89,8 @@ WRAPPERS = {
         "vision_config": TowerSection(
             _read_nemotron,
             {"radio": RADIO_DEFAULTS},
-            {
-                "downsample_ratio": 0.5,
-                "projector_hidden_size": 4096,
-                "vision_hidden_size": 1280,
-                "video_temporal_patch_size": 2,
-            },
-            {"video_temporal_patch_size": 2},
-            RADIO_IGNORED_FIELDS,
+            default_section={"video_temporal_patch_size": 2},
+            ignored_fields=RADIO_IGNORED_FIELDS,
         ),
         "audio_config": TowerSection(
             _read_nemotron_audio,
