@@ -295,7 +295,7 @@ WHISPER_NAMES = {
 
 FLAMINGO_SECTION = TowerSection(
     _read_audio_flamingo,
-    {"audioflamingo3_encoder": VOXTRAL_DEFAULTS, "musicflamingo_encoder": VOXTRAL_DEFAULTS},
+    dict.fromkeys(("audioflamingo3_encoder", "musicflamingo_encoder"), class_defaults("audioflamingo3_encoder")),
     ignored_fields=AUDIO_FIELDS,
     aliases=WHISPER_NAMES,
 )
@@ -318,16 +318,7 @@ WRAPPERS = {
     "moss_transcribe_diarize": {
         "audio_config": TowerSection(
             _read_moss,
-            {
-                "moss_transcribe_diarize_audio": {
-                    **VOXTRAL_DEFAULTS,
-                    "hidden_size": 1024,
-                    "intermediate_size": 4096,
-                    "num_hidden_layers": 24,
-                    "num_attention_heads": 16,
-                    "num_mel_bins": 80,
-                }
-            },
+            {"moss_transcribe_diarize_audio": class_defaults("moss_transcribe_diarize_audio")},
             ignored_fields=AUDIO_FIELDS,
             aliases=WHISPER_NAMES,
         )

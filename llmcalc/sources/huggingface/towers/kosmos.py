@@ -11,7 +11,7 @@ from ..config import Config
 from ..family import field_names
 from ..parts import QKVO_BIASES, Table, biases, glu, layer_table, rmsnorm
 from .section import projector, vision_section, vision_transformer
-from .siglip import CLIP_LARGE_DEFAULTS, clip_encoder
+from .siglip import clip_encoder
 
 
 def _image_to_text(root_config: Config, encoder_width: int, text_hidden_size: int, **projector_fields: object) -> Table:
@@ -78,7 +78,7 @@ PAGE_FIELDS = field_names("""
 WRAPPERS = {
     "kosmos-2": vision_section(
         _read_kosmos2,
-        {"kosmos_2_vision_model": CLIP_LARGE_DEFAULTS},
+        {"kosmos_2_vision_model": class_defaults("kosmos_2_vision_model")},
         ignored_fields=frozenset({"initializer_factor"}),
     ),
     "kosmos-2.5": vision_section(

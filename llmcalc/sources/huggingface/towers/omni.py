@@ -11,7 +11,7 @@ from typing import Any
 from ..class_defaults import class_defaults
 from ..config import Config
 from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, layer_table, layernorm, mlp
-from .audio import AUDIO_FIELDS, QWEN2_AUDIO_DEFAULTS, WHISPER_NAMES
+from .audio import AUDIO_FIELDS, WHISPER_NAMES
 from .qwen import IGNORED_FIELDS, QWEN2_5_DEFAULTS, QWEN3_DEFAULTS, read_qwen2_5, read_qwen3
 from .section import TowerSection, projector, self_attention, two_linear_layers
 
@@ -94,7 +94,7 @@ def _read_qwen3_asr(root_config: Config, config: Config, text_hidden_size: int) 
 QWEN2_5_SECONDS, QWEN3_ASR_SAMPLES = 300, 8000
 """The longest recording of Qwen2.5-Omni's processors in seconds, and the fewest samples of Qwen3-ASR's processor."""
 
-QWEN2_5_AUDIO_DEFAULTS: Table = {**QWEN2_AUDIO_DEFAULTS, "n_window": 100, "output_dim": 3584}
+QWEN2_5_AUDIO_DEFAULTS: Table = class_defaults("qwen2_5_omni_audio_encoder")
 QWEN3_AUDIO_DEFAULTS: Table = class_defaults("qwen3_omni_moe_audio_encoder")
 QWEN3_ASR_DEFAULTS: Table = class_defaults("qwen3_asr_encoder")
 QWEN3_AUDIO_SECTION = TowerSection(

@@ -366,7 +366,7 @@ WRAPPERS = {
         ignored_fields=field_names("rope_parameters temporal_patch_size tokens_per_second"),
     ),
     **{kind: vision_section(_read_clip, {f"{kind}_vision_model": CLIP_DEFAULTS}) for kind in ("clip", "metaclip_2")},
-    "git": vision_section(_read_git, {"git_vision_model": {**CLIP_DEFAULTS, "patch_size": 16}}),
+    "git": vision_section(_read_git, {"git_vision_model": class_defaults("git_vision_model")}),
     "siglip": vision_section(lambda _, config, width: {"vision_model": siglip_encoder(config)}, ONLY_SIGLIP),
     "siglip2": vision_section(
         lambda _, config, width: {"vision_model": siglip2_encoder(config)}, {"siglip2_vision_model": SIGLIP2_DEFAULTS}
