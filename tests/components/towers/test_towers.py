@@ -23,9 +23,11 @@ from llmcalc.costs.params import buffer_elements_of, total_params_of
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.config import IRRELEVANT_FIELDS
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, library_classes, model_types
 from llmcalc.sources.huggingface.towers import sections_of
+from llmcalc.sources.huggingface.towers.section import IGNORED_FIELDS
 from llmcalc.witnesses.module_measurements import buffer_counts_by_path, parameter_counts_by_path
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import build_class_model, verify_config
@@ -319,7 +321,7 @@ def test_tower_defaults_are_those_of_the_configuration_class(kind: str) -> None:
             assert given.model_type == next(iter(section.defaults_by_type))
             for field, value in {**next(iter(section.defaults_by_type.values())), **section.default_section}.items():
                 stated = (as_in_config(getattr(given, field)), None)
-                is_read = field not in section.ignored_fields
+                is_read = field not in IGNORED_FIELDS | IRRELEVANT_FIELDS | section.ignored_fields
                 assert not is_read or as_in_config(value) in stated, f"{kind}: {name}.{field}, where it is not given"
 
 
