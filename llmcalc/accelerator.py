@@ -188,12 +188,12 @@ class Hardware(Record):
                     )
 
     @property
-    def multiplies_bfloat16(self) -> bool:
+    def has_bfloat16_units(self) -> bool:
         """Whether the matrix units multiply bfloat16: on NVIDIA since Ampere, assumed on other vendors' chips."""
         return self.compute_capability is None or float(self.compute_capability) >= 8.0
 
     @property
-    def lacks_bfloat16(self) -> bool:
+    def has_only_float16_peak(self) -> bool:
         """Whether bfloat16's peak is unknown but float16's is known, so that 16-bit products run at the latter."""
         return "float16" in self.peak_flops and "bfloat16" not in self.peak_flops
 
@@ -212,7 +212,7 @@ class Hardware(Record):
         return self.title.endswith("Laptop GPU")
 
     @property
-    def stores_nf4(self) -> bool:
+    def supports_nf4_weights(self) -> bool:
         """Whether bitsandbytes stores nf4 weights on the accelerator: on Gaudi, and on all GPUs except Apple's."""
         return self.vendor == "Intel" or self.has_8bit_optimizers
 
@@ -222,7 +222,7 @@ class Hardware(Record):
         return self.is_gpu and self.vendor != "Apple"
 
     @property
-    def runs_fp8_weights(self) -> bool:
+    def has_fp8_kernels(self) -> bool:
         """Whether serving engines have fp8 kernels for weights and caches on the accelerator.
 
         vLLM has them for NVIDIA's GPUs since Ampere (Marlin), and elsewhere where matrix units multiply fp8. A bare
@@ -230,7 +230,7 @@ class Hardware(Record):
         """
         if self.compute_capability is None and self.vendor:
             return "float8" in self.peak_flops
-        return self.multiplies_bfloat16
+        return self.has_bfloat16_units
 
     def peak_rate(self, dtype: str) -> int:
         """Returns the dense peak FLOP/s in a number format, such as `bfloat16`.
@@ -242,7 +242,7 @@ class Hardware(Record):
         known_formats = [DTYPE_NAMES.get(name, name) for name in PEAK_DTYPES if name in self.peak_flops]
         requested_format = DTYPE_NAMES.get(dtype, dtype)
         if not known_formats:
-            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._setting_hint('peak_flops')}")
+            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._advice_on('peak_flops')}")
         raise InputError(
             f"{self.title}: no peak FLOP/s is known for {requested_format}; expected one of {', '.join(known_formats)}"
         )
@@ -254,17 +254,17 @@ class Hardware(Record):
         """
         if self.memory_bandwidth is None:
             raise InputError(
-                f"{self.title}: no memory bandwidth is known; {self._setting_hint('memory_bandwidth (bytes/s)')}"
+                f"{self.title}: no memory bandwidth is known; {self._advice_on('memory_bandwidth (bytes/s)')}"
             )
         return self.memory_bandwidth
 
-    def _setting_hint(self, field_name: str) -> str:
+    def _advice_on(self, field_name: str) -> str:
         if self.vendor:
             return f"{self.vendor} publishes none, or no source that a reader can open states it"
         return f"expected a named accelerator, or a TOML file of your own with {field_name}"
 
 
-class ListedHardware(Hardware):
+class HardwarePreset(Hardware):
     """A `Hardware` record from llmcalc's presets, for which a vendor and sources are required."""
 
     vendor: str = Field(min_length=1)
@@ -295,7 +295,7 @@ class MemoryFit:
         return self.hardware.capacity_bytes
 
     @property
-    def is_nominal(self) -> bool:
+    def has_nominal_capacity(self) -> bool:
         """Whether `capacity_bytes` is the nominal memory, because the usable memory is not known."""
         return self.hardware.driver_total is None and self.hardware.usable_memory_bytes is None
 

@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from .arguments import (
     Model,
-    batch_or_users,
+    batch_size_of_phase,
     cache_format_of,
-    declared_options,
+    checked_optional_choice,
+    checked_optional_text,
+    checked_options_instance,
     engine_questions_of,
-    image_and_audio_of,
+    image_and_audio_inputs,
     model_filter_of,
-    optional_length,
-    optional_text,
-    optional_tokens,
-    optional_word,
+    parse_optional_length,
+    parse_optional_token_count,
+    pop_reading_options,
     preset_of,
     require_hardware,
     require_model,
     run_options_of,
     run_question_of,
     sort_options,
-    take_reading_options,
 )
 from .errors import InputError, short_repr
 from .optional import included_part_names
@@ -159,12 +159,12 @@ def flops(
     from .studies.utilization import MeasuredRun
 
     parsed_options = sort_options(options, flops, rank=True)
-    phase = optional_word("--phase", phase, Phase)
+    phase = checked_optional_choice("--phase", phase, Phase)
     flops_question = FlopsQuestion(
-        batch_or_users(batch, users, phase or "forward"),
-        optional_tokens(seq),
-        optional_length("--context", context, minimum=0),
-        optional_length("--source", source),
+        batch_size_of_phase(batch, users, phase or "forward"),
+        parse_optional_token_count(seq),
+        parse_optional_length("--context", context, minimum=0),
+        parse_optional_length("--source", source),
         phase,
         validate_choice("--pairs", pairs, Pairs),
         validate_choice("--attn-implementation", attn_implementation, AttentionImplementation),
@@ -173,9 +173,9 @@ def flops(
         conventions,
         included_part_names(with_mtp),
         parsed_options.rank_request(),
-        MeasuredRun(tokens_per_second, hardware, optional_length("--devices", devices), dtype),
+        MeasuredRun(tokens_per_second, hardware, parse_optional_length("--devices", devices), dtype),
         parsed_options.read_draft(draft),
-        image_and_audio_of(image, images, audio),
+        image_and_audio_inputs(image, images, audio),
     )
     return flops_question.answer(parsed_options.read_model(model))
 
@@ -256,13 +256,13 @@ def kv(
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = sort_options(options, kv, rank=True)
     cache_question = CacheQuestion(
-        batch_or_users(batch, users, "decode"),
-        optional_tokens(seq),
+        batch_size_of_phase(batch, users, "decode"),
+        parse_optional_token_count(seq),
         cache_format_of(kv_dtype),
-        optional_length("--source", source),
+        parse_optional_length("--source", source),
         parsed_options.rank_request(),
         parsed_options.read_draft(draft),
-        image_and_audio_of(image, images, audio),
+        image_and_audio_inputs(image, images, audio),
     )
     return cache_question.answer(parsed_options.read_model(model))
 
@@ -303,18 +303,18 @@ def explain(
     explain_question = ExplainQuestion(
         node,
         validate_choice("--quantity", quantity, Quantity),
-        optional_tokens(seq),
+        parse_optional_token_count(seq),
         validate_choice("--pairs", pairs, Pairs),
         cache_format_of(kv_dtype),
-        optional_length("--batch", batch),
-        optional_word("--attn-implementation", attn_implementation, AttentionImplementation),
-        optional_word("--recompute", recompute, RecomputeChoice),
+        parse_optional_length("--batch", batch),
+        checked_optional_choice("--attn-implementation", attn_implementation, AttentionImplementation),
+        checked_optional_choice("--recompute", recompute, RecomputeChoice),
         latex,
         bibtex,
         included_part_names(with_mtp),
         parsed_options.rank_request(),
         hardware,
-        optional_word("--phase", phase, PassPhase),
+        checked_optional_choice("--phase", phase, PassPhase),
         stack,
     )
     return explain_question.answer(parsed_options.read_model(model))
@@ -441,8 +441,8 @@ def fit(
         from .questions.engines import ask_engine_fit, ask_servers
 
         _check_engine_options(phase=phase, global_batch=global_batch, with_mtp=with_mtp, with_towers=with_towers)
-        users = optional_length("--users", options.pop("users", None))
-        seq, devices = optional_tokens(options.pop("seq", None)), options.pop("devices", None)
+        users = parse_optional_length("--users", options.pop("users", None))
+        seq, devices = parse_optional_token_count(options.pop("seq", None)), options.pop("devices", None)
         devices = None if devices is None else validate_whole("--devices", devices)
         _check_engine_options(receipt=None if launch is None else receipt)
         questions = engine_questions_of(model, engine, hardware, options, launch, receipt)
@@ -458,10 +458,10 @@ def fit(
     )
     training_option = "" if global_batch is None else "--global-batch"
     settings = with_implied_phase(
-        run_options.settings, run_options.layout, parsed_options.setting_test(phase), training_option
+        run_options.settings, run_options.layout, parsed_options.setting_given_test(phase), training_option
     )
     run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read_model(model))
-    return ask_fit(run_question, optional_length("--global-batch", global_batch))
+    return ask_fit(run_question, parse_optional_length("--global-batch", global_batch))
 
 
 def plan(
@@ -501,18 +501,18 @@ def plan(
     run_options = run_options_of(
         parsed_options, require_hardware(hardware), phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )
-    settings = plan_settings(run_options.settings, parsed_options.setting_test(phase))
+    settings = plan_settings(run_options.settings, parsed_options.setting_given_test(phase))
     run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read_model(model))
-    by = optional_word("--by", by, OrderName)
+    by = checked_optional_choice("--by", by, OrderName)
     order_options = {"stack": stack, "overlap": overlap, "nic": nic, "calibrate": calibrate}
     time_options = TimeOptions(**checked_values(declarations_of(TimeOptions), order_options))
     return ask_timed_plan(
         run_question,
         time_options,
-        optional_length("--global-batch", global_batch),
+        parse_optional_length("--global-batch", global_batch),
         None if rows is None else validate_whole("--rows", rows),
         by,
-        optional_text("--where", where, "tp=8"),
+        checked_optional_text("--where", where, "tp=8"),
         parsed_options.read_model,
     )
 
@@ -558,10 +558,10 @@ def time(
     from .questions.time_and_cost_options import TimeOptions
     from .questions.times import ask_time
 
-    time_options = declared_options(TimeOptions, locals())
+    time_options = checked_options_instance(TimeOptions, locals())
     parsed_options = sort_options(options, time, run=True, layout=True)
     run_question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
-    return ask_time(run_question, time_options, parsed_options.setting_test(phase), parsed_options.read_model)
+    return ask_time(run_question, time_options, parsed_options.setting_given_test(phase), parsed_options.read_model)
 
 
 def serve(
@@ -622,7 +622,7 @@ def serve(
     parsed_options = sort_options(options, serve)
     draft = draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft)
     (accelerator,), devices = accelerators_and_devices([require_hardware(hardware)], devices)
-    serve_options = declared_options(ServeOptions, locals())
+    serve_options = checked_options_instance(ServeOptions, locals())
     return ask_serve(parsed_options.read_model(model), accelerator, serve_options, parsed_options.read_model)
 
 
@@ -664,11 +664,11 @@ def cost(
     from .questions.runs import RunQuestion
     from .questions.time_and_cost_options import CostOptions
 
-    cost_options = declared_options(CostOptions, locals())
+    cost_options = checked_options_instance(CostOptions, locals())
     parsed_options = sort_options(options, cost, run=True, layout=True)
     run_options = run_options_of(parsed_options, require_hardware(hardware), phase, frozenset(), None)
     run_question = RunQuestion(**vars(run_options), preset=parsed_options.read_model(model))
-    return ask_cost(run_question, cost_options, parsed_options.setting_test(phase))
+    return ask_cost(run_question, cost_options, parsed_options.setting_given_test(phase))
 
 
 def compare(
@@ -692,14 +692,14 @@ def compare(
     sort: quantity to order by, smallest first; default the order given. options: `set`, `head`, `allow_unknown`.
     hardware: accelerator on which a token of each of `users` sequences (default 1) is timed.
     """
-    from .questions.comparisons import ask_compare, check_compared
+    from .questions.comparisons import ask_compare, check_comparison_options
     from .questions.listings import select_presets
     from .sources.hardware import find_hardware
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = sort_options(options, compare)
     model_filter = model_filter_of(kind, attention, moe, min_params, max_params)
-    check_compared(bool(models), all, model_filter, sort)
+    check_comparison_options(bool(models), all, model_filter, sort)
     compared_models: list[tuple[Any, Any]] = select_presets(model_filter) if all else []
     if not all or parsed_options.reading_options.get("set") or parsed_options.reading_options.get("head"):
         chosen_names = [preset.name for preset, _ in compared_models] if all else models
@@ -707,11 +707,11 @@ def compare(
     accelerator = None if hardware is None else find_hardware(validate_text("--hardware", hardware, "h100"))
     return ask_compare(
         compared_models,
-        optional_tokens(seq),
+        parse_optional_token_count(seq),
         cache_format_of(kv_dtype),
         sort,
         hardware=accelerator,
-        users=optional_length("--users", users),
+        users=parse_optional_length("--users", users),
     )
 
 
@@ -728,17 +728,17 @@ def diff(
     models_only: with git, whether files that are no config of a model are skipped. options: `set`, `head`,
     `allow_unknown`.
     """
-    from .questions.differences import ask_diff, changes_to_compare
+    from .questions.differences import ask_diff, model_pairs_to_compare
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = sort_options(options, diff)
     reading_options = parsed_options.reading_options
     head = reading_options.get("head")
     allow_unknown = reading_options.get("allow_unknown", False)
-    changes = changes_to_compare(
+    changes = model_pairs_to_compare(
         models, parsed_options.read_model, git, models_only, head, allow_unknown, bool(reading_options.get("set"))
     )
-    return ask_diff(changes, optional_tokens(seq), cache_format_of(kv_dtype))
+    return ask_diff(changes, parse_optional_token_count(seq), cache_format_of(kv_dtype))
 
 
 def shape(
@@ -779,7 +779,7 @@ def shape(
         tie,
         validate_whole("--rows", rows, 1, 256),
         _tolerance_of(tolerance),
-        optional_tokens(seq),
+        parse_optional_token_count(seq),
         cache_format_of(kv_dtype),
     )
     return shape_question.answer(
@@ -835,7 +835,7 @@ def explain_log(
             launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading_options
         )
         return ask_log(LogQuestion(log_path, hardware=hardware, run=run))
-    reading_options = take_reading_options(options)
+    reading_options = pop_reading_options(options)
     sort_options(options, explain_log)
     preset = None if model is None else preset_of(model, **reading_options)
     return ask_log(LogQuestion(log_path, preset, engine, hardware, quantize))
@@ -871,12 +871,12 @@ def verify(
         validate_choice("--device", device, Device),
         validate_choice("--against", against, WitnessName),
         validate_whole("--batch", length_of("--batch", batch), maximum=1024),
-        optional_length("--seq", seq, maximum=2**20),
+        parse_optional_length("--seq", seq, maximum=2**20),
         every_layer,
         memory,
         distributed,
         LayoutRequest(**checked_values(declarations_of(LayoutRequest), parsed_options.layout_options)),
-        optional_length("--num-microbatches", num_microbatches),
+        parse_optional_length("--num-microbatches", num_microbatches),
     )
     verify_question.check_targets(bool(models))
     return verify_question.answer(model_names() if all else models, parsed_options.read_model)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .questions.runs import RunOptions, RunQuestion
     from .studies.model_selection import ModelFilter
 
-OptionsOfCommand = TypeVar("OptionsOfCommand")
+CommandOptions = TypeVar("CommandOptions")
 
 Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
 """The forms in which a function accepts a model; `Any` is a configuration object of `transformers`."""
@@ -123,7 +123,7 @@ class CallOptions(NamedTuple):
             return None
         return preset_of(draft, allow_unknown=self.reading_options.get("allow_unknown", False))
 
-    def setting_test(self, phase: Any) -> Callable[[str], bool]:
+    def setting_given_test(self, phase: Any) -> Callable[[str], bool]:
         """Returns a function that tells whether the call sets a named setting. phase: the call's phase, if any."""
         return lambda setting_name: (
             (phase if setting_name == "phase" else self.setting_values.get(setting_name)) is not None
@@ -142,7 +142,7 @@ READING_OPTIONS = ("set", "head", "allow_unknown")
 """Options that every function of a model takes: changes of its fields, its head, whether unknown fields are ignored."""
 
 
-def take_reading_options(options: dict[str, Any]) -> dict[str, Any]:
+def pop_reading_options(options: dict[str, Any]) -> dict[str, Any]:
     """Removes the options that control how a model is read from a call's options, and returns these options."""
     return {name: options.pop(name) for name in READING_OPTIONS if name in options}
 
@@ -195,7 +195,7 @@ def sort_options(
     )
 
 
-def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[str, Any]) -> OptionsOfCommand:
+def checked_options_instance(options_class: type[CommandOptions], arguments: Mapping[str, Any]) -> CommandOptions:
     """Returns an instance of `options_class` with values from a function's arguments, after the declared checks.
 
     arguments: all arguments by name; those that the class does not declare are left out.
@@ -204,42 +204,44 @@ def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[s
     return options_class(**checked_values(declarations, {name: arguments[name] for name in declarations}))
 
 
-def optional_length(option_name: str, length: Any, minimum: int = 1, maximum: int = LARGEST_COUNT) -> int | None:
+def parse_optional_length(option_name: str, length: Any, minimum: int = 1, maximum: int = LARGEST_COUNT) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
     return None if length is None else validate_whole(option_name, length_of(option_name, length), minimum, maximum)
 
 
-def optional_text(option_name: str, text_value: Any, example_text: str) -> str | None:
+def checked_optional_text(option_name: str, text_value: Any, example_text: str) -> str | None:
     """Validates an optional text; None stays None. example_text: a valid text, for the error message."""
     return None if text_value is None else validate_text(option_name, text_value, example_text)
 
 
-def optional_word(option_name: str, word_value: Any, allowed_words: Any) -> Any:
+def checked_optional_choice(option_name: str, word_value: Any, allowed_words: Any) -> Any:
     """Validates an optional value of a `Literal` type; None stays None."""
     return None if word_value is None else validate_choice(option_name, word_value, allowed_words)
 
 
-def optional_path(option_name: str, path: Any) -> str | None:
+def optional_path_text(option_name: str, path: Any) -> str | None:
     """Returns a path as text; None stays None."""
     return None if path is None else validate_path(option_name, path)
 
 
-def optional_count(option_name: str, count_value: Any) -> int | None:
+def parse_optional_count(option_name: str, count_value: Any) -> int | None:
     """Parses a count such as `15T`; None stays None."""
     from .units import parse_count
 
     return None if count_value is None else parse_count(number_text(option_name, count_value), option_name)
 
 
-def batch_or_users(batch: Any, users: Any, phase: str) -> int:
-    return batch_from_options(optional_length("--batch", batch), optional_length("--users", users), phase) or 1
+def batch_size_of_phase(batch: Any, users: Any, phase: str) -> int:
+    return (
+        batch_from_options(parse_optional_length("--batch", batch), parse_optional_length("--users", users), phase) or 1
+    )
 
 
-def optional_tokens(seq: Any) -> int | None:
-    return optional_length("--seq", seq)
+def parse_optional_token_count(seq: Any) -> int | None:
+    return parse_optional_length("--seq", seq)
 
 
-def image_and_audio_of(image: Any, images: Any, audio: Any) -> Inputs:
+def image_and_audio_inputs(image: Any, images: Any, audio: Any) -> Inputs:
     """Returns the images and audio of each sequence. Raises `InputError` for invalid values."""
     return Inputs(**checked_values(declarations_of(Inputs), {"image": image, "images": images, "audio": audio}))
 
@@ -291,9 +293,9 @@ def engine_questions_of(
     """
     from .questions.engines import ONE_ACCELERATOR_ERROR, engine_questions
 
-    optional_path("--launch", launch)
-    reading_options = take_reading_options(options)
-    quantize = optional_text("--quantize", options.pop("quantize", None), "fp8")
+    optional_path_text("--launch", launch)
+    reading_options = pop_reading_options(options)
+    quantize = checked_optional_text("--quantize", options.pop("quantize", None), "fp8")
     hardware_names = _hardware_names(hardware)
     if len(hardware_names) > 1:
         raise InputError(ONE_ACCELERATOR_ERROR)
@@ -308,7 +310,7 @@ def engine_questions_of(
         flag_values=options,
         hardware=hardware_names[0] if hardware_names else None,
         quantize=quantize,
-        receipt=optional_path("--receipt", receipt),
+        receipt=optional_path_text("--receipt", receipt),
         allow_unknown=bool(reading_options.get("allow_unknown")),
     )
 
@@ -326,7 +328,7 @@ def run_options_of(
         settings=settings_of(**options_by_name),
         layout=LayoutRequest(**checked_values(declarations_of(LayoutRequest), options.layout_options)),
         include=included_parts,
-        workspace=optional_text("--cublas-workspace", workspace, ":4096:8"),
+        workspace=checked_optional_text("--cublas-workspace", workspace, ":4096:8"),
     ).on_accelerators(_hardware_names(hardware))
 
 
@@ -341,15 +343,15 @@ def run_question_of(
     with_towers: bool = False,
 ) -> RunQuestion:
     """Returns what to compute for a model's run or a launch file. Last parameters: as in `run_options_of`."""
-    from .questions.runs import memory_question
+    from .questions.runs import build_run_question
 
-    optional_path("--launch", launch)
-    return memory_question(
+    optional_path_text("--launch", launch)
+    return build_run_question(
         require_model(model, "; or a launch file") if launch is None else model,
         options.read_model,
         run_options_of(options, hardware, phase, included_part_names(with_mtp, with_towers), workspace),
         launch_file=launch,
-        is_setting_given=options.setting_test(phase),
+        is_setting_given=options.setting_given_test(phase),
         allow_unknown=options.reading_options.get("allow_unknown", False),
         set=options.reading_options.get("set"),
         head=options.reading_options.get("head"),
@@ -361,8 +363,8 @@ def run_question_of(
 def model_filter_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> ModelFilter:
     from .studies.model_selection import ModelFilter
 
-    optional_text("--kind", model_kind, "decoder")
-    optional_text("--attention", attention, "gqa")
-    min_param_count = optional_count("--min-params", min_params)
-    max_param_count = optional_count("--max-params", max_params)
+    checked_optional_text("--kind", model_kind, "decoder")
+    checked_optional_text("--attention", attention, "gqa")
+    min_param_count = parse_optional_count("--min-params", min_params)
+    max_param_count = parse_optional_count("--max-params", max_params)
     return ModelFilter(model_kind, attention, moe, min_param_count, max_param_count)

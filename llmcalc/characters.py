@@ -19,7 +19,7 @@ ERROR_HANDLER_NAME = "llmcalc-stand-ins"
 
 
 def printable(printed_text: str) -> str:
-    r"""Returns the model. Raises `InputError` if the model is None. alternative_argument: what could be passed instead.
+    r"""Returns a text with escapes in place of characters that a terminal could obey, or that nobody could see.
 
     Control characters (C0, DEL, C1), line and paragraph separators, marks that turn the direction of writing (U+202E,
     U+2066), invisible characters and lone surrogates are written as in Python: `\x1b`, `\n`, `\u202e`. All text that is
@@ -49,7 +49,7 @@ def ascii_replacement(character: str) -> str:
     return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"
 
 
-def fit_to_encoding(printed_text: str, encoding: str) -> str:
+def text_in_encoding(printed_text: str, encoding: str) -> str:
     """Returns the text with replacements for characters that an encoding cannot represent."""
     try:
         return printed_text.encode(encoding, ERROR_HANDLER_NAME).decode(encoding)
@@ -57,16 +57,16 @@ def fit_to_encoding(printed_text: str, encoding: str) -> str:
         return printed_text.encode("ascii", ERROR_HANDLER_NAME).decode()
 
 
-def _replace_error(encode_error: UnicodeError) -> tuple[str, int]:
+def _replace_unencodable_characters(encode_error: UnicodeError) -> tuple[str, int]:
     if not isinstance(encode_error, UnicodeEncodeError):
         raise encode_error
     return "".join(map(ascii_replacement, encode_error.object[encode_error.start : encode_error.end])), encode_error.end
 
 
-codecs.register_error(ERROR_HANDLER_NAME, _replace_error)
+codecs.register_error(ERROR_HANDLER_NAME, _replace_unencodable_characters)
 
 
-def let_streams_replace_characters() -> None:
+def let_standard_streams_replace_characters() -> None:
     """Makes stdout and stderr replace characters that their encoding cannot represent, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure_stream = getattr(stream, "reconfigure", None)

@@ -12,10 +12,10 @@ from .arguments import (
     Model,
     cache_format_of,
     model_filter_of,
-    optional_tokens,
+    parse_optional_token_count,
+    pop_reading_options,
     run_options_of,
     sort_options,
-    take_reading_options,
 )
 from .errors import InputError
 from .optional import included_part_names
@@ -99,7 +99,7 @@ def _draw_shape(
     kv_dtype = options.pop("dtype", kv_dtype)
     models = _read_models(plotted_models, sort_options(options, _draw_shape).read_model)
     return pictures.shape_picture(
-        models, validate_whole("--rows", rows, 2, 256), optional_tokens(seq), cache_format_of(kv_dtype)
+        models, validate_whole("--rows", rows, 2, 256), parse_optional_token_count(seq), cache_format_of(kv_dtype)
     )
 
 
@@ -154,7 +154,7 @@ def _draw_time(time_run: AnswerFunction, model: Model | None = None, *, by_node:
 def _draw_roofline(
     compute_answer: AnswerFunction, model: Model, *, phase: MemoryPhase | None = None, **options: Any
 ) -> Figure:
-    reading_options = take_reading_options(options)
+    reading_options = pop_reading_options(options)
     preset = sort_options(reading_options, _draw_roofline).read_model(model)
     phases = pictures.roofline_phases(not preset.model.model_without_tokens, phase or "inference")
     return pictures.roofline_picture(lambda phase: compute_answer(preset, phase=phase, **options), phases)

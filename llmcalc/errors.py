@@ -86,7 +86,7 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
         known_names if isinstance(known_names, dict) else {known_name: known_name for known_name in known_names}
     )
     lowercase_name, name_count = wrong_name.lower()[:100], 2 * MAX_SUGGESTIONS
-    wrong_letters = _letters_and_digits(lowercase_name)
+    wrong_letters = _lowercase_letters_and_digits(lowercase_name)
     sorted_names = sorted(
         (known_name for known_name in set(names_by_spelling.values())),
         key=lambda known_name: (len(known_name), known_name),
@@ -94,13 +94,13 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     matching_names = [
         known_name
         for known_name in sorted_names
-        if len(wrong_letters) > 1 and _letters_and_digits(known_name).startswith(wrong_letters)
+        if len(wrong_letters) > 1 and _lowercase_letters_and_digits(known_name).startswith(wrong_letters)
     ]
     matching_names.sort(key=lambda known_name: not known_name.lower().startswith(lowercase_name))
     matching_names += [
         known_name
         for known_name in sorted_names
-        if len(wrong_letters) > 2 and wrong_letters in _letters_and_digits(known_name)
+        if len(wrong_letters) > 2 and wrong_letters in _lowercase_letters_and_digits(known_name)
     ]
     names_by_lowercase = {spelling.lower().lstrip("-"): name for spelling, name in names_by_spelling.items()}
     similar_spellings = difflib.get_close_matches(
@@ -110,7 +110,7 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     names_by_prefix: dict[str, list[str]] = {}
     prefix = wrong_letters[:2]
     for known_name in sorted_names:
-        name_prefix = _letters_and_digits(known_name)[: len(wrong_letters)]
+        name_prefix = _lowercase_letters_and_digits(known_name)[: len(wrong_letters)]
         if wrong_letters and name_prefix[:1] == wrong_letters[0]:
             names_by_prefix.setdefault(name_prefix, []).append(known_name)
     similar_prefixes = difflib.get_close_matches(
@@ -125,7 +125,7 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     return f" Did you mean {', '.join(suggestions[:MAX_SUGGESTIONS])}?" if suggestions else ""
 
 
-def _letters_and_digits(compared_name: str) -> str:
+def _lowercase_letters_and_digits(compared_name: str) -> str:
     """Returns the letters and digits of a name, in lower case."""
     return "".join(character for character in compared_name.lower() if character.isalnum())
 

@@ -101,12 +101,12 @@ class FrameworkEvidence:
         return run_evidence
 
 
-def parts_of_kinds(**names_by_kind: str) -> tuple[tuple[str, str], ...]:
+def kind_and_name_pairs(**names_by_kind: str) -> tuple[tuple[str, str], ...]:
     """Returns (kind, name) pairs of model parts. names_by_kind: kind → the parts' names, separated by spaces."""
     return tuple((kind, name) for kind, names in names_by_kind.items() for name in names.split())
 
 
-LLAMA_PARTS = parts_of_kinds(
+LLAMA_PARTS = kind_and_name_pairs(
     part="stack", layer="block", mixer="attention", network="mlp", norm="rmsnorm", position="rope", head="lm"
 )
 """The (kind, name) pairs of the model parts of a Llama."""

@@ -43,7 +43,7 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
         if repr:
             methods_by_name["__repr__"] = _repr_method
         if slots:  # a copy would set each slot by `setattr`
-            methods_by_name |= {"__getstate__": _state_methods, "__setstate__": _set_state}
+            methods_by_name |= {"__getstate__": _pickle_methods, "__setstate__": _restore_pickled_fields}
         for method_name, compiled_method in methods_by_name.items():
             if method_name not in defined_names:
                 setattr(cls, method_name, compiled_method)
@@ -94,7 +94,7 @@ def _constructor_source(cls: Any, method_globals: dict[str, Any]) -> str:
     return f"def __init__({parameters_text}):\n{''.join(source_lines) or ' pass'}"
 
 
-def _values_source(cls: Any, variable_name: str) -> str:
+def _field_tuple_source(cls: Any, variable_name: str) -> str:
     """Returns the source code of a tuple with the fields that equality compares. variable_name: the object."""
     return (
         "("
@@ -104,12 +104,12 @@ def _values_source(cls: Any, variable_name: str) -> str:
 
 
 def _equality_source(cls: Any, method_globals: dict[str, Any]) -> str:
-    equality = f"{_values_source(cls, 'self')} == {_values_source(cls, 'other')}"
+    equality = f"{_field_tuple_source(cls, 'self')} == {_field_tuple_source(cls, 'other')}"
     return f"def __eq__(self, other):\n return {equality} if other.__class__ is self.__class__ else NotImplemented"
 
 
 def _hash_source(cls: Any, method_globals: dict[str, Any]) -> str:
-    return f"def __hash__(self):\n return hash({_values_source(cls, 'self')})"
+    return f"def __hash__(self):\n return hash({_field_tuple_source(cls, 'self')})"
 
 
 def _repr_method(self: Any) -> str:
@@ -124,10 +124,10 @@ def _refuse_assignment(self: Any, field_name: str, *field_value: Any) -> None:
     raise FrozenInstanceError(f"cannot {'assign to' if field_value else 'delete'} field {field_name!r}")
 
 
-def _state_methods(self: Any) -> list[Any]:
+def _pickle_methods(self: Any) -> list[Any]:
     return [getattr(self, class_field.name) for class_field in fields(self)]
 
 
-def _set_state(self: Any, field_values: list[Any]) -> None:
+def _restore_pickled_fields(self: Any, field_values: list[Any]) -> None:
     for class_field, field_value in zip(fields(self), field_values, strict=True):
         object.__setattr__(self, class_field.name, field_value)

@@ -131,7 +131,7 @@ class ModelSpec(Part):
             stack.check_stack_position(StackPosition(stack_name, stack_width, stack_name, source_width=encoder_width))
         if self.encoder is not None and self.decoder is not None and not self.decoder.block.reads_encoder():
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
-        self._check_main()
+        self._check_output_stack()
         self._check_from_target()
         is_read_by_encoder = self.kind == "encoder-decoder" and not self._has_separate_encoder_input
         if self.additional_vocab_size is not None and (self.tie_word_embeddings or is_read_by_encoder):
@@ -188,7 +188,7 @@ class ModelSpec(Part):
         """Returns the width of the encoder's output, which cross-attention reads."""
         return encoder.output_size or encoder.hidden_size or self.hidden_size
 
-    def _check_main(self) -> None:
+    def _check_output_stack(self) -> None:
         """Raises `ValueError` if the output stack has fields that only a separate encoder may have."""
         if self.main.input_size not in (None, self.embedding_size):
             raise ValueError(
@@ -390,7 +390,7 @@ class ModelSpec(Part):
         has_two_stacks = self.kind == "encoder-decoder"
         if has_two_stacks and self._has_separate_encoder_input:
             embedding_table = recorder.unread_table("embed_tokens", token_axis, embedding_axis, kind="embedding")
-            x = Value(self._source_rows, (embedding_axis,))
+            x = Value(self._source_position_axis, (embedding_axis,))
         elif self.main.is_without_embedding:
             embedding_table = Weight("embed_tokens", (embedding_axis,), (token_axis,))
             stem = self.main.stem
@@ -399,7 +399,7 @@ class ModelSpec(Part):
             embedding_table = recorder.unread_table("embed_tokens", token_axis, embedding_axis, kind="embedding")
             x = Value(TOKENS, (embedding_axis,), is_constant=True)
         else:
-            source_rows = self._source_rows if has_two_stacks else TOKENS
+            source_rows = self._source_position_axis if has_two_stacks else TOKENS
             weight_role = self._weight_role("embed_tokens")
             x, embedding_table = recorder.table(
                 "embed_tokens", token_axis, embedding_axis, of=source_rows, kind="embedding", role=weight_role
@@ -446,7 +446,7 @@ class ModelSpec(Part):
         )
 
     @property
-    def _source_rows(self) -> Rows:
+    def _source_position_axis(self) -> Rows:
         """Returns the axis of positions (tokens or frames) that the encoder of an encoder-decoder reads."""
         encoder_stem = None if self.encoder is None else self.encoder.stem
         return SOURCE_TOKENS if encoder_stem is None else encoder_stem.positions

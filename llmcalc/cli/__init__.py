@@ -15,7 +15,7 @@ FRAME_SLOTS = 2**14
 """Slots of the frame below which a command runs: 128 KiB, so that Python's next chunk of frames has 256 KiB."""
 
 
-def call_with_room_for_frames(function: Callable[[], None]) -> None:
+def call_with_reserved_stack(function: Callable[[], None]) -> None:
     """Calls a function with enough interpreter stack reserved for the frames of all nested calls.
 
     Python keeps frames in chunks of 16 KiB (CPython, Python/pystate.c, `push_chunk`). A call beyond the end of a chunk
@@ -25,7 +25,7 @@ def call_with_room_for_frames(function: Callable[[], None]) -> None:
     function()
 
 
-call_with_room_for_frames.__code__ = call_with_room_for_frames.__code__.replace(co_stacksize=FRAME_SLOTS)
+call_with_reserved_stack.__code__ = call_with_reserved_stack.__code__.replace(co_stacksize=FRAME_SLOTS)
 
 
 def run() -> None:
@@ -42,7 +42,7 @@ def run() -> None:
     try:
         from .main import main
 
-        call_with_room_for_frames(main)
+        call_with_reserved_stack(main)
     except KeyboardInterrupt:  # before there is a command that could be interrupted
         raise SystemExit(130) from None
     finally:

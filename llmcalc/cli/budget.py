@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .output import check_writable, open_whole_file
+from .output import check_writable, open_atomic_output
 from .shared_options import JunitOption, OfflineOption
 from .target_options import OutputOptions, add_target_options
 
@@ -33,6 +33,6 @@ def command(
         check_writable(junit_file, "--junit")
     budget_answer = ask_budget(file, skip_missing)
     if junit_file is not None:
-        with open_whole_file(junit_file, "--junit") as output_stream:
+        with open_atomic_output(junit_file, "--junit") as output_stream:
             output_stream.write(junit(file.name, budget_answer.result))
     output_options.show_answer(budget_answer)

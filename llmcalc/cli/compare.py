@@ -32,12 +32,12 @@ def command(
     """Models side by side: sizes, ratios of sizes, cost per token.
     With more than a few, one row for each model.
     """
-    from ..questions.comparisons import ask_compare, check_compared
+    from ..questions.comparisons import ask_compare, check_comparison_options
     from ..questions.listings import select_presets
     from ..reports.compare import LAYOUT_BY_FORMAT
     from ..sources.hardware import find_hardware
 
-    check_compared(bool(targets), everything, model_filter, sort)
+    check_comparison_options(bool(targets), everything, model_filter, sort)
     models: list[tuple[Any, Any]] = select_presets(model_filter) if everything else []
     if not everything or target_options.changes_model:  # the filters of --all apply to the models without overrides
         preset_names = [preset.name for preset, _ in models] if everything else targets or []

@@ -9,16 +9,16 @@ from ..workload.lengths import DEFAULT_TRAINING_TOKENS
 from .hardware import AcceleratorOption
 from .layout_options import add_layout_options
 from .run_options import settings_options
-from .setting_options import add_declared_options, replace_parameter
+from .setting_options import replace_parameter_by_options, replace_parameter_by_settings
 from .shared_options import TableOption, TargetArgument, is_option_typed
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SEQ_DEFAULT = f"{DEFAULT_TRAINING_TOKENS:,}, or the model's context where it is shorter"
 
 
-@replace_parameter("settings", settings_options(seq=SEQ_DEFAULT), settings_with_shorthands)
+@replace_parameter_by_options("settings", settings_options(seq=SEQ_DEFAULT), settings_with_shorthands)
 @add_layout_options
-@add_declared_options("options", CostOptions)
+@replace_parameter_by_settings("options", CostOptions)
 @add_target_options
 def command(
     context: typer.Context,

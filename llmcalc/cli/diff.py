@@ -45,10 +45,10 @@ def command(
     """What changes from one model to another, or since a commit.
     Fields of the spec, parameters, FLOPs, KV cache, memory. Two TARGETs, or with --git any number of files.
     """
-    from ..questions.differences import ask_diff, changes_to_compare
+    from ..questions.differences import ask_diff, model_pairs_to_compare
 
     has_overrides = bool(target_options.overrides)
-    preset_changes = changes_to_compare(
+    preset_changes = model_pairs_to_compare(
         targets, target_options.load, git, models_only, target_options.head, target_options.allow_unknown, has_overrides
     )
     diff_answer = ask_diff(preset_changes, seq, kv_dtype)

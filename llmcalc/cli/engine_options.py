@@ -154,7 +154,7 @@ def engine_flags(context: typer.Context) -> Mapping[str, Any]:
     return flag_values
 
 
-def show_servers(
+def print_server_answers(
     ask_question: Callable[[EngineQuestion], ReportedAnswer],
     context: typer.Context,
     hardware: str | None,

@@ -9,7 +9,7 @@ from ..device_memory.settings import Settings
 from ..errors import InputError
 from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
-from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
+from .engine_options import EngineCommand, EngineOption, ReceiptOption, print_server_answers, require_engine
 from .hardware import accelerator_option
 from .layout_options import add_layout_options
 from .run_options import CublasWorkspaceOption, add_settings_options
@@ -84,7 +84,7 @@ def command(
     if engine or launch is not None:
         from ..questions.engines import ask_engine_fit
 
-        show_servers(
+        print_server_answers(
             lambda run_question: ask_engine_fit(run_question, settings.batch, settings.seq, layout_request.devices),
             context,
             hardware,

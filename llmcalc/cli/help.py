@@ -15,10 +15,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from ..characters import fit_to_encoding
+from ..characters import text_in_encoding
 from ..errors import InputError
 from ..workload.setting import Panel
-from .signatures import with_signature
+from .signatures import with_command_signature
 
 PANELS: tuple[str, ...] = get_args(Panel)
 
@@ -31,7 +31,7 @@ HELP_ALL_KEY = "llmcalc.lists_all"
 
 def printable_help(help_text: str) -> str:
     """Returns a help text without characters that stdout cannot encode, because typer ignores the encoding."""
-    return fit_to_encoding(help_text, getattr(sys.stdout, "encoding", None) or "utf-8")
+    return text_in_encoding(help_text, getattr(sys.stdout, "encoding", None) or "utf-8")
 
 
 def write_examples(context: Any, formatter: Any) -> None:
@@ -198,7 +198,7 @@ def with_help_all_option(command: Callable[..., None]) -> Callable[..., None]:
         argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(argument_name, argument.annotation))
         for argument_name, argument in signature.parameters.items()
     ]
-    return with_signature(run, command, [*parameters, parameter])
+    return with_command_signature(run, command, [*parameters, parameter])
 
 
 def command_summary(module_name: str) -> str:

@@ -7,20 +7,22 @@ from collections.abc import Callable
 from ..parallel.counted_rank import RankRequest, rank_settings
 from ..parallel.layout_request import LayoutRequest
 from ..workload.setting import declarations_of
-from .setting_options import OptionOfCommand, option_of_setting, options_of_settings, replace_parameter
+from .setting_options import CommandOption, option_of_setting, options_of_settings, replace_parameter_by_options
 
 
-def layout_options() -> dict[str, OptionOfCommand]:
+def layout_options() -> dict[str, CommandOption]:
     """Returns the command-line options for a parallel layout (tensor, pipeline, data, … parallelism)."""
     return {**options_of_settings(LayoutRequest), "framework": _framework_option()}
 
 
 def add_layout_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces a command's parameter `layout_request` by the options of a layout."""
-    return replace_parameter("layout_request", layout_options(), lambda chosen: LayoutRequest(**chosen))(command)
+    return replace_parameter_by_options("layout_request", layout_options(), lambda chosen: LayoutRequest(**chosen))(
+        command
+    )
 
 
-def _framework_option() -> OptionOfCommand:
+def _framework_option() -> CommandOption:
     """Returns the option `--framework`, with the names of all frameworks as values."""
     from ..frameworks.registry import DEFAULT_FRAMEWORK, FRAMEWORK_NAMES, framework
 
@@ -38,4 +40,4 @@ def _framework_option() -> OptionOfCommand:
 def add_rank_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces a command's parameter `rank_request` by the options of one counted rank."""
     options = {option_name: option_of_setting(rank_setting) for option_name, rank_setting in rank_settings().items()}
-    return replace_parameter("rank_request", options, lambda chosen: RankRequest(**chosen))(command)
+    return replace_parameter_by_options("rank_request", options, lambda chosen: RankRequest(**chosen))(command)

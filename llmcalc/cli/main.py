@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..characters import let_streams_replace_characters
+from ..characters import let_standard_streams_replace_characters
 from ..errors import InputError, suggest
 from .help import Command, command_summary, printable_help, with_help_all_option, write_examples
 from .output import discard_stream, drop_remarks, print_line, print_remarks
@@ -58,12 +58,12 @@ EXAMPLE_VALUES = {"TARGET": "llama3-8b", "--hardware": "h100"}
 """Argument or option → the example value that an error shows if it is missing."""
 
 
-def module_name(command: str) -> str:
+def command_module_name(command: str) -> str:
     """Returns the name of a command's module, which is also the name of the command's Python function."""
     return command.replace("-", "_")
 
 
-class LazyGroup(TyperGroup):
+class LazyCommandGroup(TyperGroup):
     """A group of commands that imports each command's module on use.
 
     parent_command: subpackage of the commands' modules, with a leading dot; empty for this package.
@@ -99,7 +99,7 @@ class LazyGroup(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
-                    (command, command_summary(f"{__package__}{self.parent_command}.{module_name(command)}"))
+                    (command, command_summary(f"{__package__}{self.parent_command}.{command_module_name(command)}"))
                     for command in self.command_names
                 ]
             )
@@ -110,7 +110,7 @@ class LazyGroup(TyperGroup):
             if ctx.resilient_parsing or cmd_name.startswith("-"):
                 return None
             group_name = f"llmcalc{self.parent_command.replace('.', ' ')}"
-            if _is_model_name(cmd_name):
+            if _is_preset_or_model_file(cmd_name):
                 example_command = next(name for name in ("memory", "params") if name in self.command_names)
                 raise InputError(
                     f"'{cmd_name}' is a model; expected a command first: {group_name} {example_command} {cmd_name}"
@@ -129,9 +129,9 @@ class LazyGroup(TyperGroup):
 def build_command(parent_package: str, command_name: str) -> Any:
     """Imports a command's module and builds the command's options, once per process.
 
-    parent_package: as `LazyGroup.parent_command`.
+    parent_package: as `LazyCommandGroup.parent_command`.
     """
-    module = import_module(f"{parent_package}.{module_name(command_name)}", __package__)
+    module = import_module(f"{parent_package}.{command_module_name(command_name)}", __package__)
     if hasattr(module, "COMMANDS"):
         return typer.main.get_command(_command_group(command_name, module))
     typer_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -144,7 +144,9 @@ def build_command(parent_package: str, command_name: str) -> Any:
 
 def _command_group(group_name: str, module: Any) -> typer.Typer:
     """Returns the commands of a package as a group of commands."""
-    group_class = type("Inner", (LazyGroup,), {"parent_command": f".{group_name}", "command_names": module.COMMANDS})
+    group_class = type(
+        "Inner", (LazyCommandGroup,), {"parent_command": f".{group_name}", "command_names": module.COMMANDS}
+    )
     command_group = typer.Typer(
         name=group_name, cls=group_class, no_args_is_help=True, rich_markup_mode=None, add_completion=False
     )
@@ -153,7 +155,7 @@ def _command_group(group_name: str, module: Any) -> typer.Typer:
 
 
 app = typer.Typer(
-    cls=LazyGroup,
+    cls=LazyCommandGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -182,7 +184,7 @@ def main() -> None:
     """Runs the `llmcalc` command. Exit codes: 0 success; 1 a check failed; 2 bad usage or bad input."""
     if not sys.argv[1:]:
         sys.argv.append("--help")
-    let_streams_replace_characters()
+    let_standard_streams_replace_characters()
     drop_remarks()
     try:
         exit_code = app(standalone_mode=False, prog_name=_program_name())
@@ -248,12 +250,12 @@ OPTIONS_OF_FILES = {
 
 def _advice_on_option(command: Any, option_name: str) -> str:
     """Returns what to type instead of an unknown option that other programs use; empty if there is no advice."""
-    from ..questions.other_names import engine_of_flag
+    from ..questions.other_names import engine_name_of_flag
     from .engine_options import EngineCommand
 
     if advice := OPTIONS_OF_FILES.get((command.name, re.sub("^--(?:max|min)-.*", "--max-", option_name))):
         return advice
-    engine_name = engine_of_flag(option_name)
+    engine_name = engine_name_of_flag(option_name)
     if not engine_name:
         return ""
     if isinstance(command, EngineCommand):
@@ -261,7 +263,7 @@ def _advice_on_option(command: Any, option_name: str) -> str:
     return f"llmcalc memory, fit and kv take it with --engine {engine_name}"
 
 
-def _commands_with(option_name: str, running_command: str) -> list[str]:
+def _commands_with_option(option_name: str, running_command: str) -> list[str]:
     """Returns the first two commands that have an option which `running_command` does not have."""
     if not option_name.startswith("--"):
         return []
@@ -270,7 +272,7 @@ def _commands_with(option_name: str, running_command: str) -> list[str]:
     return list(islice(with_option, 2))
 
 
-def _is_model_name(typed_word: str) -> bool:
+def _is_preset_or_model_file(typed_word: str) -> bool:
     """Whether a word that was typed in place of a command is a preset's name or a model's file."""
     from ..sources.presets import model_names, names_by_alias
 
@@ -281,7 +283,7 @@ def _is_model_name(typed_word: str) -> bool:
     )
 
 
-def _misread_argument_text(context: Any, missing_name: str) -> str:
+def _advice_on_misread_argument(context: Any, missing_name: str) -> str:
     """Returns the end of an error about a missing argument: which other argument received the typed word, if any."""
     for argument in context.command.params:
         typed_word = context.params.get(argument.name)
@@ -292,7 +294,7 @@ def _misread_argument_text(context: Any, missing_name: str) -> str:
     return ""
 
 
-def _expected_instead_text(extra_words: str, context: Any) -> str:
+def _advice_on_surplus_words(extra_words: str, context: Any) -> str:
     """Returns the end of an error about surplus words: what to type instead, or which command has the word."""
     from ..sources.hardware import UnknownAccelerator, find_hardware
 
@@ -308,7 +310,7 @@ def _expected_instead_text(extra_words: str, context: Any) -> str:
             except InputError as error:
                 if not typed_words.isdigit():
                     return f"an accelerator as an option ({str(error).removeprefix('--hardware: ')})"
-    if not _is_model_name(extra_word):
+    if not _is_preset_or_model_file(extra_word):
         return "no further argument"
     takes_models = any(parameter.metavar == "TARGET" for parameter in context.command.params)
     return "one model; llmcalc compare takes several" if takes_models else "no model"
@@ -343,24 +345,24 @@ def _usage_message(usage_error: Any) -> str:
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
             message = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
-        elif other_commands := _commands_with(usual_spelling, context.command.name):
+        elif other_commands := _commands_with_option(usual_spelling, context.command.name):
             verb = "has" if len(other_commands) == 1 else "have"
             message = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} {verb} it"
         elif typed_option.startswith("--") and (advice := _advice_on_option(context.command, usual_spelling)):
             message = f"No such option: {typed_option}; {advice}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
             message = (
-                f"'{extra_words[1]}': {context.command_path} takes {_expected_instead_text(extra_words[1], context)}"
+                f"'{extra_words[1]}': {context.command_path} takes {_advice_on_surplus_words(extra_words[1], context)}"
             )
         elif typed_option.startswith("--"):
             suggestion = suggest(typed_option, sorted(options))
             message = f"No such option: {typed_option}{suggestion and f'.{suggestion}'}"
     if parameter is None:
         return f"{message}{help_hint}"
-    from .shared_options import typed_name
+    from .shared_options import typed_option_name
 
     parameter_name = (
-        typed_name(parameter)
+        typed_option_name(parameter)
         if parameter.param_type_name == "option"
         else (parameter.metavar or parameter.name or "").rstrip(".")
     )
@@ -370,7 +372,7 @@ def _usage_message(usage_error: Any) -> str:
         example_value = EXAMPLE_VALUES.get(parameter_name)
         example = f", such as {example_value}" if example_value else ""
         if context is not None and parameter.param_type_name == "argument":
-            example = f"{_misread_argument_text(context, parameter_name)}{example}"
+            example = f"{_advice_on_misread_argument(context, parameter_name)}{example}"
         return f"missing {kind_name}{value_name}{example}{help_hint}{_example_commands(context, parameter)}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:

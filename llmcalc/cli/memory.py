@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..frameworks.launch.file_kinds import launch_file_titles
 from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
-from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
+from .engine_options import EngineCommand, EngineOption, ReceiptOption, print_server_answers, require_engine
 from .hardware import complete_name
 from .layout_options import add_layout_options
 from .output import store_remark
@@ -72,7 +72,7 @@ def command(
     """Memory of a device, by kind and over time.
     The accelerators on which it fits; of many devices, every rank that differs.
     """
-    from ..questions.runs import RunOptions, ask_memory, memory_question
+    from ..questions.runs import RunOptions, ask_memory, build_run_question
     from ..sources.preset import target_in_errors
 
     require_engine(receipt, engine, launch)
@@ -86,10 +86,12 @@ def command(
 
         if len(hardware or ()) > 1:
             raise InputError(ONE_ACCELERATOR_ERROR)
-        show_servers(ask_engine_memory, context, hardware[0] if hardware else None, target_options, output_options)
+        print_server_answers(
+            ask_engine_memory, context, hardware[0] if hardware else None, target_options, output_options
+        )
         return
     included_parts = included_part_names(with_mtp, with_towers)
-    run_question = memory_question(
+    run_question = build_run_question(
         target,
         lambda name: target_options.load(name, included_parts),
         RunOptions(
@@ -112,7 +114,7 @@ def command(
     output_options.show(report, table)
     for memory_fit in memory_answer.fits if memory_answer.accelerators else ():
         if memory_fit.verdict == "tight":
-            memory_kind = "nominal" if memory_fit.is_nominal else "usable"
+            memory_kind = "nominal" if memory_fit.has_nominal_capacity else "usable"
             store_remark(
                 f"warning: {memory_fit.hardware.name}: tight: {units.percent(memory_fit.used_fraction)} of its "
                 f"{memory_kind} "

@@ -92,7 +92,7 @@ def is_device_file(output_path: Path) -> bool:
 
 
 @contextmanager
-def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapper]:
+def open_atomic_output(output_path: Path, option_name: str) -> Iterator[TextIOWrapper]:
     """Opens a temporary file, which is renamed to the output path once all text is written.
 
     Raises `InputError`, which names the option, if it cannot be written.

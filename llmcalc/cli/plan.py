@@ -11,7 +11,7 @@ from ..questions.time_and_cost_options import TIME_ORDER_OPTIONS, TimeOptions
 from .hardware import AcceleratorOption
 from .layout_options import add_layout_options
 from .run_options import CublasWorkspaceOption, settings_options
-from .setting_options import add_declared_options, replace_parameter
+from .setting_options import replace_parameter_by_options, replace_parameter_by_settings
 from .shared_options import (
     TableOption,
     TargetArgument,
@@ -24,9 +24,9 @@ from .shared_options import (
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@replace_parameter("settings", settings_options(phase="training"), settings_with_shorthands)
+@replace_parameter_by_options("settings", settings_options(phase="training"), settings_with_shorthands)
 @add_layout_options
-@add_declared_options("time_options", TimeOptions, TIME_ORDER_OPTIONS)
+@replace_parameter_by_settings("time_options", TimeOptions, TIME_ORDER_OPTIONS)
 @add_target_options
 def command(
     context: typer.Context,

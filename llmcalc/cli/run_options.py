@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 from ..device_memory.settings import SETTINGS_BY_SHORTHAND, Settings, settings_with_shorthands
 from ..workload.setting import declarations_of
-from .setting_options import OptionOfCommand, option_of_setting, options_of_settings, replace_parameter
+from .setting_options import CommandOption, option_of_setting, options_of_settings, replace_parameter_by_options
 from .shared_options import value_option
 
 CublasWorkspaceOption: TypeAlias = Annotated[
@@ -22,7 +22,7 @@ CublasWorkspaceOption: TypeAlias = Annotated[
 ]
 
 
-def settings_options(**defaults: str) -> dict[str, OptionOfCommand]:
+def settings_options(**defaults: str) -> dict[str, CommandOption]:
     """Returns the command-line options for all fields of `Settings`, with their short names.
 
     Without a phase option, the other options imply the phase.
@@ -36,4 +36,4 @@ def settings_options(**defaults: str) -> dict[str, OptionOfCommand]:
 
 def add_settings_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces the parameter `settings` of a command by the options of `Settings`."""
-    return replace_parameter("settings", settings_options(), settings_with_shorthands)(command)
+    return replace_parameter_by_options("settings", settings_options(), settings_with_shorthands)(command)

@@ -15,28 +15,26 @@ import typer
 
 from ..workload.inputs import Inputs
 from ..workload.setting import DeclaredSetting, declarations_of
-from .shared_options import shell_completion_of, typed_name
-from .signatures import with_signature
+from .shared_options import shell_completion_of, typed_option_name
+from .signatures import with_command_signature
 
 CommandFunction: TypeAlias = Callable[..., None]
 
 
-class OptionOfCommand(NamedTuple):
+class CommandOption(NamedTuple):
     """A typer option for a command's parameter. annotation: the type and typer's option. default: the default value."""
 
     annotation: Any
     default: Any
 
 
-def optional_parameter(value_type: Any, option: Any) -> OptionOfCommand:
+def option_without_default(value_type: Any, option: Any) -> CommandOption:
     """Returns a command's parameter with default None. value_type: the parameter's type. option: typer's option."""
     annotated_type: Any = Annotated
-    return OptionOfCommand(annotated_type[value_type | None, option], None)
+    return CommandOption(annotated_type[value_type | None, option], None)
 
 
-def option_of_setting(
-    declaration: DeclaredSetting, default_value: Any = None, **changed_fields: Any
-) -> OptionOfCommand:
+def option_of_setting(declaration: DeclaredSetting, default_value: Any = None, **changed_fields: Any) -> CommandOption:
     """Returns the command-line option for a setting.
 
     default_value: default of the parameter.
@@ -54,13 +52,13 @@ def option_of_setting(
     }
 
     def check_value(option: typer.CallbackParam, typed_value: Any) -> Any:
-        return declaration.checked_value(typed_value, typed_name(option))
+        return declaration.checked_value(typed_value, typed_option_name(option))
 
     if declaration.value_type is bool:
         option_names = (f"{declaration.option}/{setting.negative_option}",) if setting.negative_option else option_names
-        return OptionOfCommand(Annotated[bool | None, typer.Option(*option_names, **common_arguments)], default_value)
+        return CommandOption(Annotated[bool | None, typer.Option(*option_names, **common_arguments)], default_value)
     if declaration.value_type is Path:
-        return optional_parameter(Path, typer.Option(*option_names, metavar=setting.metavar, **common_arguments))
+        return option_without_default(Path, typer.Option(*option_names, metavar=setting.metavar, **common_arguments))
     placeholder = {int: "N", float: "P"}.get(declaration.value_type, "TEXT")
     metavar = setting.metavar or "|".join(declaration.allowed_words) or placeholder
     possible_words: Iterable[str] = declaration.allowed_words
@@ -72,10 +70,10 @@ def option_of_setting(
         autocompletion=shell_completion_of(setting.completions or (lambda: possible_words)),
         **common_arguments,
     )
-    return OptionOfCommand(Annotated[str | None, typer_option], default_value)
+    return CommandOption(Annotated[str | None, typer_option], default_value)
 
 
-def options_of_settings(settings: type, field_names: Iterable[str] = ()) -> dict[str, OptionOfCommand]:
+def options_of_settings(settings: type, field_names: Iterable[str] = ()) -> dict[str, CommandOption]:
     """Returns the options for the settings of a class. field_names: the settings' names, empty for all."""
     declarations = declarations_of(settings)
     return {
@@ -83,8 +81,8 @@ def options_of_settings(settings: type, field_names: Iterable[str] = ()) -> dict
     }
 
 
-def replace_parameter(
-    parameter_name: str, options: Mapping[str, OptionOfCommand], build_argument: Callable[[dict[str, Any]], Any]
+def replace_parameter_by_options(
+    parameter_name: str, options: Mapping[str, CommandOption], build_argument: Callable[[dict[str, Any]], Any]
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Returns a decorator that replaces a parameter of a command by options.
 
@@ -111,23 +109,23 @@ def replace_parameter(
                 **{parameter_name: build_argument({name: typed_values.pop(name) for name in options})}, **typed_values
             )
 
-        return with_signature(run, command, parameters)
+        return with_command_signature(run, command, parameters)
 
     return decorate_command
 
 
-def add_declared_options(
+def replace_parameter_by_settings(
     parameter_name: str, settings: type, field_names: Iterable[str] = ()
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Returns a decorator that replaces a parameter of a command by the options for a class of settings.
 
     The parameter gets an object of the class. field_names: the settings' names, empty for all.
     """
-    return replace_parameter(
+    return replace_parameter_by_options(
         parameter_name, options_of_settings(settings, field_names), lambda chosen: settings(**chosen)
     )
 
 
 def add_input_options(command: CommandFunction) -> CommandFunction:
     """Replaces the parameter `inputs` of a command by the options of images and audio."""
-    return add_declared_options("inputs", Inputs)(command)
+    return replace_parameter_by_settings("inputs", Inputs)(command)

@@ -24,7 +24,7 @@ from ..workload.inference import CACHE_FORMAT_EXAMPLES, USERS_SETTING
 from ..workload.lengths import DEFAULT_TOKENS
 from ..workload.recompute import RECOMPUTE_MODES
 from ..workload.validation import LARGEST_COUNT, validate_choice, validate_optional_whole
-from .output import check_writable, open_stdout, open_whole_file
+from .output import check_writable, open_atomic_output, open_stdout
 
 
 def value_option(
@@ -91,7 +91,7 @@ OverridesOption: TypeAlias = Annotated[
 ]
 
 
-def typed_name(option: Any) -> str:
+def typed_option_name(option: Any) -> str:
     """Returns the name of an option as the user typed it, or the option's longest name if it was not typed."""
     typed_options = {typed_word.partition("=")[0] for typed_word in sys.argv[1:]}
     option_names: list[str] = option.opts
@@ -109,7 +109,7 @@ def _cache_option(metavar: str, canonical_name: Callable[[str], str], help_text:
         try:
             return None if format_name is None else canonical_name(format_name)
         except InputError as error:
-            raise InputError(f"{typed_name(option)}: {error}") from None
+            raise InputError(f"{typed_option_name(option)}: {error}") from None
 
     return typer.Option("--kv-dtype", "--dtype", metavar=metavar, callback=check_format, help=help_text)
 
@@ -141,7 +141,7 @@ def length_option(
     """
 
     def check_length(option: typer.CallbackParam, parsed_length: int | None) -> int | None:
-        return validate_optional_whole(typed_name(option), parsed_length, minimum, maximum)
+        return validate_optional_whole(typed_option_name(option), parsed_length, minimum, maximum)
 
     return typer.Option(
         option_name,
@@ -427,4 +427,4 @@ WithTowersOption: TypeAlias = Annotated[bool, _optional_part_option(TOWERS)]
 
 def open_output(output_path: Path | None) -> AbstractContextManager[IO[str]]:
     """Opens the output file, which is written completely or not at all, or stdout."""
-    return open_whole_file(output_path, "--output") if output_path is not None else open_stdout()
+    return open_atomic_output(output_path, "--output") if output_path is not None else open_stdout()

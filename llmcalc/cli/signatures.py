@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def with_signature(
+def with_command_signature(
     run_command: Callable[..., None], command: Callable[..., None], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
     """Gives a function the name, help text and signature of a command, from which typer builds the options."""

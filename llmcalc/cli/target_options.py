@@ -16,7 +16,7 @@ from ..reports.document import Report, report_in_encoding
 from ..reports.formats import WRITERS, Format
 from ..studies.model_selection import ModelFilter
 from .output import store_remark
-from .setting_options import CommandFunction, OptionOfCommand, replace_parameter
+from .setting_options import CommandFunction, CommandOption, replace_parameter_by_options
 from .shared_options import (
     AllowUnknownOption,
     AttentionKindOption,
@@ -131,7 +131,7 @@ class OutputOptions(NamedTuple):
 
             report = trim_to_screen(report)
         if is_brief and self.fmt in ("table", "markdown"):
-            report = report.with_few_notes()
+            report = report.with_limited_notes()
         for warning in report.warnings if format_writer.warns_on_stderr else ():
             store_remark(f"note: {warning}")
         with open_output(self.output) as output_stream:
@@ -145,39 +145,39 @@ def _output_options(prints_notes: bool, fmt: Format | None, output: Path | None)
     return OutputOptions(prints_notes, fmt or format_of_file(output), output)
 
 
-OPTIONS_BY_PARAMETER: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], Any]]] = {
+OPTIONS_BY_PARAMETER: dict[str, tuple[dict[str, CommandOption], Callable[[dict[str, Any]], Any]]] = {
     "target_options": (
         {
-            "overrides": OptionOfCommand(OverridesOption, None),
-            "head": OptionOfCommand(HeadOption, None),
-            "allow_unknown": OptionOfCommand(AllowUnknownOption, False),
-            "offline": OptionOfCommand(OfflineOption, False),
+            "overrides": CommandOption(OverridesOption, None),
+            "head": CommandOption(HeadOption, None),
+            "allow_unknown": CommandOption(AllowUnknownOption, False),
+            "offline": CommandOption(OfflineOption, False),
         },
         lambda chosen: TargetOptions(*(chosen[name] for name in TargetOptions._fields)),
     ),
     "model_filter": (
         {
-            "kind": OptionOfCommand(KindOption, None),
-            "attention": OptionOfCommand(AttentionKindOption, None),
-            "moe": OptionOfCommand(ExpertsOption, None),
-            "min_params": OptionOfCommand(LeastParamsOption, None),
-            "max_params": OptionOfCommand(MostParamsOption, None),
+            "kind": CommandOption(KindOption, None),
+            "attention": CommandOption(AttentionKindOption, None),
+            "moe": CommandOption(ExpertsOption, None),
+            "min_params": CommandOption(LeastParamsOption, None),
+            "max_params": CommandOption(MostParamsOption, None),
         },
         lambda chosen: ModelFilter(**chosen),
     ),
     "output_options": (
         {
-            "notes": OptionOfCommand(NotesOption, False),
-            "fmt": OptionOfCommand(FormatOption, None),
-            "output": OptionOfCommand(OutputOption, None),
+            "notes": CommandOption(NotesOption, False),
+            "fmt": CommandOption(FormatOption, None),
+            "output": CommandOption(OutputOption, None),
         },
         lambda chosen: _output_options(*chosen.values()),
     ),
     "writing_file": (
         {
-            "notes": OptionOfCommand(NotesOption, False),
-            "fmt": OptionOfCommand(FormatOption, None),
-            "output_file": OptionOfCommand(OutputFileOption, None),
+            "notes": CommandOption(NotesOption, False),
+            "fmt": CommandOption(FormatOption, None),
+            "output_file": CommandOption(OutputFileOption, None),
         },
         lambda chosen: _output_options(*chosen.values()),
     ),
@@ -192,5 +192,5 @@ def add_target_options(command: CommandFunction) -> CommandFunction:
     """Replaces a command's parameters `target_options`, `model_filter` and `output_options` by typer options."""
     for parameter in inspect.signature(command).parameters:
         if parameter in OPTIONS_BY_PARAMETER:
-            command = replace_parameter(parameter, *OPTIONS_BY_PARAMETER[parameter])(command)
+            command = replace_parameter_by_options(parameter, *OPTIONS_BY_PARAMETER[parameter])(command)
     return command

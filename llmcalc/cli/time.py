@@ -3,14 +3,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..questions.time_and_cost_options import TimeOptions
-from .setting_options import options_of_settings, replace_parameter
+from .setting_options import options_of_settings, replace_parameter_by_options
 from .shared_options import TableOption
 from .target_options import OutputOptions, add_target_options
 from .time_options import REPORT_OPTIONS, TimedRunOptions, add_timed_run_options
 
 
 @add_timed_run_options
-@replace_parameter("report_options", options_of_settings(TimeOptions, REPORT_OPTIONS), dict)
+@replace_parameter_by_options("report_options", options_of_settings(TimeOptions, REPORT_OPTIONS), dict)
 @add_target_options
 def command(
     timed_run: TimedRunOptions,

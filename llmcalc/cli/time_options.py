@@ -23,10 +23,10 @@ from .layout_options import layout_options
 from .run_options import settings_options
 from .setting_options import (
     CommandFunction,
-    OptionOfCommand,
-    optional_parameter,
+    CommandOption,
+    option_without_default,
     options_of_settings,
-    replace_parameter,
+    replace_parameter_by_options,
 )
 from .shared_options import OptionalTargetArgument, WithMtpOption, is_option_typed, value_option
 from .target_options import OPTIONS_BY_PARAMETER, TargetOptions
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..sources.preset import Preset
 
 RUN_FILE_OPTIONS = {
-    "hardware": optional_parameter(
+    "hardware": option_without_default(
         str,
         value_option(
             "--hardware",
@@ -47,7 +47,7 @@ RUN_FILE_OPTIONS = {
             completion=complete_name,
         ),
     ),
-    "launch": optional_parameter(
+    "launch": option_without_default(
         Path,
         value_option(
             "--launch",
@@ -97,10 +97,10 @@ class TimedRunOptions:
 
     def run_question(self) -> RunQuestion:
         """Returns the object that describes the timed run: model, phase, accelerators, layout and settings."""
-        from ..questions.runs import RunOptions, memory_question
+        from ..questions.runs import RunOptions, build_run_question
 
         run_options = RunOptions(settings=self.settings, layout=self.layout, include=self.include)
-        return memory_question(
+        return build_run_question(
             self.target,
             self.load,
             run_options.on_accelerators([] if self.hardware is None else [self.hardware]),
@@ -126,9 +126,9 @@ def add_timed_run_options(command: CommandFunction) -> CommandFunction:
     """Replaces a command's parameter `timed_run` by the options of a timed run."""
     run_options, layout = settings_options(), layout_options()
     target_options, read_options = OPTIONS_BY_PARAMETER["target_options"]
-    context = {"command_context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
-    target = OptionOfCommand(OptionalTargetArgument, None)
-    model_options = {"target": target, "with_mtp": OptionOfCommand(WithMtpOption, False)}
+    context = {"command_context": CommandOption(typer.Context, inspect.Parameter.empty)}
+    target = CommandOption(OptionalTargetArgument, None)
+    model_options = {"target": target, "with_mtp": CommandOption(WithMtpOption, False)}
     time_options = {
         **context,
         **run_options,
@@ -152,4 +152,4 @@ def add_timed_run_options(command: CommandFunction) -> CommandFunction:
             partial(is_option_typed, option_values["command_context"]),
         )
 
-    return replace_parameter("timed_run", time_options, timed_run)(command)
+    return replace_parameter_by_options("timed_run", time_options, timed_run)(command)

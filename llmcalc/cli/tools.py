@@ -197,7 +197,7 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     if call_arguments.get("receipt") == STDIN:
         raise InputError(f"receipt: '{STDIN}' is standard input, which the protocol uses; expected a path")
     answer_document = getattr(import_module("..api", __package__), tool_name)(*models, **call_arguments).document
-    return answer_document if requested_keys is None else _selected_keys(answer_document, requested_keys)
+    return answer_document if requested_keys is None else _document_with_keys(answer_document, requested_keys)
 
 
 def _check_arguments_size(arguments: Mapping[str, Any]) -> None:
@@ -238,10 +238,10 @@ def _check_model(model: Any) -> None:
         raise InputError(f"model: '{STDIN}' is standard input, which the protocol uses; expected a name or a path")
 
 
-def _selected_keys(answer_document: Any, requested_keys: list[str]) -> Any:
+def _document_with_keys(answer_document: Any, requested_keys: list[str]) -> Any:
     """Returns the requested keys of a document, or of each document in a list."""
     if isinstance(answer_document, list):
-        return [_selected_keys(document_entry, requested_keys) for document_entry in answer_document]
+        return [_document_with_keys(document_entry, requested_keys) for document_entry in answer_document]
     unknown_keys = [requested_key for requested_key in requested_keys if requested_key not in answer_document]
     if unknown_keys:
         raise InputError(f"keys: the answer has no '{unknown_keys[0]}'; expected some of {', '.join(answer_document)}")

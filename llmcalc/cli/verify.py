@@ -9,7 +9,7 @@ from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..witnesses.reference import Device
 from ..witnesses.verification import WitnessName
 from .layout_options import add_layout_options
-from .output import check_writable, open_whole_file
+from .output import check_writable, open_atomic_output
 from .shared_options import JunitOption, OptionalTargetsArgument, TableOption, length_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
@@ -76,7 +76,7 @@ def command(
         _iterate_with_progress_bar(list(model_names()) if everything else list(targets or ())), target_options.load
     )
     if junit_file is not None:
-        with open_whole_file(junit_file, "--junit") as output_stream:
+        with open_atomic_output(junit_file, "--junit") as output_stream:
             output_stream.write(junit(verify_answer.result.verdicts, verify_answer.result.skip_reasons))
     if rank_of_process() == 0:
         output_options.show(verify_answer.report(), table, listing=everything)

@@ -64,7 +64,7 @@ def linear_layers(
             yield node_position, op
 
 
-def is_read_by_scan(node_position: NodePosition) -> bool:
+def has_weight_read_by_scan(node_position: NodePosition) -> bool:
     """Whether the layer is Mamba-2's output projection, whose weight the fused scan kernel reads directly.
 
     Unsloth leaves it out of its quantized weights (models/llama.py for Falcon-H1, models/vision.py for Nemotron-H);
@@ -76,7 +76,7 @@ def is_read_by_scan(node_position: NodePosition) -> bool:
     )
 
 
-def class_layers(
+def layers_of_projections(
     node_tree: Node, included_parts: frozenset[str], module_names_of: ModuleNames | None
 ) -> frozenset[ClassLayer]:
     """Returns, for each projection inside the model's layers, which layer of the transformers class computes it.
@@ -112,7 +112,7 @@ def _path_of_first_index(node_position: NodePosition) -> str:
     return ".".join(filter(None, (_path_of_first_index(parent_position), node_path_name)))
 
 
-def split_targets(
+def split_matched_targets(
     targets: Sequence[str], linear_names: Sequence[str], layers_of_class: frozenset[ClassLayer]
 ) -> tuple[list[str], list[str]]:
     """Returns (the projections that the adapter targets name, the targets that match no layer).

@@ -24,7 +24,14 @@ from ..workload.lora import (
     Library,
     stored_bytes,
 )
-from .adapter_targets import ClassLayer, class_layers, is_read_by_scan, joined_layers, linear_layers, split_targets
+from .adapter_targets import (
+    ClassLayer,
+    has_weight_read_by_scan,
+    joined_layers,
+    layers_of_projections,
+    linear_layers,
+    split_matched_targets,
+)
 from .trained_tensors import TrainedTensor, is_in_layer
 
 FROZEN_WEIGHT_FORMATS: tuple[FrozenWeightFormat, ...] = get_args(FrozenWeightFormat)
@@ -49,7 +56,7 @@ class LowRankAdapters:
     has_fused_qkv: whether queries, keys and values are one linear layer; false by default.
     quantized_experts: whether a base in 4 bits includes routed experts; false by default.
     adapts_experts: whether routed experts have adapters, too, as PEFT has them beside fused weights; false by default.
-    has_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
+    has_dora_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
     joined_layers: the projections that the model's class has in one layer, with one adapter; none by default.
     missing_targets: default targets of which the model has no layer; none by default.
     """
@@ -63,7 +70,7 @@ class LowRankAdapters:
     has_fused_qkv: bool = False
     quantized_experts: bool = False
     adapts_experts: bool = False
-    has_magnitudes: bool = False
+    has_dora_magnitudes: bool = False
     joined_layers: frozenset[ClassLayer] = frozenset()
     missing_targets: tuple[str, ...] = ()
 
@@ -88,7 +95,7 @@ class LowRankAdapters:
         tensors = (
             self._adapters_of_experts(node_tree, included_parts) if self.is_parallel or self.adapts_experts else []
         )
-        for joint_layers in self._layer_products(node_tree, included_parts):
+        for joint_layers in self._jointly_computed_layers(node_tree, included_parts):
             adapted_products = [
                 (position, op) for position, op in joint_layers if position.node.name in self.target_names
             ]
@@ -103,7 +110,7 @@ class LowRankAdapters:
                 ]
                 for tensor in [
                     *adapter_matrices,
-                    *([ParamTensor((out_width,), "vector")] if self.has_magnitudes else []),
+                    *([ParamTensor((out_width,), "vector")] if self.has_dora_magnitudes else []),
                 ]:
                     tensors.append(TrainedTensor(tensor, node_position.kind, node_position.copies))
         return tensors
@@ -114,7 +121,7 @@ class LowRankAdapters:
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for joint_layers in _joint_layers(_expert_layers(node_tree, included_parts), _library_layer_name):
+        for joint_layers in _groups_of_fused_layers(_expert_layers(node_tree, included_parts), _library_layer_name):
             node_position, expert_op = joint_layers[0]
             if node_position.node.name in self.target_names or self.adapts_experts:
                 expert_count = expert_op.num_experts if self.adapts_experts or self.library == "mcore-bridge" else 1
@@ -124,7 +131,9 @@ class LowRankAdapters:
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copy_count))
         return tensors
 
-    def trained_copies(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def fully_trained_tensors(
+        self, node_tree: Node, included_parts: frozenset[str] = frozenset()
+    ) -> list[TrainedTensor]:
         """Returns the tensors that are trained in full besides the adapters, tied weights included."""
         tensors = []
         for node_position in node_tree.walk():
@@ -141,7 +150,9 @@ class LowRankAdapters:
             tensors += [TrainedTensor(tensor, node_position.kind, node_position.copies) for tensor in copied_tensors]
         return tensors
 
-    def quantized_base(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
+    def quantized_base_count_and_bytes(
+        self, node_tree: Node, included_parts: frozenset[str] = frozenset()
+    ) -> tuple[Number, Number]:
         """Returns (number of quantized base weights, their bytes including scales).
 
         These are the matrices of linear layers in the layers and in included encoders, an output head with
@@ -159,7 +170,7 @@ class LowRankAdapters:
             if (layer[0].kind == "lm_head" and self.quantized_head)
             or (layer[0].optional_part == TOWERS.name and layer[0].node.name != ENCODER_INPUT_NAME)
         ]
-        for joint_layers in [*self._layer_products(node_tree, included_parts), *outer_layers]:
+        for joint_layers in [*self._jointly_computed_layers(node_tree, included_parts), *outer_layers]:
             row_count, column_count = 0, joint_layers[0][1].n_in
             for node_position, op in joint_layers:
                 counted_op = node_position.counted_op
@@ -168,7 +179,7 @@ class LowRankAdapters:
                     and counted_op.has_effect("params")
                     and not op.is_tied
                     and node_position.kind != "router"
-                    and not is_read_by_scan(node_position)
+                    and not has_weight_read_by_scan(node_position)
                 ):
                     row_count = add(row_count, op.n_out)
             if not is_zero(row_count):
@@ -185,7 +196,9 @@ class LowRankAdapters:
             )
         return weight_count, total_bytes
 
-    def uncounted_adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def uncounted_expert_adapters(
+        self, node_tree: Node, included_parts: frozenset[str] = frozenset()
+    ) -> list[TrainedTensor]:
         """Returns adapters on routed experts that PEFT may add, uncounted, if all linear layers are targets."""
         if (
             self.adapts_experts
@@ -195,11 +208,11 @@ class LowRankAdapters:
             return []
         return replace(self, adapts_experts=True)._adapters_of_experts(node_tree, included_parts)
 
-    def _layer_products(
+    def _jointly_computed_layers(
         self, node_tree: Node, included_parts: frozenset[str]
     ) -> Iterator[list[tuple[NodePosition, Linear]]]:
         """Yields groups of linear layers inside transformer layers; each group is computed as one matrix product."""
-        yield from _joint_layers(
+        yield from _groups_of_fused_layers(
             linear_layers(node_tree, included_parts),
             _library_layer_name if self.is_parallel else self._joined_layer_name,
         )
@@ -233,7 +246,7 @@ def _library_layer_name(node_position: NodePosition) -> str:
     return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
 
 
-def _joint_layers(
+def _groups_of_fused_layers(
     layers: Iterable[tuple[NodePosition, LinearType]], layer_name_of: Callable[[NodePosition], str]
 ) -> Iterator[list[tuple[NodePosition, LinearType]]]:
     """Yields groups of adjacent linear layers of a module that one fused layer computes as one product."""
@@ -294,10 +307,10 @@ def adapters_of_targets(
     _check_expert_adapters(node_tree, adapters, included_parts)
     _check_magnitudes(adapters)
     layer_names = linear_layer_names(node_tree, included_parts, adapters.is_parallel)
-    layers_of_class = class_layers(node_tree, included_parts, module_names_of)
+    layers_of_class = layers_of_projections(node_tree, included_parts, module_names_of)
     joined_projections = joined_layers(target_projections or (), layers_of_class) if joins_as_class else frozenset()
-    requested_targets = _default_targets(joined_projections) if target_projections is None else target_projections
-    target_names, unknown_targets = split_targets(requested_targets, layer_names, layers_of_class)
+    requested_targets = _default_target_names(joined_projections) if target_projections is None else target_projections
+    target_names, unknown_targets = split_matched_targets(requested_targets, layer_names, layers_of_class)
     missing_targets: list[str] = []
     if target_projections is None:
         missing_targets, unknown_targets = unknown_targets, []
@@ -326,7 +339,7 @@ def adapters_of_targets(
     )
 
 
-def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ...]:
+def _default_target_names(joined_projections: frozenset[ClassLayer]) -> tuple[str, ...]:
     """Returns PEFT's default targets: query and value projections, or the fused layer that contains both."""
     layer_names = [layer.layer for layer in joined_projections if layer.projection in DEFAULT_TARGETS]
     return tuple(dict.fromkeys(layer_names)) or DEFAULT_TARGETS
@@ -346,7 +359,7 @@ def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, included_
 
 def _check_magnitudes(adapters: LowRankAdapters) -> None:
     """Raises `InputError` for DoRA's magnitude vectors on adapters or base weights for which DoRA is not modelled."""
-    if not adapters.has_magnitudes:
+    if not adapters.has_dora_magnitudes:
         return
     if adapters.library not in ("peft", "torchtune"):
         raise InputError(f"--use-dora: {adapters.library} has no DoRA; expected --lora-library peft or torchtune")
@@ -360,7 +373,7 @@ def _check_scan_gradients(node_tree: Node, target_names: Collection[str], includ
     """Raises `InputError` if a fused scan kernel reads all adapted weights directly, so that none has gradients."""
     linear_positions = (node_position for node_position, _ in linear_layers(node_tree, included_parts))
     adapted_layers = [node_position for node_position in linear_positions if node_position.node.name in target_names]
-    if adapted_layers and all(map(is_read_by_scan, adapted_layers)):
+    if adapted_layers and all(map(has_weight_read_by_scan, adapted_layers)):
         raise InputError(
             f"--lora-targets {', '.join(target_names)}: the kernel of the scan reads that weight itself, so that no "
             "adapter has a gradient; expected further layers, such as in_proj"
@@ -372,7 +385,9 @@ def _check_joined_targets(
 ) -> None:
     """Raises `InputError` if the targets name only some of the projections that one fused layer computes."""
     layers = (
-        _joint_layers(linear_layers(node_tree, included_parts), _library_layer_name) if adapters.is_parallel else ()
+        _groups_of_fused_layers(linear_layers(node_tree, included_parts), _library_layer_name)
+        if adapters.is_parallel
+        else ()
     )
     for joined_layer in layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]

@@ -13,7 +13,7 @@ from ..ops import KVCache, State
 from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .cache_formats import cache_bits_in, cache_format, state_bits
+from .cache_formats import cache_bits_cost, cache_format, state_bits
 from .context_length import check_source_tokens, default_context_tokens, longest_sequence
 from .encoders import EncodedInputs
 from .model_changes import ModelChange, changed_models
@@ -25,12 +25,12 @@ SHORTEST_SHOWN_CONTEXT, LONGEST_SHOWN_CONTEXT = 2**10, 2**17
 """Context lengths in tokens for which cache growth is shown: 1,024 to 131,072, or to the model's context length."""
 
 
-def cache_bits_of(format_name: str) -> Cost:
+def cache_bits_cost_by_name(format_name: str) -> Cost:
     """Returns a cost function for the cached bits of an operation, if keys and values have the named format."""
-    return cache_bits_in(cache_format(format_name))
+    return cache_bits_cost(cache_format(format_name))
 
 
-def _cached_tree(spec: ModelSpec) -> Node:
+def _tree_of_cached_nodes(spec: ModelSpec) -> Node:
     """Returns the part of the model's tree whose nodes have a cache, to be evaluated at many sequence lengths."""
     return spec.tree().with_effect("cache_bits")
 
@@ -72,7 +72,7 @@ class CacheSize:
     inputs: EncodedInputs | None = None
 
     def _total_bits(self, workload: Workload, format_name: str | None = None) -> Number:
-        return self.tree.total(cache_bits_of(format_name or self.dtype), RunConfig(workload))
+        return self.tree.total(cache_bits_cost_by_name(format_name or self.dtype), RunConfig(workload))
 
     @property
     def bytes(self) -> int:
@@ -108,7 +108,7 @@ class CacheSize:
 
     def _cache_positions(self) -> list[NodePosition]:
         """Returns the tree positions of all operations with a cache."""
-        cached_bits = cache_bits_of(self.dtype)
+        cached_bits = cache_bits_cost_by_name(self.dtype)
         return [
             node_position
             for node_position in self.tree.walk(RunConfig(self.workload))
@@ -134,10 +134,12 @@ class CacheSize:
         """Groups of identical caches, in the order of the layers."""
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits_by_group: dict[tuple[str, int | None, int | None], Number] = {}
-        cached_bits = cache_bits_of(self.dtype)
+        cached_bits = cache_bits_cost_by_name(self.dtype)
         for position in self._cache_positions():
             op = position.node.op
-            tokens, vector_width = (_cached_tokens(op, position), op.width) if isinstance(op, KVCache) else (None, None)
+            tokens, vector_width = (
+                (_cached_token_count(op, position), op.width) if isinstance(op, KVCache) else (None, None)
+            )
             group_key = (getattr(op, "cache_kind", DEFAULT_STATE_KIND), tokens, vector_width)
             layers[group_key] = layers.get(group_key, 0) + position.copies
             bits_by_group[group_key] = bits_by_group.get(group_key, 0) + position.copies * position.cost_of_operation(
@@ -157,7 +159,8 @@ class CacheSize:
         if not self.bytes:
             return []
         changed_caches = [
-            (change, replace(self, spec=spec, tree=_cached_tree(spec))) for change, spec in changed_models(self.spec)
+            (change, replace(self, spec=spec, tree=_tree_of_cached_nodes(spec)))
+            for change, spec in changed_models(self.spec)
         ]
         return [
             WhatIf(change, changed_size, changed_size.bytes / self.bytes) for change, changed_size in changed_caches
@@ -189,7 +192,7 @@ class CacheSize:
         return {tokens: self.size_after(tokens).bytes for tokens in self.contexts}
 
 
-def _cached_tokens(cache_op: KVCache, node_position: NodePosition) -> int:
+def _cached_token_count(cache_op: KVCache, node_position: NodePosition) -> int:
     """Returns the number of tokens per sequence that an operation's cache holds."""
     assert node_position.run_config is not None
     tokens: int = exact_div(cache_op.cache_bits(node_position.run_config.with_workload(batch=1), 1), cache_op.width)
@@ -226,4 +229,6 @@ def kv(
     check_source_tokens(spec, source)
     tokens = default_context_tokens(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")
-    return CacheSize(spec, _cached_tree(spec), workload, cache_format(format_name).name, source, encoded_inputs)
+    return CacheSize(
+        spec, _tree_of_cached_nodes(spec), workload, cache_format(format_name).name, source, encoded_inputs
+    )

@@ -186,7 +186,7 @@ def state_bits(state: State, stored_format: CacheFormat) -> Number:
     return max(STATE_BITS, stored_format.keys.bits) if state.element_bits is None else state.element_bits
 
 
-def cache_bits_in(stored_format: CacheFormat) -> Cost:
+def cache_bits_cost(stored_format: CacheFormat) -> Cost:
     """Returns a function that computes an operation's cached bits for this storage format.
 
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).

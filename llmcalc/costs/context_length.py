@@ -31,7 +31,7 @@ def default_sequence_tokens(spec: ModelSpec, added_tokens: int = 0) -> int:
 
     added_tokens: tokens of images and audio beside them, for which learned positions leave room; default none.
     """
-    return min(DEFAULT_TOKENS, _positions_for_text(spec, added_tokens) or DEFAULT_TOKENS)
+    return min(DEFAULT_TOKENS, _text_position_count(spec, added_tokens) or DEFAULT_TOKENS)
 
 
 def default_context_tokens(spec: ModelSpec, is_decoding: bool = False, added_tokens: int = 0) -> int:
@@ -40,14 +40,14 @@ def default_context_tokens(spec: ModelSpec, is_decoding: bool = False, added_tok
     is_decoding: whether another token follows, which the context has to hold too.
     added_tokens: tokens of images and audio beside them, for which learned positions leave room; default none.
     """
-    longest_text = _positions_for_text(spec, added_tokens + is_decoding)
+    longest_text = _text_position_count(spec, added_tokens + is_decoding)
     return min(
         (longest_sequence(spec) or DEFAULT_TOKENS) - is_decoding if longest_text is None else longest_text,
         LARGEST_DEFAULT_CONTEXT,
     )
 
 
-def _positions_for_text(spec: ModelSpec, other_tokens: int) -> int | None:
+def _text_position_count(spec: ModelSpec, other_tokens: int) -> int | None:
     """Returns how many learned positions remain for text, at least 1; None if no stack has learned positions."""
     learned_rows = learned_positions(spec)
     return None if learned_rows is None else max(1, learned_rows - other_tokens)

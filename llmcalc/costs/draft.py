@@ -8,7 +8,7 @@ from ..errors import InputError
 from ..model import ModelSpec
 
 
-def hidden_state_reader(spec: ModelSpec) -> TargetStates | None:
+def target_state_reader(spec: ModelSpec) -> TargetStates | None:
     """Returns the draft component that reads the target model's hidden states; None if the draft reads none."""
     stream_spec = None if spec.decoder is None else spec.decoder.streams
     return stream_spec if isinstance(stream_spec, TargetStates) else None
@@ -32,7 +32,7 @@ def check_draft(
             raise InputError(
                 f"{argument_name}: tokens are drafted by a decoder, for a decoder; expected language models"
             )
-    if hidden_state_reader(target_model) is not None:
+    if target_state_reader(target_model) is not None:
         raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")
     shares_vocabulary = requires_same_vocabulary or draft_model.from_target or draft_model.main.is_without_embedding
     if draft_model.vocab_size != target_model.vocab_size and shares_vocabulary:
@@ -42,7 +42,7 @@ def check_draft(
             f"{draft_option}: its vocabulary of {draft_model.vocab_size:,} tokens is not the target's, "
             f"{target_model.vocab_size:,}{shared_embedding_text}; expected {expected_text}"
         )
-    states_reader = hidden_state_reader(draft_model)
+    states_reader = target_state_reader(draft_model)
     hidden_width = None if states_reader is None else states_reader.size or draft_model.hidden_size
     if hidden_width is not None and hidden_width != target_model.hidden_size:
         raise InputError(

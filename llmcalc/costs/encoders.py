@@ -72,14 +72,14 @@ def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> E
     encoder_runs: list[EncoderRun] = []
     if input_settings.image is not None:
         image_count, (image_height, image_width) = input_settings.images or 1, input_settings.height_and_width
-        encoder_name, processor_rule = _encoder_and_rule(spec, "image", "images")
+        encoder_name, processor_rule = _encoder_name_and_input_rule(spec, "image", "images")
         tower: Any = spec.towers[encoder_name]
         processor_rule = processor_rule if image_count == 1 else processor_rule.rule_for_several_images()
         encoded_input = processor_rule.encode(image_height, image_width, tower.patches.patch_size)
         image_tokens = image_count * encoded_input.tokens
         encoder_runs += _encoder_runs(spec, encoder_name, encoded_input, batch * image_count)
     if input_settings.audio is not None:
-        encoder_name, processor_rule = _encoder_and_rule(spec, "audio", "audio")
+        encoder_name, processor_rule = _encoder_name_and_input_rule(spec, "audio", "audio")
         encoded_input = processor_rule.encode(input_settings.audio)
         audio_tokens = encoded_input.tokens
         encoder_runs += _encoder_runs(
@@ -102,7 +102,7 @@ def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
     return EncodedInputs(0, spec.source_tokens, False, ())
 
 
-def _encoder_and_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tuple[str, Any]:
+def _encoder_name_and_input_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tuple[str, Any]:
     """Returns the name of the image or audio encoder, and the rule that cuts its inputs into patches or frames.
 
     rule_field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.

@@ -72,7 +72,7 @@ class FlopCount:
         """The convention for query-key pairs in `total`: `full` or `causal`."""
         return self.run_config.pairs
 
-    def _flops_with_pairs(self, pairs: Pairs) -> Number:
+    def _flops_of_pair_convention(self, pairs: Pairs) -> Number:
         run_config = self.run_config.with_pairs(pairs)
         text_flops = self.tree.total(step_flops_of, run_config, self.include) + recomputed_flops(
             self.spec, run_config, self.include
@@ -88,17 +88,17 @@ class FlopCount:
     @property
     def total(self) -> Number:
         """FLOPs of the workload, with the run's convention of query-key pairs."""
-        return self._flops_with_pairs(self.pairs)
+        return self._flops_of_pair_convention(self.pairs)
 
     @property
     def full(self) -> Number:
         """FLOPs of the workload if every query attends to every key."""
-        return self._flops_with_pairs("full")
+        return self._flops_of_pair_convention("full")
 
     @property
     def causal(self) -> Number:
         """FLOPs of the workload with only the query-key pairs that the attention mask allows."""
-        return self._flops_with_pairs("causal")
+        return self._flops_of_pair_convention("causal")
 
     @property
     def mla(self) -> str | None:

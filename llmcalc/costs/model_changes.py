@@ -35,7 +35,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     """Yields hypothetical variants of the model; changes that would have no effect are left out."""
     head_counts = [
         head_sizes.heads
-        for mixer, input_width in _mixers_and_widths(spec)
+        for mixer, input_width in _mixers_with_input_widths(spec)
         if (head_sizes := _cached_head_sizes(mixer, input_width)) is not None
     ]
     changes_and_functions: list[tuple[ModelChange, MixerChange]] = [
@@ -86,7 +86,7 @@ def _changed_stack(stack: Stack, change_mixer: MixerChange, spec: ModelSpec) -> 
     )
 
 
-def _mixers_and_widths(spec: ModelSpec) -> Iterator[tuple[TokenMixer, int]]:
+def _mixers_with_input_widths(spec: ModelSpec) -> Iterator[tuple[TokenMixer, int]]:
     """Yields every token mixer with its input width."""
     for _, stack in spec.stacks():
         for layer in (stack.block, *stack.variants.values()):

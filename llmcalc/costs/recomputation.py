@@ -46,9 +46,13 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
     if recompute.nodes:
         check_node_names(
             recompute.nodes,
-            (path for layer, _ in _layers_and_steps(spec, run_config) for path, _ in _modules_below(layer)),
+            (
+                path
+                for layer, _ in _distinct_layers_and_scopes(spec, run_config)
+                for path, _ in _modules_inside_layer(layer)
+            ),
         )
-    for layer, _ in _layers_and_steps(spec, run_config):
+    for layer, _ in _distinct_layers_and_scopes(spec, run_config):
         if recompute.core:
             flops_sum += layer.cost_in_model(_attention_flops, included_parts)
         elif recompute.layers:
@@ -59,7 +63,7 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
         else:
             flops_sum += sum(
                 node_position.cost_in_model(CountedOp.forward_flops, included_parts)
-                for module_path, node_position in _modules_below(layer)
+                for module_path, node_position in _modules_inside_layer(layer)
                 if module_path in recompute.nodes
             )
     return flops_sum
@@ -78,15 +82,15 @@ def skipped_by_early_stop(
     recompute, flops_sum = run_config.execution.recompute, 0
     if run_config.phase != "training" or recompute == NO_RECOMPUTATION or recompute.saved_operations:
         return flops_sum
-    for layer, module_scope in _layers_and_steps(spec, run_config):
+    for layer, module_scope in _distinct_layers_and_scopes(spec, run_config):
         if recompute.core:
             flops_sum += layer.cost_in_model(_value_product_flops, included_parts)
         elif recompute.layers:
             flops_sum += times(_last_product_flops(module_scope, layer), _recomputed_layer_count(layer, recompute))
         else:
-            modules = {path: module for path, module in _scopes_by_path(module_scope) if path in recompute.nodes}
+            modules = {path: module for path, module in _scopes_inside_layer(module_scope) if path in recompute.nodes}
             modules_of_layer = [
-                (position, modules[path]) for path, position in _modules_below(layer) if path in modules
+                (position, modules[path]) for path, position in _modules_inside_layer(layer) if path in modules
             ]
             flops_sum += sum(
                 times(_last_product_flops(module, position), position.copies) for position, module in modules_of_layer
@@ -103,11 +107,11 @@ def _value_product_flops(counted_op: CountedOp) -> Number:
 
 def _last_product_flops(module_scope: ModuleScope, node_position: NodePosition) -> Number:
     """Counts the FLOPs of a module's last matrix product; 0 if another operation is last."""
-    op = _last_product(module_scope)
+    op = _last_matrix_product(module_scope)
     return 0 if op is None else CountedOp(op, node_position.roles, node_position.run_config).forward_flops()
 
 
-def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[NodePosition, ModuleScope]]:
+def _distinct_layers_and_scopes(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[NodePosition, ModuleScope]]:
     """Returns, for each distinct layer of the model, the node and the operations of its forward pass."""
     node_positions = [position for position in spec.tree().walk(run_config) if position.node.kind == "layer"]
     layer_scopes = [scope for scope in spec.shared_program.root.scopes() if scope.node_fields.get("kind") == "layer"]
@@ -122,24 +126,24 @@ def _recomputed_layer_count(layer: NodePosition, recompute: Recompute) -> Number
     return sum(recompute.includes_layer(i) for i in layer_indices)
 
 
-def _modules_below(layer: NodePosition, parent_path: str = "") -> Iterator[tuple[str, NodePosition]]:
+def _modules_inside_layer(layer: NodePosition, parent_path: str = "") -> Iterator[tuple[str, NodePosition]]:
     """Yields (path relative to the layer, module) for all modules inside a layer."""
     for child_scope in layer.children():
         module_path = f"{parent_path}{child_scope.node.name}"
         yield module_path, child_scope
-        yield from _modules_below(child_scope, f"{module_path}.")
+        yield from _modules_inside_layer(child_scope, f"{module_path}.")
 
 
-def _scopes_by_path(module_scope: ModuleScope, parent_path: str = "") -> Iterator[tuple[str, ModuleScope]]:
+def _scopes_inside_layer(module_scope: ModuleScope, parent_path: str = "") -> Iterator[tuple[str, ModuleScope]]:
     """Yields (path relative to the layer, operations) for all modules inside a layer."""
     for program_item in module_scope.items:
         if isinstance(program_item, ModuleScope):
             module_path = f"{parent_path}{program_item.name}"
             yield module_path, program_item
-            yield from _scopes_by_path(program_item, f"{module_path}.")
+            yield from _scopes_inside_layer(program_item, f"{module_path}.")
 
 
-def _last_product(layer: ModuleScope) -> Linear | Conv1d | None:
+def _last_matrix_product(layer: ModuleScope) -> Linear | Conv1d | None:
     """Returns a layer's last matrix product or convolution if only additions and dropout follow; otherwise None."""
     last_product = None
     for operation in layer.steps(includes_idle=False):

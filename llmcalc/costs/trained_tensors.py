@@ -49,7 +49,7 @@ def trained_tensors(node_tree: Node, included_parts: frozenset[str] = frozenset(
                 )
 
 
-def tensors_from_layer(
+def trained_tensors_from_layer(
     node_tree: Node, first_layer: int, included_parts: frozenset[str] = frozenset()
 ) -> Iterator[TrainedTensor]:
     """Yields the trained tensors of the layers from index `first_layer` to the last layer."""
@@ -65,7 +65,7 @@ def tensors_from_layer(
                 yield TrainedTensor(tensor, node_position.kind, copy_count, _path_without_indices(node_position))
 
 
-def layers_of(node_tree: Node) -> tuple[str, ...]:
+def layer_paths(node_tree: Node) -> tuple[str, ...]:
     """Returns the paths of the model's layers, without indices."""
     return tuple(
         dict.fromkeys(_path_without_indices(position) for position in node_tree.walk() if position.node.kind == "layer")

@@ -168,7 +168,7 @@ def training_run(
             run_settings.bitsandbytes or "",
             memory_use.adapters.quantized_experts,
             memory_use.adapters.adapts_experts,
-            memory_use.adapters.has_magnitudes,
+            memory_use.adapters.has_dora_magnitudes,
             {(layer.module, layer.projection): layer.layer for layer in memory_use.adapters.joined_layers},
         )
     return TrainingConfig(

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ..algebra import Number, add, ceil_div, is_zero
 from ..costs.adapters import LowRankAdapters, adapters_of_targets
-from ..costs.cache import cache_bits_of
+from ..costs.cache import cache_bits_cost_by_name
 from ..costs.cache_formats import cache_format
 from ..costs.context_length import default_context_tokens, default_sequence_tokens, longest_sequence
 from ..costs.encoders import EncodedInputs, encoded_inputs
@@ -26,7 +26,13 @@ from ..costs.quantization import (
     with_published_experts,
 )
 from ..costs.quantization.formats import IndivisibleMatrix
-from ..costs.trained_tensors import TrainedTensor, packed_bytes, tensors_from_layer, total_elements, trained_tensors
+from ..costs.trained_tensors import (
+    TrainedTensor,
+    packed_bytes,
+    total_elements,
+    trained_tensors,
+    trained_tensors_from_layer,
+)
 from ..errors import InputError
 from ..flow.module_names import Checkpoint, config_fields
 from ..frozen import frozen
@@ -88,7 +94,7 @@ class MemoryUse:
             return packed_bytes(self.parameter_count.total - self.trained_parameters, self.dtype) + trained_bytes
         if self.adapters is None:
             return packed_bytes(self.parameter_count.total, self.dtype)
-        quantized_weights, stored_bytes = self.adapters.quantized_base(
+        quantized_weights, stored_bytes = self.adapters.quantized_base_count_and_bytes(
             self.parameter_count.tree, self.parameter_count.include
         )
         frozen_bytes = packed_bytes(self.parameter_count.total - quantized_weights, self.dtype) + stored_bytes
@@ -104,7 +110,9 @@ class MemoryUse:
             return 0
         if self.first_trained_layer is not None:
             return total_elements(
-                tensors_from_layer(self.parameter_count.tree, self.first_trained_layer, self.parameter_count.include)
+                trained_tensors_from_layer(
+                    self.parameter_count.tree, self.first_trained_layer, self.parameter_count.include
+                )
             )
         if self.adapters is None:
             return self.parameter_count.total
@@ -116,7 +124,7 @@ class MemoryUse:
         assert self.adapters is not None
         model_tree, included_parts = self.parameter_count.tree, self.parameter_count.include
         adapters = self.adapters.adapters(model_tree, included_parts)
-        module_copies = self.adapters.trained_copies(model_tree, included_parts)
+        module_copies = self.adapters.fully_trained_tensors(model_tree, included_parts)
         return (adapters, self.adapter_dtype), (module_copies, self.dtype)
 
     @property
@@ -170,7 +178,7 @@ class MemoryUse:
             return 0
         return bits_to_bytes(
             self.parameter_count.tree.total(
-                cache_bits_of(self.kv_dtype), RunConfig(workload), self.parameter_count.include
+                cache_bits_cost_by_name(self.kv_dtype), RunConfig(workload), self.parameter_count.include
             )
         )
 
@@ -198,7 +206,7 @@ class MemoryUse:
         ]
         if self.adapters is not None:
             adapter_elements = total_elements(
-                self.adapters.uncounted_adapters(self.parameter_count.tree, self.parameter_count.include)
+                self.adapters.uncounted_expert_adapters(self.parameter_count.tree, self.parameter_count.include)
             )
             if not is_zero(adapter_elements):
                 notes.append(
@@ -445,11 +453,11 @@ def _optimizer_state(
         if first_trained_layer is None:
             tensors = trained_tensors(parameter_count.tree, parameter_count.include)
         else:
-            tensors = tensors_from_layer(parameter_count.tree, first_trained_layer, parameter_count.include)
+            tensors = trained_tensors_from_layer(parameter_count.tree, first_trained_layer, parameter_count.include)
         return optimizer_record.state(list(tensors), state_format, has_momentum)
     state_format = _float_format(run_settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copy_state = optimizer_record.state(
-        adapters.trained_copies(parameter_count.tree, parameter_count.include),
+        adapters.fully_trained_tensors(parameter_count.tree, parameter_count.include),
         run_settings.optimizer_dtype or weight_format,
         has_momentum,
     )

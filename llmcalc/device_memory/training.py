@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
-from ..costs.trained_tensors import layers_of, trained_tensors
+from ..costs.trained_tensors import layer_paths, trained_tensors
 from ..errors import InputError
 from ..flow.record import Flow
 from ..frozen import frozen
@@ -243,7 +243,7 @@ class TrainingRun:
     @cached_property
     def _layer_prefixes(self) -> tuple[str, ...]:
         """Returns the path prefixes, without indices, of modules in transformer layers."""
-        return tuple(f"{layer_name}." for layer_name in layers_of(self.program.node()))
+        return tuple(f"{layer_name}." for layer_name in layer_paths(self.program.node()))
 
     @cached_property
     def _table_paths(self) -> frozenset[str]:

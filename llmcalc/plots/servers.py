@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..reports.notes import plural
+from ..reports.notes import counted_noun
 from ..reports.palette import CURVE_COLOURS, LINE_COLOUR, TEXT_COLOUR
 from ..reports.serve import layout_text, users_text
 from ..studies.server import LatencyLimits, LoadPoint
@@ -158,7 +158,9 @@ def draw_load_curve(ax: Axes, studied_servers: StudiedServers, latency_limits: L
     ax.set_xlabel(f"users at once; the cache holds {curve[-1].concurrency:,}")
     ax.set_ylabel("TPOT, ms")
     server = studied_servers.servers[server_index]
-    ax.set_title(f"Load of {escape_label(layout_text(server))} ({plural(server.devices, 'device')})", color=TEXT_COLOUR)
+    ax.set_title(
+        f"Load of {escape_label(layout_text(server))} ({counted_noun(server.devices, 'device')})", color=TEXT_COLOUR
+    )
     ax.legend(frameon=False, fontsize=8.5, loc="upper left")
 
 

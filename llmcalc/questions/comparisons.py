@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ..studies.timed_run import TimedRun
 
 
-def check_compared(has_targets: bool, all_presets: bool, model_filter: ModelFilter, sort_key: str | None) -> None:
+def check_comparison_options(
+    has_targets: bool, all_presets: bool, model_filter: ModelFilter, sort_key: str | None
+) -> None:
     """Raises `InputError` unless models or `--all` are given, and for an unknown `sort_key`, before models are read.
 
     has_targets: whether models are given.

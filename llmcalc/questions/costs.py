@@ -15,9 +15,9 @@ from ..timing.time_ranges import RangedAmount
 from ..workload.lengths import DEFAULT_TRAINING_TOKENS
 from ..workload.setting import declarations_of, option
 from .runs import RunQuestion
-from .serving import serve_study, with_assumed_request
+from .serving import serve_study, with_assumed_request_tokens
 from .time_and_cost_options import CostOptions, ServeOptions, TimeOptions
-from .times import added_options, fastest_plan
+from .times import fastest_plan, options_added_by_plan
 
 
 def ask_cost(
@@ -30,7 +30,7 @@ def ask_cost(
     is_setting_given: parameter → whether the user gave it; default none.
     Raises `InputError` for options that contradict each other, and where no layout fits.
     """
-    run_question.refuse_inputs("cost")
+    run_question.refuse_images_and_audio("cost")
     from ..reports.cost import report
 
     if (options.tokens is None) == (options.requests is None):
@@ -46,14 +46,14 @@ def ask_cost(
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     watts, hourly_price = hardware.tdp_watts if options.power is None else options.power, options.price
     if options.tokens is not None:
-        _refuse_inference(run_question.settings.phase, is_setting_given)
+        _refuse_inference_settings(run_question.settings.phase, is_setting_given)
         run_cost = _training_cost(run_question, options, watts, hourly_price)
     else:
         run_cost = _serving_cost(run_question, options, watts, hourly_price)
     return ReportedAnswer(run_cost, lambda: report(run_question.preset, hardware, run_cost))
 
 
-def _refuse_inference(phase: str, is_setting_given: Callable[[str], bool]) -> None:
+def _refuse_inference_settings(phase: str, is_setting_given: Callable[[str], bool]) -> None:
     """Raises `InputError` for a phase of inference or a number of users, which training on `--tokens` does not have."""
     if phase != "training" and (is_setting_given("phase") or phase != "inference"):
         raise InputError(f"--phase {phase}: --tokens are of training; expected --requests, or no --phase")
@@ -71,7 +71,7 @@ def _training_cost(
         return _cost_on_fewest_devices(run_question, options, watts, hourly_price)
     devices = run_question.layout.devices
     assert options.tokens is not None
-    run_question, assumed_options = _with_usual_step(run_question)
+    run_question, assumed_options = _with_usual_step_tokens(run_question)
     assert run_question.settings.seq is not None
     spec, settings = run_question.preset.model, run_question.settings
     has_usual_steps = is_pretraining(spec, settings.lora_rank)
@@ -98,7 +98,7 @@ def _training_cost(
             "time_range": seconds,
             "stack_title": plan.training_times.stack.title,
             "plan": plan,
-            "added_options": " ".join(added_options(run_question, plan).values())
+            "options_added_by_plan": " ".join(options_added_by_plan(run_question, plan).values())
             if run_question.layout.has_all_sizes
             else "",
         }
@@ -133,7 +133,7 @@ def _cost_on_fewest_devices(
     if options.step is not None:
         raise InputError("--devices: missing; expected the number of accelerators of the measured --step")
     assert hardware is not None
-    question_with_step, _ = _with_usual_step(run_question)
+    question_with_step, _ = _with_usual_step_tokens(run_question)
     state_bytes = question_with_step.memory_on_one_device().states.total_bytes
     devices = (layout.tp or 1) * (layout.pp or 1) * (layout.cp or 1) * (layout.dp or layout.fsdp or 1)
     while devices * hardware.capacity_bytes < state_bytes:
@@ -158,7 +158,7 @@ def _cost_on_fewest_devices(
     )
 
 
-def _with_usual_step(run_question: RunQuestion) -> tuple[RunQuestion, list[str]]:
+def _with_usual_step_tokens(run_question: RunQuestion) -> tuple[RunQuestion, list[str]]:
     """Adds the usual training length to a question without a length, and returns a note about it."""
     settings = run_question.settings.with_changes(phase="training").with_usual_recomputation()
     assumed_options: list[str] = []
@@ -183,7 +183,7 @@ def _serving_cost(
     for field_name in ("step", "global_batch", "overlap"):
         if getattr(options, field_name) is not None:
             raise InputError(f"{option(field_name)}: is of training; expected --tokens in place of --requests")
-    options, assumed_options, origin = with_assumed_request(run_question.preset, options)
+    options, assumed_options, origin = with_assumed_request_tokens(run_question.preset, options)
     assert options.input is not None
     assert options.output is not None
     assert options.requests is not None

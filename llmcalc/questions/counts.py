@@ -99,7 +99,7 @@ def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs
     return encoded_inputs(preset.model, inputs, batch)
 
 
-def _check_inputs(inputs: Inputs, rank: RankRequest | None) -> None:
+def _check_image_options(inputs: Inputs, rank: RankRequest | None) -> None:
     """Raises `InputError` for a number of images without a size, and for images with one rank of a layout."""
     inputs.check()
     if inputs.is_given and rank is not None and rank.has_options:
@@ -186,7 +186,7 @@ class FlopsQuestion:
 
     def __post_init__(self) -> None:
         _refuse_rank_of_draft(self.draft, self.rank)
-        _check_inputs(self.inputs, self.rank)
+        _check_image_options(self.inputs, self.rank)
         if self.inputs.is_given and (self._is_measured or self.conventions or self.phase == "training"):
             raise InputError(
                 f"{self.inputs.option}: encoders are counted in inference; expected --phase forward, prefill or "
@@ -277,7 +277,7 @@ class CacheQuestion:
 
     def __post_init__(self) -> None:
         _refuse_rank_of_draft(self.draft, self.rank)
-        _check_inputs(self.inputs, self.rank)
+        _check_image_options(self.inputs, self.rank)
         if self.rank is not None and "cp" in self.rank.sizes:
             raise InputError(f"--cp {self.rank.sizes['cp']}: splits the sequences of training; expected no --cp")
 
@@ -406,10 +406,10 @@ class ExplainQuestion:
         )
         if quantity == "kv" and self.node is None and not latex:
             counted_model = spec if selected_rank is None else selected_rank.model
-            built_report = built_report.with_document_entry(*self._whole_cache_value(counted_model, seq))
+            built_report = built_report.with_document_entry(*self._cache_key_bytes_and_note(counted_model, seq))
         return ReportedAnswer(explanation, lambda: built_report)
 
-    def _whole_cache_value(self, model: Any, seq: int) -> tuple[str, int, str]:
+    def _cache_key_bytes_and_note(self, model: Any, seq: int) -> tuple[str, int, str]:
         """Returns (JSON key, bytes, note) of one sequence's cache; the note is on windows and states that bound it."""
         from ..costs.cache import kv
         from ..units import memory_scale

@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..reports.answer import ReportedAnswer
 from ..reports.diff import report, skipped_files_report
 from ..reports.document import join_reports
-from ..reports.notes import plural
+from ..reports.notes import counted_noun
 from ..sources.files import read_text
 from ..sources.git import NotAModelText, text_at_commit
 from ..sources.huggingface.config_file import require_counted_type
@@ -47,7 +47,7 @@ class ModelPairs(NamedTuple):
     skip_reasons: Mapping[Path, str]
 
 
-def changes_to_compare(
+def model_pairs_to_compare(
     model_targets: Sequence[Any],
     read_model: Callable[[Any], Preset],
     commit: str | None,
@@ -70,12 +70,14 @@ def changes_to_compare(
         if models_only:
             raise InputError("--models-only: two models are compared; expected --git REF with files")
         if len(model_targets) != 2:
-            raise InputError(f"diff: {plural(len(model_targets), 'TARGET')}; expected two, or --git REF with files")
+            raise InputError(
+                f"diff: {counted_noun(len(model_targets), 'TARGET')}; expected two, or --git REF with files"
+            )
         return ModelPairs([ModelPair(read_model(model_targets[0]), read_model(model_targets[1]))], {})
     if has_overrides:
         raise InputError("--set: the files are compared as they are; expected no --set with --git")
     model_paths = [Path(model_target) for model_target in model_targets]
-    skip_reasons = {path: _reason_to_skip(path, commit) for path in model_paths} if models_only else {}
+    skip_reasons = {path: _skip_reason(path, commit) for path in model_paths} if models_only else {}
     skipped_files = {path: skip_reason for path, skip_reason in skip_reasons.items() if skip_reason}
     pairs = [
         _versions_of_file(path, commit, read_model, head_choice, allow_unknown)
@@ -102,7 +104,7 @@ def ask_diff(compared_changes: ModelPairs, seq: int | None = None, kv_dtype: str
     return ReportedAnswer(tuple(differences), lambda: join_reports(reports))
 
 
-def _reason_to_skip(path: Path, commit: str) -> str:
+def _skip_reason(path: Path, commit: str) -> str:
     """Returns the reason why a file is no model's config, now and at a commit; empty if it may be one."""
     if path.is_symlink():
         return "is a link"

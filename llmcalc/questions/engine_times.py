@@ -39,7 +39,7 @@ def decoded_token_time(
     drafted tokens, weights in a format that a flag of the engine says, and experts divided over copies of attention.
     """
     from ..studies.decoding import time_decoded_token
-    from .usual_engines import split_layout
+    from .usual_engines import layout_divided_by_layers
 
     engine_memory = engine_option.memory
     layout, settings = engine_memory.layout, engine_memory.settings
@@ -66,7 +66,7 @@ def decoded_token_time(
         accelerators=(engine_option.hardware,),
     )
     run_memory = decoding_question.memory_on_one_device()
-    layout = layout or split_layout(run_memory.spec.layer_count, engine_memory.devices, 1)
+    layout = layout or layout_divided_by_layers(run_memory.spec.layer_count, engine_memory.devices, 1)
     stack_name = engine.software_stack(parse_version(version.version), engine_option.hardware.vendor)
     users_of_replica = -(-users // layout.dp)
     return time_decoded_token(run_memory, engine_option.hardware, layout, users_of_replica, stack_name)

@@ -87,7 +87,7 @@ class EngineQuestion:
         (accelerator,), device_count = accelerators_and_devices([self.hardware])
         for engine_text in self.engines:
             engine, version = engine_and_version(engine_text)
-            hardware = _supported_accelerator(engine, accelerator)
+            hardware = _require_supported_accelerator(engine, accelerator)
             engine_flags = self.flags(engine)
             receipt = self.receipt_of_engine(engine, version)
             if receipt is not None:
@@ -157,9 +157,9 @@ class EngineQuestion:
             and engine.reads_library_tags
             and (engine.usual_scheme is None or checkpoint_of_tag(self.preset.target))
         ):
-            from .runs import scheme_of_tag
+            from .runs import default_scheme_of_ollama_tag
 
-            scheme_name = scheme_of_tag(self.preset)
+            scheme_name = default_scheme_of_ollama_tag(self.preset)
         return engine_flags | ({} if scheme_name is None else {"quantize": scheme_name})
 
 
@@ -203,7 +203,7 @@ def engine_questions(
             for flag_name, flag_value in flag_values.items()
         }
         name_and_version = f"{server.engine}=={server.version}" if server.version else server.engine
-        preset, quantization_scheme = _model_of_server(target, server, read_model)
+        preset, quantization_scheme = _model_and_scheme_of_server(target, server, read_model)
         questions.append(
             EngineQuestion(
                 preset,
@@ -222,18 +222,18 @@ def engine_questions(
     return questions
 
 
-def _model_of_server(
+def _model_and_scheme_of_server(
     target: Any, server: LaunchedServer, read_model: Callable[[Any], Preset]
 ) -> tuple[Preset, str | None]:
     """Returns the model that a server runs, and the quantization scheme if only the checkpoint's name states one.
 
     target: the TARGET, which replaces the model that the file names.
     """
-    from .runs import model_of_file
+    from .runs import model_of_launch_file
 
     try:
-        preset = model_of_file(target, server.model_name, server.location, read_model, known_model)
-        return (preset, None) if target in (None, "") else _target_in_format_of_file(preset, server)
+        preset = model_of_launch_file(target, server.model_name, server.location, read_model, known_model)
+        return (preset, None) if target in (None, "") else _target_and_scheme_of_file(preset, server)
     except InputError:
         preset_and_scheme = known_checkpoint(server.model_name) if target in (None, "") else None
         if preset_and_scheme is None:
@@ -248,7 +248,7 @@ def _model_of_server(
     return preset.model_copy(update={"notes": (*preset.notes, model_name_note)}), quantization_scheme or None
 
 
-def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[Preset, str | None]:
+def _target_and_scheme_of_file(preset: Preset, server: LaunchedServer) -> tuple[Preset, str | None]:
     """Returns the TARGET, and the quantization scheme in the file's model name; None as the scheme if TARGET has one.
 
     The name of another model is replaced with its scheme.
@@ -319,7 +319,7 @@ def ask_engine_fit(
         raise InputError("--engine: fit answers for one engine; expected it once")
     engine, version = engine_and_version(engine_question.engines[0])
     engine_flags = engine_question.flags(engine)
-    user_count = users or _slots_of_file(engine, engine_question, engine_flags)
+    user_count = users or _cache_slot_count(engine, engine_question, engine_flags)
     if seq is not None and engine_question.launch is not None:
         _drop_context_length(engine, engine_question.launch, engine_flags)
     engine_flags = engine.flags_for_users(engine_question.preset, engine_flags, user_count, seq)
@@ -332,7 +332,7 @@ def ask_engine_fit(
     named_accelerators, devices = accelerators_and_devices(
         [] if engine_question.hardware is None else [engine_question.hardware], devices
     )
-    named_hardware = _supported_accelerator(engine, named_accelerators[0]) if named_accelerators else None
+    named_hardware = _require_supported_accelerator(engine, named_accelerators[0]) if named_accelerators else None
     receipt = engine_question.receipt_of_engine(engine, version)
 
     def flags_on_hardware(hardware: Hardware) -> dict[str, Any]:
@@ -371,7 +371,7 @@ def ask_engine_fit(
         engine_flags = {**flags_on_hardware(hardware), **layout}
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
         users_per_rank = ceil_div(user_count, engine_memory.data_parallel_ranks)
-        find_changes = partial(_changes_for_users, users_per_rank, engine, preset, hardware, version, engine_flags)
+        find_changes = partial(_flag_changes_for_users, users_per_rank, engine, preset, hardware, version, engine_flags)
     engine_use = EngineUse(
         preset, engine, version, hardware, engine_flags, engine_memory, find_changes, engine_question.launch
     )
@@ -385,7 +385,7 @@ def ask_engine_fit(
     return ReportedAnswer(engine_options, report, best_option.serves_all_users)
 
 
-def _slots_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
+def _cache_slot_count(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
     """Returns the number of slots into which a launch file divides the cache of requests (2 for `-np 2`); default 1.
 
     Engines whose cache takes any number of requests have no slots; with `--kv-unified` slots share llama.cpp's cache.
@@ -402,7 +402,7 @@ def _with_receipt_notes(engine_option: EngineOption, receipt: ReceiptFile) -> En
     return replace(engine_option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
-def _changes_for_users(users_per_rank: int, engine: Engine, *server: Any) -> Iterator[FlagChange]:
+def _flag_changes_for_users(users_per_rank: int, engine: Engine, *server: Any) -> Iterator[FlagChange]:
     """Yields an engine's flag changes; a change whose cache does not hold all users' requests is marked as failing.
 
     users_per_rank: those of each data-parallel rank, which has a cache of its own. server: as in `flag_changes_on`.
@@ -418,7 +418,7 @@ def _drop_context_length(engine: Engine, server: LaunchedServer, engine_flags: d
         engine_flags.pop(length_field, None)
 
 
-def _supported_accelerator(engine: Engine, hardware: Hardware) -> Hardware:
+def _require_supported_accelerator(engine: Engine, hardware: Hardware) -> Hardware:
     """Returns the named accelerator. Raises `InputError` if the engine does not support it."""
     if not engine.runs_on(hardware):
         raise InputError(

@@ -12,7 +12,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..parallel.layout_request import LayoutRequest
 from ..reports.answer import ReportedAnswer
-from .runs import RunQuestion, check_framework
+from .runs import RunQuestion, check_loss_and_precision_of_framework
 
 if TYPE_CHECKING:
     from ..studies.fit import SettingChange
@@ -27,7 +27,7 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
     from ..frameworks.registry import framework_of
     from ..parallel.nearest_layouts import suggest_nearest_layouts
 
-    run_question.refuse_inputs("fit")
+    run_question.refuse_images_and_audio("fit")
     run_question.require_one_accelerator()
     layout, hardware = run_question.layout, run_question.hardware
     is_training = run_question.settings.phase == "training"
@@ -50,8 +50,8 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
     with suggest_nearest_layouts(run_question.preset.model, layout, run_question.tokens):
         if hardware is not None and layout.devices is not None and is_training:
             return _fit_layouts(run_question, hardware, global_batch)
-        check_framework(run_question.settings, framework_of(layout))
-        run_memory = run_question.with_framework(framework_of(layout)).memory_on_one_device()
+        check_loss_and_precision_of_framework(run_question.settings, framework_of(layout))
+        run_memory = run_question.with_selective_modules_of_framework(framework_of(layout)).memory_on_one_device()
         if hardware is None:
             return _fit_on_common_hardware(run_question, run_memory)
         if layout.devices is None:
@@ -66,7 +66,7 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
     """
     from ..reports.fit import devices_report
     from ..studies.fit_devices import DevicesFitAnswer, fit_devices
-    from .plans import answer_of_fitting_run, untried_frameworks
+    from .plans import answer_of_fitting_run, untried_framework_sentences
 
     tight_answers: list[DevicesFitAnswer] = []
     many_devices_run, several_devices_run = _runs_by_devices(run_question, global_batch)
@@ -83,8 +83,8 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
         layout_answer = next(iter(tight_answers), layout_answer)
     if layout_answer.fit.verdict == "no":
         plan = layout_answer.layout_plan
-        untried_sentences = untried_frameworks(many_devices_run, plan.framework.name)
-        layout_answer = replace(layout_answer, layout_plan=replace(plan, untried_frameworks=untried_sentences))
+        untried_sentences = untried_framework_sentences(many_devices_run, plan.framework.name)
+        layout_answer = replace(layout_answer, layout_plan=replace(plan, untried_framework_sentences=untried_sentences))
     return ReportedAnswer(
         layout_answer, lambda: devices_report(run_question.preset, layout_answer), layout_answer.fit.verdict != "no"
     )
@@ -120,7 +120,7 @@ def _fit_on_one_device(
     from ..reports.fit import report
     from ..studies.fit import change_to_narrow_weights, changes_with_more_devices, fit, with_decoding_seconds
     from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options
-    from .usual_engines import ServedUsers, UsualEngine, fit_under_usual_engine, option_under_usual_engine
+    from .usual_engines import ServedUsers, UsualEngine, fewest_devices_under_usual_engine, fit_under_usual_engine
 
     preset, layout = run_question.preset, run_question.layout
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware, run_question.default_context)
@@ -128,7 +128,7 @@ def _fit_on_one_device(
     engine_fit = partial(fit_under_usual_engine, preset)
     answer_on_device = engine_answer or fit(run_memory, hardware, engine_fit)
     served_users = ServedUsers.of_answer(answer_on_device, usual_engine)
-    option_with_engine = partial(option_under_usual_engine, preset, run_memory, run_question.default_context)
+    option_with_engine = partial(fewest_devices_under_usual_engine, preset, run_memory, run_question.default_context)
     device_options = hardware_options(
         run_memory, run_question.accelerators, layout, run_question.cuda_runtime_on, option_with_engine
     )
@@ -153,7 +153,7 @@ def _fit_on_one_device(
             *sufficient_changes,
             *device_changes,
             *shorter_runs,
-            *(usual_engine.larger_computers(memory_fit) if usual_engine is not None and engine_title else ()),
+            *(usual_engine.changes_to_larger_computers(memory_fit) if usual_engine and engine_title else ()),
             *insufficient_changes,
         )  # fmt: skip
 
@@ -175,7 +175,9 @@ def _fit_replicas(run_question: RunQuestion, run_memory: Memory, hardware: Hardw
     ) or fit_serving(run_memory, hardware, run_question.layout)
     preset, best_replica = run_question.preset, serving_answer.best_replica
     if run_question.default_context is not None and best_replica.seq is not None:
-        preset = run_question.preset_with_context(run_question.default_context(best_replica.layout.replica_devices))
+        preset = run_question.preset_with_ollama_context(
+            run_question.default_context(best_replica.layout.replica_devices)
+        )
     return ReportedAnswer(
         serving_answer, lambda: serving_report(preset, serving_answer), best_replica.fit.verdict != "no"
     )
@@ -183,14 +185,16 @@ def _fit_replicas(run_question: RunQuestion, run_memory: Memory, hardware: Hardw
 
 def _fit_on_common_hardware(run_question: RunQuestion, run_memory: Memory) -> ReportedAnswer:
     """Finds the common accelerators on which a run fits, and the fewest of each kind."""
-    from ..reports.fit import options_report
+    from ..reports.fit import common_hardware_report
     from ..sources.hardware import COMMON_HARDWARE, load_hardware
     from ..studies.fit_options import hardware_options
-    from .usual_engines import option_under_usual_engine
+    from .usual_engines import fewest_devices_under_usual_engine
 
-    option = partial(option_under_usual_engine, run_question.preset, run_memory, None)
+    option = partial(fewest_devices_under_usual_engine, run_question.preset, run_memory, None)
     accelerators = map(load_hardware, COMMON_HARDWARE)
     options = hardware_options(run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, option)
     return ReportedAnswer(
-        options, lambda: options_report(run_question.preset, run_memory, options), options[0].fit.verdict != "no"
+        options,
+        lambda: common_hardware_report(run_question.preset, run_memory, options),
+        options[0].fit.verdict != "no",
     )

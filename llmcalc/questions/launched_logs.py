@@ -13,7 +13,7 @@ from ..frameworks.logs.log_contents import ParsedLog
 from ..parallel.layout_request import LayoutRequest
 from ..sources.hardware import find_accelerators
 from ..sources.preset import Preset
-from .runs import RunOptions, RunQuestion, ask_memory, memory_question
+from .runs import RunOptions, RunQuestion, ask_memory, build_run_question
 
 if TYPE_CHECKING:
     from ..reports.memory_answer import DeviceMemoryAnswer
@@ -31,17 +31,17 @@ def launched_run(
     """Returns the question about the memory of the run that a launch file starts, whose log is explained.
 
     engine_options: option → its value, of which a training run has none.
-    The others are as those of `memory_question`. Raises `InputError` for an option of engines.
+    The others are as those of `build_run_question`. Raises `InputError` for an option of engines.
     """
     for option_name, option_value in engine_options.items():
         if option_value is not None:
             raise InputError(f"{option_name}: is of engines; remove it, or --launch")
     accelerators = tuple(find_accelerators([hardware] if hardware else ()))
     run_options = RunOptions(settings=Settings(), layout=LayoutRequest(), accelerators=accelerators)
-    return memory_question(target, read_model, run_options, launch_file=launch_file, **model_options)
+    return build_run_question(target, read_model, run_options, launch_file=launch_file, **model_options)
 
 
-def launched_bytes(
+def computed_bytes_of_launch(
     parsed_log: ParsedLog, launched_question: RunQuestion
 ) -> tuple[dict[tuple[str, str], int], list[str]]:
     """Returns the computed bytes by (memory term of the log, device) of a launched run's largest rank, and notes.
@@ -65,7 +65,7 @@ def launched_bytes(
     return {(term_name, ""): term_bytes for term_name, term_bytes in computed_bytes.items()}, notes
 
 
-def exceeds_device(parsed_log: ParsedLog, required_bytes: int) -> bool:
+def exceeds_device_memory(parsed_log: ParsedLog, required_bytes: int) -> bool:
     """Whether a run requires more than the log's device has; False if the log does not state the device's memory."""
     return parsed_log.total_bytes is not None and required_bytes > parsed_log.total_bytes
 
@@ -76,7 +76,7 @@ def _memory_verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int)
     if parsed_log.total_bytes is None:
         return f"{memory_text}; the log does not state the device's memory"
     memory_text += f", and the device has {units.GIB.write(parsed_log.total_bytes)}"
-    if exceeds_device(parsed_log, required_bytes):
+    if exceeds_device_memory(parsed_log, required_bytes):
         return f"{memory_text}: too few"
     allocated_bytes = next((log_term.value for log_term in parsed_log.terms if log_term.name == "allocated"), 0)
     if allocated_bytes > peak_bytes:

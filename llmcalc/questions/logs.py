@@ -119,7 +119,7 @@ class _LoggedRun:
         return hardware
 
 
-def read_flags(parsed_log: ParsedLog, engine: Engine) -> tuple[dict[str, Any], list[str]]:
+def modelled_flags_in_log(parsed_log: ParsedLog, engine: Engine) -> tuple[dict[str, Any], list[str]]:
     """Returns the modelled flags in the log, and a note for each refused flag."""
     flag_by_field = {flag.field_name: flag for flag in engine.known_flags() if not flag.is_memory_neutral}
     engine_flags: dict[str, Any] = {}
@@ -171,11 +171,11 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     if log_question.run is not None:
         if is_engine_log:
             raise InputError(f"--launch: the log of {parsed_log.title} states its flags itself; remove the option")
-        from .launched_logs import exceeds_device, launched_bytes
+        from .launched_logs import computed_bytes_of_launch, exceeds_device_memory
 
-        computed_bytes, launch_notes = launched_bytes(parsed_log, log_question.run)
+        computed_bytes, launch_notes = computed_bytes_of_launch(parsed_log, log_question.run)
         logged_run.notes.extend(launch_notes)
-        is_too_large = exceeds_device(parsed_log, computed_bytes.get(("process", ""), 0))
+        is_too_large = exceeds_device_memory(parsed_log, computed_bytes.get(("process", ""), 0))
     if is_engine_log:
         hardware = logged_run.hardware()
         if preset is not None and hardware is not None:
@@ -212,7 +212,7 @@ def _computed_bytes_of_engine(
     parsed_log = logged_run.parsed_log
     computed_bytes = {(term.name, term.device): term.bytes for term in engine_memory.terms if term.bytes}
     computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.block_count}
-    if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
+    if has_single_logged_cache_term(parsed_log) and not engine_memory.kv_tokens:
         computed_bytes[("kv_cache", "")] = 0
         logged_run.notes.insert(0, NO_CACHE_ROOM_REMARK)
     cache_bytes = sum(term.bytes for term in engine_memory.terms if term.name == "kv_buffer" and term.bytes)
@@ -248,7 +248,7 @@ def _engine_memory_of_log(
         raise InputError(
             f"--engine {log_question.engine}: the log is of {parsed_log.title}; expected {parsed_log.program}"
         )
-    engine_flags, notes = read_flags(parsed_log, engine)
+    engine_flags, notes = modelled_flags_in_log(parsed_log, engine)
     logged_run.notes.extend([*notes, *filter(None, [parsed_log.layout_note, parsed_log.note])])
     logged_cache_bytes = next(
         (term.value for term in parsed_log.terms if term.name == "kv_cache" and term.value > 0), 0
@@ -303,7 +303,7 @@ NO_CACHE_ROOM_REMARK = (
 """The remark on a log of a server that started, although the computed memory leaves no room for its cache."""
 
 
-def has_logged_cache(parsed_log: ParsedLog) -> bool:
+def has_single_logged_cache_term(parsed_log: ParsedLog) -> bool:
     """Whether the log's engine started and printed the size of its cache as a single memory term."""
     return not parsed_log.refused_to_start and any(
         term.name == "kv_cache" and term.value > 0 for term in parsed_log.terms

@@ -68,12 +68,12 @@ def calibration_of_file(
     """
     measured_runs = [
         _measured_run(f"{path}:{line_number}", row_cells, run_question, options, read_model, time_run)
-        for line_number, row_cells in list(_rows_of_filled_cells(Path(path)))  # all are read before the first is timed
+        for line_number, row_cells in list(_filled_cells_by_line(Path(path)))  # all are read before the first is timed
     ]
     return calibrate(measured_runs)
 
 
-def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _filled_cells_by_line(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields each CSV row's line number and its non-empty cells."""
     file_bytes = read_bytes(path, MAX_BYTES, "a .csv file")
     try:
@@ -118,7 +118,7 @@ def _measured_run(
     seconds = parse_duration(f"{row_name}: seconds", row_cells["seconds"])
     try:
         estimated_run = time_run(
-            _question_of_row(row_cells, run_question, read_model), _options_of_row(row_cells, options)
+            _run_question_of_row(row_cells, run_question, read_model), _time_options_of_row(row_cells, options)
         )
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
@@ -149,7 +149,7 @@ def _measured_run(
     return MeasuredRun(row_name, seconds, seconds_under_factors, kernel_group)
 
 
-def _question_of_row(
+def _run_question_of_row(
     row_cells: Mapping[str, str], run_question: RunQuestion, read_model: Callable[[str], Preset]
 ) -> RunQuestion:
     """Returns the command line's question, in which a measured row's cells replace model, settings and layout."""
@@ -178,7 +178,7 @@ def _checked_settings(settings_class: type, row_cells: Mapping[str, str]) -> dic
     return setting_values
 
 
-def _options_of_row(row_cells: Mapping[str, str], options: TimeOptions) -> TimeOptions:
+def _time_options_of_row(row_cells: Mapping[str, str], options: TimeOptions) -> TimeOptions:
     option_values = {
         field_name: declarations_of(TimeOptions)[field_name].checked_value(row_cells[field_name])
         for field_name in TIME_COLUMNS

@@ -171,7 +171,11 @@ def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) ->
     if typed_name in declarations_of(Settings) | declarations_of(LayoutRequest):
         return "; memory and fit have it"
     suggestion = suggest(typed_name, list(argument_names))
-    if not suggestion and "engine" in argument_names and (engine_name := engine_of_flag(_option_spelling(typed_name))):
+    if (
+        not suggestion
+        and "engine" in argument_names
+        and (engine_name := engine_name_of_flag(_option_spelling(typed_name)))
+    ):
         suggestion = f' A flag of an engine needs engine="{engine_name}".'
     return f".{suggestion}"
 
@@ -193,7 +197,7 @@ def _python_argument_text(option: re.Match[str]) -> str:
     return f'{argument_name}="{option_value}"'
 
 
-def engine_of_flag(flag_name: str) -> str:
+def engine_name_of_flag(flag_name: str) -> str:
     """Returns the value of `--engine` for the first engine that has this flag; empty if no engine has it."""
     from ..frameworks.engines.flags import flags_by_spelling
     from ..frameworks.engines.registry import ENGINE_FOLDERS, engine

@@ -15,7 +15,7 @@ from ..parallel.layout_request import LayoutRequest
 from ..processes import ForkedCalls, usable_processes
 from ..reports.answer import ReportedAnswer
 from ..simulator.simulated_work import SIMULATED_WORK
-from .runs import RunQuestion, check_framework
+from .runs import RunQuestion, check_loss_and_precision_of_framework
 
 if TYPE_CHECKING:
     from ..frameworks.framework import Framework
@@ -34,7 +34,7 @@ def plan_settings(settings: Settings, is_setting_given: Callable[[str], bool]) -
     return settings.with_usual_recomputation()
 
 
-def refuse_missing_units(run_question: RunQuestion) -> None:
+def refuse_precision_without_units(run_question: RunQuestion) -> None:
     """Raises `InputError` for training in a precision whose products the accelerator has no units for."""
     from ..studies.run_time import missing_units_error
     from ..timing.device import has_product_units
@@ -45,7 +45,7 @@ def refuse_missing_units(run_question: RunQuestion) -> None:
         raise missing_units_error(precision, dtype, hardware)
 
 
-def untried_frameworks(run_question: RunQuestion, framework_name: str) -> tuple[str, ...]:
+def untried_framework_sentences(run_question: RunQuestion, framework_name: str) -> tuple[str, ...]:
     """Returns a sentence for each usual framework that comes before the plan's framework and cannot train the run.
 
     The first sentence is about a framework that would shard the plan's whole replicas, with what it expects.
@@ -73,10 +73,10 @@ def answers_of_planned_runs(
     """Yields the answer about each run of a plan. Raises the first run's `InputError` if no run has an answer."""
     from ..frameworks.registry import framework_of
 
-    refuse_missing_units(run_question)
+    refuse_precision_without_units(run_question)
     refusal_error, has_answer = None, False
     for run_memory, layout, ends_plan in run_question.planned_runs():
-        check_framework(run_question.settings, framework_of(layout))
+        check_loss_and_precision_of_framework(run_question.settings, framework_of(layout))
         try:
             run_answer = answer_run(run_memory, layout)
         except InputError as error:
@@ -169,7 +169,7 @@ def _planned_answer(
     plans_all_frameworks = run_question.settings.lora_rank is not None  # other frameworks have rows of their own
     default_rows = SCREEN_LAYOUTS if is_for_screen and requested_sizes is None else LISTED_LAYOUTS
 
-    def layouts_beside(planned_framework: Framework) -> CompareFrameworks:
+    def layouts_of_other_frameworks(planned_framework: Framework) -> CompareFrameworks:
         return partial(comparison.layouts, planned_framework.name)
 
     plans = answers_of_planned_runs(
@@ -211,15 +211,15 @@ def _planned_answer(
         ):
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
             suggestion = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
-        raise InputError(_impossible_layouts_text(plan, suggestion, layout.undivided_devices_text))
+        raise InputError(_no_possible_layout_text(plan, suggestion, layout.undivided_devices_text))
     if global_batch is not None:
         plan = replace(plan, longer_micro_batches=longer_micro_batches(run_question, plan, time_settings))
     if not plan.ranked_layouts.feasible:
-        plan = replace(plan, untried_frameworks=untried_frameworks(run_question, plan.framework.name))
+        plan = replace(plan, untried_framework_sentences=untried_framework_sentences(run_question, plan.framework.name))
     return ReportedAnswer(plan, lambda: report(preset, plan, requested_sizes), bool(plan.ranked_layouts.feasible))
 
 
-def _impossible_layouts_text(plan: LayoutPlan, suggestion: str, unrefused_reason: str) -> str:
+def _no_possible_layout_text(plan: LayoutPlan, suggestion: str, unrefused_reason: str) -> str:
     """Returns the error about devices over which no layout of a plan is possible, whatever their memory.
 
     unrefused_reason: the reason if no layout was tried and refused.
@@ -247,8 +247,8 @@ class FrameworkComparison:
         self._run_question: RunQuestion = run_question
         self._global_batch: int | None = global_batch
         self._time_settings: Callable[[Framework], TimeSettings] | None = time_settings
-        self._calls: ForkedCalls[None, ExpectedComparison | None] = ForkedCalls(
-            lambda _: self._expected_comparison(), usable_processes()
+        self._calls: ForkedCalls[None, PrecomputedComparison | None] = ForkedCalls(
+            lambda _: self._precompute_comparison(), usable_processes()
         )
         self._has_begun: bool = False
 
@@ -281,7 +281,7 @@ class FrameworkComparison:
             return expected_comparison.layouts
         return _compared_layouts(self._run_question, self._time_settings, *plan_key)
 
-    def _expected_comparison(self) -> ExpectedComparison | None:
+    def _precompute_comparison(self) -> PrecomputedComparison | None:
         """Computes the comparison ahead, for the plan of the first usual framework; None if that plan has no times.
 
         The work is not counted, but returned.
@@ -298,17 +298,17 @@ class FrameworkComparison:
         try:
             stack_name, global_batch = time_settings(first_framework).stack, self._global_batch
             if global_batch is None:
-                run_memory = run_question.with_framework(first_framework).memory_on_one_device()
+                run_memory = run_question.with_selective_modules_of_framework(first_framework).memory_on_one_device()
                 workload = run_memory.states.workload
                 global_batch = default_batch(int(workload.seq), devices, int(workload.batch))
         except InputError:
             return None
         plan_key = first_framework.name, stack_name, global_batch
         compared_layouts = _compared_layouts(run_question, time_settings, *plan_key)
-        return ExpectedComparison(plan_key, compared_layouts, SIMULATED_WORK.subtract_work_since(units_before))
+        return PrecomputedComparison(plan_key, compared_layouts, SIMULATED_WORK.subtract_work_since(units_before))
 
 
-class ExpectedComparison(NamedTuple):
+class PrecomputedComparison(NamedTuple):
     """A comparison with other frameworks, computed ahead for the plan that will probably be asked about.
 
     plan_key: the plan's framework, the software of its times, and its sequences per step.
@@ -402,9 +402,9 @@ def _compared_layouts(
         try:
             if time_settings is not None and time_settings(framework_record).stack == stack_name:
                 continue  # `--stack` names the software of one framework
-            run_memory = run_question.with_framework(framework_record).memory_on_one_device()
+            run_memory = run_question.with_selective_modules_of_framework(framework_record).memory_on_one_device()
             framework_record.check_run(run_memory, "")
-            check_framework(run_question.settings, framework_record)
+            check_loss_and_precision_of_framework(run_question.settings, framework_record)
             plan = plan_layouts(
                 run_memory,
                 run_question.hardware,

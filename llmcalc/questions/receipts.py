@@ -16,7 +16,7 @@ from ..frameworks.logs.log_text import read_log_text
 from ..frameworks.logs.registry import read_log
 from ..sources.preset import Preset
 from ..sources.presets import known_model
-from .logs import bytes_in_use_before_run, read_flags
+from .logs import bytes_in_use_before_run, modelled_flags_in_log
 
 MEASURED_TERMS = ("weights", "profile_run", "non_torch", "cuda_graphs")
 """Memory terms of a log that replace computed terms."""
@@ -48,13 +48,13 @@ class ReceiptFile:
         return receipt_log
 
     @cached_property
-    def other_model(self) -> str:
+    def differing_model_name(self) -> str:
         """The model that the log names, if it differs from the question's model; otherwise empty."""
         known_preset = known_model(self.parsed_log.model)
         return "" if known_preset is None or known_preset.model == self.preset.model else known_preset.name
 
     @cached_property
-    def other_version(self) -> str:
+    def differing_engine_version(self) -> str:
         """The log's engine version, if it has other memory rules than the question's version; else empty."""
         version = self.parsed_log.version
         return "" if not version or self.engine.version(version).record == self.version.record else version
@@ -68,8 +68,8 @@ class ReceiptFile:
         replaceable_names = [
             term_name
             for term_name in MEASURED_TERMS
-            if (not self.other_model or term_name in MODEL_INDEPENDENT_TERMS)
-            and (not self.other_version or term_name in VERSION_INDEPENDENT_TERMS)
+            if (not self.differing_model_name or term_name in MODEL_INDEPENDENT_TERMS)
+            and (not self.differing_engine_version or term_name in VERSION_INDEPENDENT_TERMS)
         ]
         measured_bytes = {
             log_term.name: log_term.value
@@ -78,7 +78,13 @@ class ReceiptFile:
         }
         if not measured_bytes:
             names_text = " and ".join(
-                filter(None, (self.other_model, self.other_version and f"version {self.other_version}"))
+                filter(
+                    None,
+                    (
+                        self.differing_model_name,
+                        self.differing_engine_version and f"version {self.differing_engine_version}",
+                    ),
+                )
             )
             refusal_reason = f"is of {names_text}" if names_text else f"has none of {', '.join(MEASURED_TERMS)}"
             raise InputError(f"--receipt {self.file}: {refusal_reason}; expected a log of this model and version")
@@ -89,7 +95,7 @@ class ReceiptFile:
 
         What the log does not state is a default where the log lists the arguments, else it is as in `engine_flags`.
         """
-        logged_flags, _ = read_flags(self.parsed_log, self.engine)
+        logged_flags, _ = modelled_flags_in_log(self.parsed_log, self.engine)
         typed_flags = {name: value for name, value in engine_flags.items() if name in ("quantize", "quantization")}
         run_flags = {**(typed_flags if self.parsed_log.has_arguments else engine_flags), **logged_flags}
         try:
@@ -104,10 +110,11 @@ class ReceiptFile:
         """Yields notes on logged terms that are not used, with the reason, and on terms that the log lacks."""
         measured_names = {memory_term.name for memory_term in engine_memory.terms if memory_term.status == "measured"}
         dropped_names = [term_name for term_name in self.terms if term_name not in measured_names]
-        if self.other_model:
-            yield f"{self.file} is of {self.other_model}: only {', '.join(self.terms)} of it is used"
-        if self.other_version:
-            yield f"{self.file} is of version {self.other_version}: only {', '.join(self.terms)} of it is used"
+        if self.differing_model_name:
+            yield f"{self.file} is of {self.differing_model_name}: only {', '.join(self.terms)} of it is used"
+        if self.differing_engine_version:
+            used_terms_text = ", ".join(self.terms)
+            yield f"{self.file} is of version {self.differing_engine_version}: only {used_terms_text} of it is used"
         if dropped_names:
             yield f"{self.file}: {', '.join(dropped_names)} was measured with other flags, and is not used"
         if known_model(self.parsed_log.model) is None:

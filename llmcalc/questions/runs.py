@@ -86,7 +86,7 @@ class RunQuestion(RunOptions):
     is_trial: bool = False
     default_context: Callable[[int], int] | None = None
 
-    def with_framework(self, framework_record: Framework) -> RunQuestion:
+    def with_selective_modules_of_framework(self, framework_record: Framework) -> RunQuestion:
         """Returns the question in which the framework's recomputed modules replace `--recompute selective`.
 
         Raises `InputError` for modules of Megatron-Core under another framework.
@@ -106,7 +106,9 @@ class RunQuestion(RunOptions):
 
         for framework_record in frameworks_for_plans(self.layout, self.hardware):
             try:
-                framework_record.check_run(self.with_framework(framework_record).memory_on_one_device(), "")
+                framework_record.check_run(
+                    self.with_selective_modules_of_framework(framework_record).memory_on_one_device(), ""
+                )
             except InputError as error:
                 yield framework_record, error
             else:
@@ -135,7 +137,10 @@ class RunQuestion(RunOptions):
         if yields_every_framework:
             other_frameworks = [*map(framework, ADAPTER_PLAN_ZERO_STAGES), other_frameworks[0]]
         for framework_record in (first_framework, *other_frameworks):
-            run_layout, run_memory = layout, self.with_framework(framework_record).memory_on_one_device()
+            run_layout, run_memory = (
+                layout,
+                self.with_selective_modules_of_framework(framework_record).memory_on_one_device(),
+            )
             try:
                 framework_record.check_run(run_memory, layout.framework_version or "")
             except InputError as error:
@@ -180,9 +185,9 @@ class RunQuestion(RunOptions):
             if usual_scheme[0] == "none" and DTYPE_BITS[run_memory.published_dtype] != 16:
                 settings = settings.with_changes(dtype="bfloat16")  # a file in 16 bits of a model published in 8 or 32
             run_question = replace(self, settings=settings)
-        return run_question._with_tag_context()
+        return run_question._with_ollama_context()
 
-    def _with_tag_context(self) -> RunQuestion:
+    def _with_ollama_context(self) -> RunQuestion:
         """Returns the question about an Ollama tag with Ollama's default context; other questions unchanged."""
         from ..frameworks.engines.registry import engine
 
@@ -211,12 +216,12 @@ class RunQuestion(RunOptions):
             return self
         return replace(
             self,
-            preset=self.preset_with_context(context),
+            preset=self.preset_with_ollama_context(context),
             settings=settings.with_changes(seq=settings.seq_in_context(context)),
             default_context=default_context,
         )
 
-    def preset_with_context(self, context: int) -> Preset:
+    def preset_with_ollama_context(self, context: int) -> Preset:
         """Returns the preset with a note on Ollama's context length, in tokens, in place of an earlier such note."""
         from ..frameworks.engines.registry import engine
 
@@ -224,7 +229,7 @@ class RunQuestion(RunOptions):
         earlier_notes = self.preset.run_notes if self.default_context is None else self.preset.run_notes[:-1]
         return self.preset.model_copy(update={"run_notes": (*earlier_notes, note)})
 
-    def refuse_inputs(self, command: str) -> None:
+    def refuse_images_and_audio(self, command: str) -> None:
         """Raises `InputError` for images and audio in a command that does not count encoders."""
         option = self.settings.inputs.option
         if option:
@@ -259,7 +264,7 @@ class RunQuestion(RunOptions):
             draft_model_bytes = draft_bytes(self.draft, self.settings)
         settings = self.settings
         if settings.phase == "training" and settings.lora_rank is not None and settings.base is None:
-            settings = settings.with_changes(base=base_of_checkpoint(preset.storage_table))
+            settings = settings.with_changes(base=base_setting_of_checkpoint(preset.storage_table))
             if (
                 (preset.storage_table or {}).get("quant_method") in INTEGER_METHODS
                 and settings.keeps_experts_in_16_bits
@@ -280,8 +285,8 @@ class RunQuestion(RunOptions):
         """Whether training in 16 bits without a stated format runs in float16, on an accelerator without bfloat16."""
         settings = self.settings
         has_format = settings.precision is not None or settings.dtype is not None or self.launch is not None
-        lacks_bfloat16 = self.hardware is not None and self.hardware.lacks_bfloat16
-        return settings.phase == "training" and lacks_bfloat16 and not has_format
+        has_only_float16_peak = self.hardware is not None and self.hardware.has_only_float16_peak
+        return settings.phase == "training" and has_only_float16_peak and not has_format
 
     def cuda_runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
         """Returns the run's CUDA runtime on an accelerator; for None, the runtime of an assumed accelerator."""
@@ -289,7 +294,7 @@ class RunQuestion(RunOptions):
         return replace(cuda_runtime, is_run_of_search=self.is_trial)
 
 
-def scheme_of_tag(preset: Preset) -> str | None:
+def default_scheme_of_ollama_tag(preset: Preset) -> str | None:
     """Returns the quantization scheme of an Ollama tag that names no format; None for other names."""
     return RunQuestion(preset=preset, settings=settings_of()).with_defaults_of_tag().settings.quantize
 
@@ -298,7 +303,7 @@ INTEGER_METHODS = ("gptq", "awq")
 """Quantization methods with integer weights on which transformers can train adapters (quantizers, `is_trainable`)."""
 
 
-def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
+def base_setting_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
     """Returns the `base` setting that corresponds to a checkpoint's format of 4 or 8 bits; None for other checkpoints.
 
     GPTQ and AWQ have a scale of 16 bits and a zero point of 4 bits per group: per 128 weights as many bytes as the
@@ -350,7 +355,7 @@ def _training_framework_option(layout: LayoutRequest) -> str:
     return "" if framework(layout.framework).runs_inference else f"--framework {layout.framework}"
 
 
-def memory_question(
+def build_run_question(
     target: Any,
     read_model: Callable[[Any], Preset],
     run_options: RunOptions,
@@ -383,7 +388,7 @@ def memory_question(
 
     gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED_ACCELERATOR
     release_date = version_date(run_options.layout.framework_version or "")
-    typed_options = _options_beside_file(run_options.settings, run_options.layout)
+    typed_options = _typed_settings_and_layout_options(run_options.settings, run_options.layout)
     launched_run = read_launch(
         launch_file,
         run_options.layout.devices,
@@ -397,7 +402,7 @@ def memory_question(
 
         hardware_name = accelerator_of(launched_run.accelerator_name)
         if hardware_name:  # the file is read anew, since frameworks choose kernels by the accelerator
-            return memory_question(
+            return build_run_question(
                 target,
                 read_model,
                 replace(run_options, accelerators=(find_hardware(hardware_name),)),
@@ -418,7 +423,7 @@ def memory_question(
                 f"{option(field)}: {launched_run.name_in_errors} defines the model that it trains; remove the option"
             )
     if launched_run.spec is None:
-        preset = model_of_file(
+        preset = model_of_launch_file(
             target,
             launched_run.model_name,
             launched_run.name_in_errors,
@@ -445,8 +450,8 @@ def memory_question(
                 f"{option(typed_setting)}: {launched_run.name_in_errors} trains a model without logits; "
                 "remove the option"
             )
-        preset = _with_score_head(preset, launched_run.score_label_count)
-        launched_run = replace(launched_run, settings=_without_logits(launched_run.settings))
+        preset = _with_classification_head(preset, launched_run.score_label_count)
+        launched_run = replace(launched_run, settings=_settings_without_logits(launched_run.settings))
     launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
     launched_run = launched_run.with_chunked_loss(preset.model.vocab_size)
@@ -454,7 +459,7 @@ def memory_question(
     return RunQuestion(preset=preset, **vars(run_options), launch=launched_run)
 
 
-def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
+def _with_classification_head(preset: Preset, score_label_count: int) -> Preset:
     """Returns the preset with a classification head (`ForSequenceClassification`) instead of the language-model head.
 
     score_label_count: the number of scores per token; 0 for no head, as `AutoModel` has none. A model without a
@@ -472,7 +477,7 @@ def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
     return preset.model_copy(update={"model": preset.model.model_copy(update={"head": score_head})})
 
 
-def _without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a run's settings without those of token logits, which a classification head does not have."""
     other_settings = {name: value for name, value in settings.items() if name not in LOGIT_SETTINGS}
     return other_settings if settings.get("cross_entropy") is None else {**other_settings, "cross_entropy": "eager"}
@@ -502,7 +507,7 @@ def _model_in_named_format(model_name: str) -> Preset | None:
     return known_model(model_name) or load_named_checkpoint(model_name)
 
 
-def model_of_file(
+def model_of_launch_file(
     target: Any,
     model_name: str,
     place_in_error: str,
@@ -557,7 +562,7 @@ _FOLDER_OF_VARIABLE = re.compile(r"\$\w+/(?:[^$`/]+/)*[^$`/]+/?")
 """Pattern of a path that begins with a shell variable: `$MODELS/Llama-3-8B`."""
 
 
-def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
+def _typed_settings_and_layout_options(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
     """Returns the settings and layout options that the user typed in addition to a launch file."""
     return {
         field.name: option_value
@@ -594,7 +599,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     return replace(launched_run, settings={**settings, "dtype": preset.dtype, "master_weights": "none"}, notes=notes)
 
 
-def check_loss(settings: Settings, framework_record: Framework) -> None:
+def check_loss_implementation(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for a cross-entropy implementation that belongs to the library of another framework."""
     loss = settings.cross_entropy
     if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
@@ -615,9 +620,9 @@ def _refuse_megatron_modules(settings: Settings) -> None:
         )
 
 
-def check_framework(settings: Settings, framework_record: Framework) -> None:
+def check_loss_and_precision_of_framework(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for a loss or a precision whose memory is not modelled under a framework."""
-    check_loss(settings, framework_record)
+    check_loss_implementation(settings, framework_record)
     _check_precision(settings, framework_record)
 
 
@@ -649,7 +654,7 @@ def _with_draft_model(run_question: RunQuestion, draft_preset: Preset) -> RunQue
     return replace(run_question, draft=draft_preset)
 
 
-def _draft_of_run(run_question: RunQuestion, target_memory: Memory) -> DraftCosts | None:
+def _draft_costs_of_run(run_question: RunQuestion, target_memory: Memory) -> DraftCosts | None:
     """Returns a run's draft model with the memory of its weights and cache; None without a draft model."""
     if run_question.draft is None:
         return None
@@ -681,7 +686,7 @@ def name_file_in_errors(
     return ask
 
 
-def _planned_framework(run_question: RunQuestion, framework_record: Framework) -> Framework | None:
+def _preferred_framework_if_other(run_question: RunQuestion, framework_record: Framework) -> Framework | None:
     """Returns the framework that `fit`, `plan` and `time` choose if none is named; None if it is `framework_record`."""
     from ..frameworks.registry import framework_of
 
@@ -695,7 +700,7 @@ def _planned_framework(run_question: RunQuestion, framework_record: Framework) -
     return None if planned_framework is framework_record else planned_framework
 
 
-def check_of_layouts(
+def layout_check_of_framework(
     run_memory: Memory, framework_record: Framework, layout_request: LayoutRequest
 ) -> Callable[[Layout], None]:
     """Returns a function that raises `InputError` for a layout of the run that the framework refuses.
@@ -713,7 +718,9 @@ def check_of_layouts(
     return check_layout
 
 
-def _engine_fits(run_question: RunQuestion, run_memory: Memory) -> Callable[[Hardware], MemoryFit | None] | None:
+def _engine_fit_function(
+    run_question: RunQuestion, run_memory: Memory
+) -> Callable[[Hardware], MemoryFit | None] | None:
     """Returns a function of an accelerator that decides whether the run fits by llama.cpp's buffers; None in training.
 
     None for training, and where engines are not read, as on the page.
@@ -752,13 +759,13 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         if settings.precision in PRODUCT_FORMAT_BY_PRECISION or settings.cross_entropy in FRAMEWORK_LOSSES:
             from ..frameworks.registry import framework_of
 
-            check_framework(settings, framework_of(layout))
+            check_loss_and_precision_of_framework(settings, framework_of(layout))
         memory_on_one_device = run_question.memory_on_one_device()
         return DeviceMemoryAnswer.of_result(
             memory_on_one_device,
             **answer_fields,
-            draft=_draft_of_run(run_question, memory_on_one_device),
-            find_engine_fit=None if draft_preset else _engine_fits(run_question, memory_on_one_device),
+            draft=_draft_costs_of_run(run_question, memory_on_one_device),
+            find_engine_fit=None if draft_preset else _engine_fit_function(run_question, memory_on_one_device),
         )
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
@@ -767,14 +774,14 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
     from ..studies.step_size import with_usual_micro_batches
 
     framework_record = framework_of(layout) if launched_run is None else framework(launched_run.framework)
-    check_framework(run_question.settings, framework_record)
+    check_loss_and_precision_of_framework(run_question.settings, framework_record)
     version = layout.framework_version or ""
-    run_memory = run_question.with_framework(framework_record).memory_on_one_device()
+    run_memory = run_question.with_selective_modules_of_framework(framework_record).memory_on_one_device()
     with suggest_nearest_layouts(
         run_question.preset.model,
         layout if launched_run is None else NO_LAYOUT_OPTIONS,
         run_question.tokens,
-        check_layout=check_of_layouts(run_memory, framework_record, layout),
+        check_layout=layout_check_of_framework(run_memory, framework_record, layout),
     ):
         if launched_run is not None:
             from ..sources.text_class import has_text_class
@@ -797,13 +804,13 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
             if run_question.default_context is not None:
                 context = run_question.default_context(best_replica.layout.replica_devices)
                 run_memory = run_memory.with_changes(seq=run_memory.settings.seq_in_context(context))
-                answer_fields["preset"] = run_question.preset_with_context(context)
+                answer_fields["preset"] = run_question.preset_with_ollama_context(context)
             cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
-            answer_fields["chosen_for"] = hardware
+            answer_fields["hardware_of_chosen_layout"] = hardware
         else:
             trained_spec = run_memory.spec if run_question.settings.phase == "training" else None
             stated_layout = layout_of(layout, trained_spec)
-            answer_fields["planned_framework"] = _planned_framework(run_question, framework_record)
+            answer_fields["planned_framework"] = _preferred_framework_if_other(run_question, framework_record)
             cluster = Cluster.with_framework(
                 with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, version
             )

@@ -53,7 +53,7 @@ def ask_serve(
     from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    options, assumed_options, origin = with_assumed_request(preset, options)
+    options, assumed_options, origin = with_assumed_request_tokens(preset, options)
     assumption_note = f"assumed: {' '.join(assumed_options)} ({origin})" if assumed_options else ""
     server_study = replace(serve_study(preset, hardware, options, read_model), assumption_note=assumption_note)
     calibration = _calibration_of_options(preset, hardware, options, read_model)
@@ -71,7 +71,7 @@ def ask_serve(
 RequestOptions = TypeVar("RequestOptions", ServeOptions, CostOptions)
 
 
-def with_assumed_request(preset: Preset, options: RequestOptions) -> tuple[RequestOptions, list[str], str]:
+def with_assumed_request_tokens(preset: Preset, options: RequestOptions) -> tuple[RequestOptions, list[str], str]:
     """Returns options with all tokens of a request, the names of those that were assumed, and their origin as text.
 
     A prompt is shorter than that of `vllm bench serve` where the model's learned positions end before.
@@ -165,7 +165,7 @@ def serve_study(
         software_stack,
         engine_record,
         version,
-        dict(_runs_by_format(preset, hardware, options, longest_request)),
+        dict(_formats_with_memories(preset, hardware, options, longest_request)),
         request_sizes,
         latency_limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
@@ -174,11 +174,11 @@ def serve_study(
         options.disaggregate is not None,
         _prefill_decode_ratio(options, request_sizes),
         speculation,
-        draft_flags | _memory_flags(engine_record, options),
+        draft_flags | _memory_share_flags(engine_record, options),
     )
 
 
-def _memory_flags(engine_record: Engine, options: ServeOptions) -> dict[str, Any]:
+def _memory_share_flags(engine_record: Engine, options: ServeOptions) -> dict[str, Any]:
     """Returns the engine's flag for the share of memory; empty without the option.
 
     Raises `InputError` for an engine without such a flag.
@@ -225,7 +225,7 @@ def _speculation_of_options(
 
     Raises `InputError` for options that lack one another, and a draft that does not fit the model.
     """
-    from ..costs.draft import check_draft, hidden_state_reader
+    from ..costs.draft import check_draft, target_state_reader
     from ..timing.speculation import Speculation, acceptance_of_length
 
     typed_options = [field for field in ("acceptance", "draft_tokens") if getattr(options, field) is not None]
@@ -248,7 +248,7 @@ def _speculation_of_options(
     draft = None
     if draft_method == "model":
         draft = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
-        reads_states = hidden_state_reader(draft.model) is not None
+        reads_states = target_state_reader(draft.model) is not None
         check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
     spec = None if draft is None else draft.model
     acceptance = (
@@ -273,7 +273,7 @@ def _trace_of_options(options: ServeOptions) -> RequestTrace | None:
     return RequestTrace(read_trace(options.trace))
 
 
-def _runs_by_format(
+def _formats_with_memories(
     preset: Preset, hardware: Hardware, options: ServeOptions, sequence_length: int
 ) -> list[tuple[Any, Any]]:
     """Returns each pair of weight and cache formats, with the model's memory on one device."""

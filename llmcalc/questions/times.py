@@ -19,7 +19,7 @@ from ..sources.target import load
 from ..timing.calibration import UNIT_FACTORS, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declarations_of, option
-from .runs import RunQuestion, check_loss, check_of_layouts, name_file_in_errors
+from .runs import RunQuestion, check_loss_implementation, layout_check_of_framework, name_file_in_errors
 from .time_and_cost_options import TIME_ORDER_OPTIONS, TimeOptions
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..studies.timed_run import TimedRun
 
 
-def settings_with_phase(
+def settings_with_timed_phase(
     run_question: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]
 ) -> Settings:
     """Returns the run's settings, with training, prefill or decode as the phase whose time is estimated.
@@ -81,7 +81,7 @@ def ask_time(
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for what is not modelled.
     """
-    run_question.refuse_inputs("time")
+    run_question.refuse_images_and_audio("time")
     from ..reports.calibration import with_calibration
     from ..reports.time_estimate import report
     from ..studies.timed_run import explain_measured
@@ -90,7 +90,7 @@ def ask_time(
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     run_question.require_one_accelerator()
     is_phase_assumed = run_question.settings.phase == "inference"
-    run_question = replace(run_question, settings=settings_with_phase(run_question, options, is_setting_given))
+    run_question = replace(run_question, settings=settings_with_timed_phase(run_question, options, is_setting_given))
     options, calibration = _calibrated_options(run_question, options, read_model)
     estimated_run = timed_run(run_question, options)
     explanation = None
@@ -143,7 +143,7 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     layout_arguments = run_question.preset.model, run_question.layout, run_question.tokens
     with suggest_nearest_layouts(*layout_arguments):
         run_memory, framework_record, layout = training_run(run_question)
-        check_loss(run_question.settings, framework_record)
+        check_loss_implementation(run_question.settings, framework_record)
         # as `cost` and `fit`
         is_planned_first = run_question.layout.is_undivided and (run_question.layout.devices or 1) > 1
         fastest_layout_plan = _fastest_fitting_layout(run_question, options) if is_planned_first else None
@@ -170,7 +170,9 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         time_settings_of_run = time_settings(run_question, framework_record, options)
     adapters = run_memory.states.adapters
     divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES
-    check_layout = check_of_layouts(run_memory, framework_record, run_question.layout) if divides_adapters else None
+    check_layout = (
+        layout_check_of_framework(run_memory, framework_record, run_question.layout) if divides_adapters else None
+    )
     with suggest_nearest_layouts(*layout_arguments, check_layout=check_layout):
         if check_layout is not None:  # as `memory` refuses it
             check_layout(layout)
@@ -206,7 +208,7 @@ def _check_schedule(
     """Raises `InputError` for a number of micro-batches that the layout's schedule does not take, as `memory` does."""
     try:
         check_micro_batches(
-            layout, micro_batches, _micro_batch_group(run_question, framework_record, layout, micro_batches)
+            layout, micro_batches, _micro_batch_group_size(run_question, framework_record, layout, micro_batches)
         )
     except InputError as error:
         if options.global_batch is None:
@@ -214,7 +216,7 @@ def _check_schedule(
         raise InputError(f"--global-batch {options.global_batch} makes {error}") from None
 
 
-def _micro_batch_group(
+def _micro_batch_group_size(
     run_question: RunQuestion, framework_record: Framework, layout: Layout, micro_batches: int
 ) -> int | None:
     """Returns the group size of an interleaved schedule, by the file or the framework; None for the default."""
@@ -283,7 +285,7 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
     has_all_sizes = run_question.layout.has_all_sizes
     plan = fastest(may_recompute=not has_all_sizes, tries_variants=not has_all_sizes)
     if has_all_sizes and not plan.ranked_layouts.feasible:
-        plan = _with_fewest_options(run_question, fastest(), partial(fastest, tries_variants=False))
+        plan = _plan_with_fewest_added_options(run_question, fastest(), partial(fastest, tries_variants=False))
     if plan.ranked_layouts.ended_early and not plan.ranked_layouts.feasible:
         raise incomplete_search_error(plan)
     if not plan.ranked_layouts.feasible or plan.ranked_layouts.feasible[0].seconds is None:
@@ -291,7 +293,7 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
     return plan
 
 
-def added_options(run_question: RunQuestion, plan: LayoutPlan) -> dict[str, str]:
+def options_added_by_plan(run_question: RunQuestion, plan: LayoutPlan) -> dict[str, str]:
     """Returns the options that a plan's first layout has in addition to a typed layout: field → option with value."""
     from ..frameworks.registry import layout_of
 
@@ -304,7 +306,7 @@ def added_options(run_question: RunQuestion, plan: LayoutPlan) -> dict[str, str]
     return options | ({"recompute": f"--recompute {candidate.recompute}"} if candidate.recompute else {})
 
 
-def _with_fewest_options(
+def _plan_with_fewest_added_options(
     run_question: RunQuestion, plan: LayoutPlan, plan_request: Callable[..., LayoutPlan]
 ) -> LayoutPlan:
     """Returns the fastest plan of a typed layout that fits with the fewest options in addition to the typed options.
@@ -314,7 +316,7 @@ def _with_fewest_options(
     """
     if not plan.ranked_layouts.feasible:
         return plan
-    candidate, options = plan.ranked_layouts.feasible[0], added_options(run_question, plan)
+    candidate, options = plan.ranked_layouts.feasible[0], options_added_by_plan(run_question, plan)
     layout_fields = [field_name for field_name in options if field_name != "recompute"]
     for option_count in range(1, len(options)):
         fitting_plans = []
@@ -326,7 +328,7 @@ def _with_fewest_options(
                 smaller_plan = plan_request(layout_request, may_recompute=may_recompute)
                 if (
                     smaller_plan.ranked_layouts.feasible
-                    and len(added_options(run_question, smaller_plan)) == option_count
+                    and len(options_added_by_plan(run_question, smaller_plan)) == option_count
                 ):
                     fitting_plans.append(smaller_plan)
         if fitting_plans:
@@ -346,7 +348,7 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
     )
     from ..parallel.nearest_layouts import nearest_layouts_text
     from ..studies.layout_order import TOO_MUCH_MEMORY
-    from .plans import untried_frameworks
+    from .plans import untried_framework_sentences
 
     ranked_layouts = plan.ranked_layouts
     assert run_question.hardware is not None
@@ -381,7 +383,9 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
         memory_advice += ", --recompute full"
     if settings.seq and plan.memory.states.total_bytes < (devices or 1) * run_question.hardware.capacity_bytes:
         memory_advice += f", a --seq below {settings.seq}"  # what is too much are activations
-    untried_text = "".join(f" ({sentence})" for sentence in untried_frameworks(run_question, plan.framework.name))
+    untried_text = "".join(
+        f" ({sentence})" for sentence in untried_framework_sentences(run_question, plan.framework.name)
+    )
     return InputError(
         f"--devices {devices}: no layout of {ranked_layouts.tried_count:,} under {plan.framework.title} fits "
         f"the memory of {run_question.hardware.title}{untried_text}; expected {memory_advice}, or --step with a "
@@ -398,17 +402,21 @@ def training_run(run_question: RunQuestion) -> tuple[Memory, Framework, Layout]:
 
     if run_question.launch is not None:
         framework_record = framework(run_question.launch.framework)
-        memory_on_one_device = run_question.with_framework(framework_record).memory_on_one_device()
+        memory_on_one_device = run_question.with_selective_modules_of_framework(framework_record).memory_on_one_device()
         return memory_on_one_device, framework_record, run_question.launch.layout
     layout = run_question.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
         needs_framework = layout.framework is not None and run_question.settings.lora_rank is not None
         _, layout = (_without_adapters(run_question) if needs_framework else run_question).planned_run()
         framework_record = framework_of(layout)
-        model_memory = run_question.with_framework(framework_record).memory_on_one_device()
+        model_memory = run_question.with_selective_modules_of_framework(framework_record).memory_on_one_device()
         return model_memory, framework_record, layout_of(layout, model_memory.spec)
     framework_record = framework_of(layout)
-    return run_question.with_framework(framework_record).memory_on_one_device(), framework_record, ONE_DEVICE
+    return (
+        run_question.with_selective_modules_of_framework(framework_record).memory_on_one_device(),
+        framework_record,
+        ONE_DEVICE,
+    )
 
 
 def _without_adapters(run_question: RunQuestion) -> RunQuestion:
@@ -575,13 +583,13 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
     hardware = run_question.hardware
     assert hardware is not None
     engine_text = options.engine
-    engine_notes = _check_served_model(run_question, engine_text)
+    engine_notes = _served_model_notes(run_question, engine_text)
     layout_request, run_memory = run_question.layout, run_question.memory_on_one_device()
     for field_name in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field_name) not in (None, 1, 0):
             raise InputError(f"{option(field_name)}: is of training; expected --phase training")
     framework_stack = _inference_stack_of_framework(layout_request.framework, options)
-    run_memory, scheme_notes = _with_usual_scheme(
+    run_memory, scheme_notes = _run_in_usual_scheme(
         run_question, run_memory, engine_text, options.stack or framework_stack
     )
     run_memory, context_notes, default_context = _with_server_context(
@@ -635,10 +643,10 @@ def _llama_cpp_layout(
     tools/server/README.md, whose default is `layer`).
     """
     from ..studies.fit_serving import COMPUTER_VENDORS
-    from .usual_engines import divided_by_layers, replica_under_usual_engine
+    from .usual_engines import best_replica_under_usual_engine, with_replicas_divided_by_layers
 
     device_request = replace(layout_request, devices=layout_request.devices or layout_request.layout().world_size)
-    replica = replica_under_usual_engine(
+    replica = best_replica_under_usual_engine(
         preset, run_memory.with_changes(phase="inference"), hardware, device_request, default_context
     )
     if replica is not None:
@@ -646,7 +654,7 @@ def _llama_cpp_layout(
     layout = serving_layout(run_memory, hardware, layout_request)
     is_several_computers = hardware.vendor in COMPUTER_VENDORS and layout.world_size > 1
     if layout_request.is_undivided and not is_several_computers:
-        layout = divided_by_layers(run_memory, layout)
+        layout = with_replicas_divided_by_layers(run_memory, layout)
     return layout, None
 
 
@@ -665,7 +673,7 @@ def _check_divided_blocks(run_memory: Memory, layout: Layout) -> None:
     memory(model, run_memory.settings, run_memory.published_dtype, included_parts, run_memory.model_config)
 
 
-def _check_served_model(run_question: RunQuestion, engine_text: str | None) -> tuple[str, ...]:
+def _served_model_notes(run_question: RunQuestion, engine_text: str | None) -> tuple[str, ...]:
     """Returns notes on the support of the model's class by the engine of `--engine`; none without an engine.
 
     Raises `InputError` for a model that the engine does not run.
@@ -681,7 +689,7 @@ def _check_served_model(run_question: RunQuestion, engine_text: str | None) -> t
     return tuple(engine_record.rules().class_notes(architectures(run_question.preset), version))
 
 
-def _with_usual_scheme(
+def _run_in_usual_scheme(
     run_question: RunQuestion, run_memory: Memory, engine_text: str | None, stack_text: str
 ) -> tuple[Memory, tuple[str, ...]]:
     """Returns a run with the engine's usual quantization scheme for 16-bit weights, and a note on the scheme, if any.
@@ -723,7 +731,7 @@ def _with_server_context(
     unchanged if the engine's default is the model's longest context and no shorter than the usual context, and if the
     engine does not start.
 
-    engine_text, stack_text: as in `_with_usual_scheme`.
+    engine_text, stack_text: as in `_run_in_usual_scheme`.
     """
     from ..costs.context_length import default_context_tokens
     from ..frameworks.engines.registry import engine_and_version

@@ -21,7 +21,7 @@ from ..parallel.divisors import divisors
 from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.layout_search import even_stage_sizes
-from ..reports.notes import plural, tagged_format_note
+from ..reports.notes import counted_noun, tagged_format_note
 from ..sources.hardware import chips_of_generation
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag
@@ -141,7 +141,7 @@ class UsualEngine:
             return False
         return False
 
-    def most_users(self, users: int) -> int:
+    def largest_user_count(self, users: int) -> int:
         """Returns the number of users whose requests the engine's cache holds; all users if its memory is unknown."""
         engine_memory = self.memory_for_users(users)
         if engine_memory is None or engine_memory.has_room_for(users):
@@ -156,10 +156,10 @@ class UsualEngine:
 
         None for an engine that fills a budget, and where its memory is not known.
         """
-        bytes_by_device = self._bytes_by_device(users)
+        bytes_by_device = self._bytes_of_each_device(users)
         return None if bytes_by_device is None else max(bytes_by_device, default=0)
 
-    def _bytes_by_device(self, users: int) -> list[int] | None:
+    def _bytes_of_each_device(self, users: int) -> list[int] | None:
         """Returns the bytes of each device, with the bytes in use before the engine starts; None if unknown."""
         if not self.engine_record.shows_alternatives:
             return None
@@ -184,7 +184,7 @@ class UsualEngine:
             return None
         return SettingChange(f"--engine {self.engine_record.name}", MemoryFit(self.hardware, device_bytes))
 
-    def larger_computers(self, memory_fit: MemoryFit) -> list[SettingChange]:
+    def changes_to_larger_computers(self, memory_fit: MemoryFit) -> list[SettingChange]:
         """Returns the smallest computer with a chip of the same generation in which the run fits, such as a larger Mac.
 
         Empty for a run that fits here, for accelerators that are no computers, and if no computer is large enough.
@@ -237,9 +237,9 @@ class UsualEngine:
         replicas = self.tried_replicas(run_memory, layout_request)
         if not replicas:
             return None
-        best_replica = best_of_replicas(replicas)
-        best_engine = self._for_devices(best_replica.layout.pp)
-        run_memory = _with_seq(run_memory, best_engine.seq)
+        best_replica = best_replica_fit(replicas)
+        best_engine = self._divided_among_devices(best_replica.layout.pp)
+        run_memory = _with_sequence_length(run_memory, best_engine.seq)
         fit_answer = best_engine.fit_with_engine_buffers(run_memory)
         if fit_answer is None:
             return None
@@ -260,11 +260,11 @@ class UsualEngine:
         devices, layers = layout_request.devices, run_memory.spec.layer_count
         assert devices is not None
         layouts = [
-            split_layout(layers, split_devices, devices // split_devices)
+            layout_divided_by_layers(layers, split_devices, devices // split_devices)
             for split_devices in divisors(devices, min(MAX_SPLIT_DEVICES, layers))
             if layout_request.pp in (None, split_devices) and layout_request.dp in (None, devices // split_devices)
         ]
-        replicas = [replica for replica in (self._replica(run_memory, layout) for layout in layouts) if replica]
+        replicas = [replica for replica in (self._replica_fit(run_memory, layout) for layout in layouts) if replica]
         return replicas if len(replicas) == len(layouts) else []
 
     def fewest_devices(self, run_memory: Memory, least_devices: int = 1) -> HardwareOption | None:
@@ -293,11 +293,11 @@ class UsualEngine:
         )
         return next(iter(options), None)
 
-    def _replica(self, run_memory: Memory, layout: Layout) -> ReplicaFit | None:
+    def _replica_fit(self, run_memory: Memory, layout: Layout) -> ReplicaFit | None:
         """Returns whether one replica fits and its seconds per token, by its fullest device; None for unknown bytes."""
-        split_engine = self._for_devices(layout.pp)
-        run_memory = _with_seq(run_memory, split_engine.seq)
-        bytes_by_device = split_engine._bytes_by_device(int(run_memory.states.workload.batch))
+        split_engine = self._divided_among_devices(layout.pp)
+        run_memory = _with_sequence_length(run_memory, split_engine.seq)
+        bytes_by_device = split_engine._bytes_of_each_device(int(run_memory.states.workload.batch))
         if not bytes_by_device:
             return None
         fullest_device_index = bytes_by_device.index(max(bytes_by_device))
@@ -305,7 +305,7 @@ class UsualEngine:
         decoding = None if memory_fit.verdict == "no" else time_decoded_token(run_memory, self.hardware, layout)
         return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding, split_engine.seq)
 
-    def _for_devices(self, devices: int) -> UsualEngine:
+    def _divided_among_devices(self, devices: int) -> UsualEngine:
         """Returns the engine with its layers divided among `devices` accelerators, and their default context."""
         return replace(self, devices=devices, seq=self._default_seq(devices))
 
@@ -328,24 +328,24 @@ class UsualEngine:
         return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, first_number, maximum)
 
 
-def _with_seq(run_memory: Memory, seq: int) -> Memory:
+def _with_sequence_length(run_memory: Memory, seq: int) -> Memory:
     """Returns a run with `seq` tokens per sequence."""
     return run_memory if seq == run_memory.states.workload.seq else run_memory.with_changes(seq=seq)
 
 
-def best_of_replicas(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
+def best_replica_fit(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
     """Returns the first replica that fits; if none fits, the one that requires least."""
     fitting_replicas = (replica for replica in replicas if replica.fit.verdict != "no")
     return next(fitting_replicas, None) or min(replicas, key=lambda replica: replica.fit.needed_bytes)
 
 
-def divided_by_layers(run_memory: Memory, layout: Layout) -> Layout:
+def with_replicas_divided_by_layers(run_memory: Memory, layout: Layout) -> Layout:
     """Returns a layout with the same number of replicas, whose layers are divided among each replica's accelerators."""
     layer_count = run_memory.spec.layer_count
-    return split_layout(layer_count, min(layout.replica_devices, layer_count), layout.dp)
+    return layout_divided_by_layers(layer_count, min(layout.replica_devices, layer_count), layout.dp)
 
 
-def split_layout(layers: int, split_devices: int, replicas: int) -> Layout:
+def layout_divided_by_layers(layers: int, split_devices: int, replicas: int) -> Layout:
     """Returns the layout of replicas whose layers are divided among accelerators, as stages of a pipeline."""
     stage_sizes = None if layers % split_devices == 0 else even_stage_sizes(layers, split_devices)
     return LayoutRequest(
@@ -369,7 +369,7 @@ def replicas_under_usual_engine(
     return None if usual_engine is None else usual_engine.fit_replicas(run_memory, layout_request)
 
 
-def replica_under_usual_engine(
+def best_replica_under_usual_engine(
     preset: Preset,
     run_memory: Memory,
     hardware: Hardware,
@@ -379,7 +379,7 @@ def replica_under_usual_engine(
     """Returns the best replica by `replicas_under_usual_engine`; None if that function returns None."""
     usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request, default_context)
     replicas = [] if usual_engine is None else usual_engine.tried_replicas(run_memory, layout_request)
-    return best_of_replicas(replicas) if replicas else None
+    return best_replica_fit(replicas) if replicas else None
 
 
 def _engine_that_divides_layers(
@@ -411,7 +411,7 @@ def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardwar
     return None if device_bytes is None else MemoryFit(hardware, device_bytes, engine_name=engine_name)
 
 
-def option_under_usual_engine(
+def fewest_devices_under_usual_engine(
     preset: Preset, run_memory: Memory, default_context: Callable[[int], int] | None, hardware: Hardware
 ) -> HardwareOption | None:
     """Returns the fewest accelerators on which a run fits, by llama.cpp's buffers; None for other usual engines.
@@ -450,17 +450,17 @@ class ServedUsers:
             )
             return cls(tuple(user_counts), (kernel_remark,))
         engine_change = None if is_fitting else usual_engine.change_to_engine(run_users)
-        most_users = {users: usual_engine.most_users(users) for users in user_counts}
+        largest_user_count = {users: usual_engine.largest_user_count(users) for users in user_counts}
         title, option_name = usual_engine.engine_record.title, f"--engine {usual_engine.engine_record.name}"
         notes = [
-            f"by its own budget {title} holds {plural(user_limit, 'user')}, not {users:,} ({option_name})"
+            f"by its own budget {title} holds {counted_noun(user_limit, 'user')}, not {users:,} ({option_name})"
             if user_limit
             else f"by its own budget {title} does not start with it ({option_name} says why)"
-            for users, user_limit in most_users.items()
+            for users, user_limit in largest_user_count.items()
             if user_limit < users
         ]
         return cls(
-            tuple(users for users in dict.fromkeys(most_users.values()) if users),
+            tuple(users for users in dict.fromkeys(largest_user_count.values()) if users),
             tuple(notes[:1]),
             () if engine_change is None else (engine_change,),
         )

@@ -76,14 +76,14 @@ class Answer(ABC):
 
     def __repr__(self) -> str:
         try:
-            return printable(f"<{_answer_heading(self.report())}>")
+            return printable(f"<{_heading_of_answer(self.report())}>")
         except InputError as error:
             return printable(f"<{type(self).__name__}: {error}>")
 
     def _repr_html_(self) -> str:
         from .formats.html import tables_html
 
-        return tables_html(self.report().with_few_notes(omission_text=".document"))
+        return tables_html(self.report().with_limited_notes(omission_text=".document"))
 
     @classmethod
     def of_result(cls, result: Any, **other_fields: Any) -> Self:
@@ -127,7 +127,7 @@ class ReportedAnswer(Answer):
         return self.make_report()
 
 
-def _answer_heading(report: Report) -> str:
+def _heading_of_answer(report: Report) -> str:
     """Returns the heading of an answer's main table; without a heading, the names of the compared models."""
     tables: Any = report.tables
     answer_table: Table = next((table for table in tables if table.answer), tables[0])

@@ -23,7 +23,7 @@ from .document import (
     without_repetitions,
 )
 from .junit import xml_text
-from .notes import plural
+from .notes import counted_noun
 
 COLUMNS = (
     Column("key", "bound on", justify="left", may_wrap=True),
@@ -41,7 +41,7 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
     violation_count = count_violations(budget_checks)
     success_text = f"all {len(budget_checks)} bounds hold" if len(budget_checks) > 1 else "the bound holds"
     headline_text = (
-        f"{plural(violation_count, 'bound')} of {len(budget_checks)} broken" if violation_count else success_text
+        f"{counted_noun(violation_count, 'bound')} of {len(budget_checks)} broken" if violation_count else success_text
     )
     warnings = without_repetitions(f"{check.target}: {check.warning}" for check in budget_checks if check.warning)
     has_memory_check = any(budget_check.key in ("memory", "fits") for budget_check in budget_checks)
@@ -64,13 +64,13 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
     """Returns a table row for each bound of the budget on one model."""
     return [
         row(
-            _check_name(check),
+            _displayed_check_name(check),
             DisplayedValue(_int_or_float(check.measured_value), _value_text(check, check.measured_value)),
             DisplayedValue(
                 _limits_text(check, lambda limit: str(_int_or_float(limit.value))),
                 _limits_text(check, partial(_limit_text, check)),
             ),
-            _share_of_limit(check),
+            _fraction_of_limit(check),
             "fits" if check.ok and check.accelerator else "ok" if check.ok else "no",
         )
         for check in budget_checks
@@ -78,7 +78,7 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
     ]
 
 
-def _check_name(budget_check: BudgetCheck) -> str:
+def _displayed_check_name(budget_check: BudgetCheck) -> str:
     """Returns the displayed name of a budget check: `fits on h100-sxm (seq 8192)`."""
     settings_text = ", ".join(f"{name} {value}" for name, value in budget_check.settings.items())
     check_name = f"fits on {budget_check.accelerator}" if budget_check.accelerator else budget_check.key
@@ -114,7 +114,7 @@ def _limit_text(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
     return _value_text(budget_check, checked_limit.value)
 
 
-def _share_of_limit(budget_check: BudgetCheck) -> float | None:
+def _fraction_of_limit(budget_check: BudgetCheck) -> float | None:
     checked_limit = budget_check.violated_limit or budget_check.limits[0]
     return float(budget_check.measured_value / checked_limit.value) if checked_limit.value else None
 
@@ -153,7 +153,10 @@ def junit(file_name: str, budget_checks: list[BudgetCheck]) -> str:
         )
         for budget_check in model_checks:
             test_case = ET.SubElement(
-                test_suite, "testcase", classname=f"{file_name}.{model_target}", name=_check_name(budget_check)
+                test_suite,
+                "testcase",
+                classname=f"{file_name}.{model_target}",
+                name=_displayed_check_name(budget_check),
             )
             if (checked_limit := budget_check.violated_limit) is not None:
                 ET.SubElement(test_case, "failure", message=failure_message(budget_check, checked_limit))
@@ -166,4 +169,5 @@ def failure_message(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> st
     unit_name = "parameters" if quantity_kind == "count" else quantity_kind
     checked_values = (budget_check.measured_value, checked_limit.value)
     measured_text, bound_text = (f"{_int_or_float(checked_value):,}" for checked_value in checked_values)
-    return f"{_check_name(budget_check)}: {measured_text} {unit_name}; expected {checked_limit.operator} {bound_text}"
+    expected_text = f"{checked_limit.operator} {bound_text}"
+    return f"{_displayed_check_name(budget_check)}: {measured_text} {unit_name}; expected {expected_text}"

@@ -9,7 +9,7 @@ from .. import units
 from ..timing.calibration import UNPROVED_CHANGE_SHARE, Calibration, ErrorStatistics
 from ..timing.time_ranges import round_to_digits
 from .document import Report
-from .notes import plural
+from .notes import counted_noun
 
 
 def with_calibration(report: Report, calibration: Calibration | None) -> Report:
@@ -55,12 +55,11 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
     factors_text = ", ".join(
         f"{name} × {fitted_factor:.2f}" for name, fitted_factor in asdict(calibration.fitted_factors).items()
     )
-    notes = [
-        f"calibrated on {plural(calibration.run_count, 'measured run')}, median error {error_text}; {factors_text}"
-    ]
+    runs_text = counted_noun(calibration.run_count, "measured run")
+    notes = [f"calibrated on {runs_text}, median error {error_text}; {factors_text}"]
     if not calibration.is_proved:
         notes = [
-            f"hardly calibrated: of {plural(calibration.run_count, 'measured run')}, those left out of a fit are not "
+            f"hardly calibrated: of {runs_text}, those left out of a fit are not "
             "clearly estimated better by it, so no estimate of them changes by more than "
             f"{units.percent(UNPROVED_CHANGE_SHARE, 0)} "
             f"of the median error; median error {error_text}; {factors_text}"

@@ -30,7 +30,7 @@ from .memory import (
 )
 from .memory_data import device_data, execution_data, host_data, verdicts_data, workload_data
 from .memory_notes import host_notes, settings_text, stored_weights_notes, untested_notes
-from .notes import plural, tag_notes, too_long_notes, warnings_of_notes
+from .notes import counted_noun, gguf_tag_notes, too_long_notes, warnings_of_notes
 from .rank_texts import layout_text
 from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .summary import model_data
@@ -127,7 +127,9 @@ def report(
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     answer_text += verdict_text(accelerator_fits, 0 if rollout else needed_bytes)
-    devices_text = plural(layout.world_size, "device") + (f" under {cluster.framework.title}" if cluster.trains else "")
+    devices_text = counted_noun(layout.world_size, "device") + (
+        f" under {cluster.framework.title}" if cluster.trains else ""
+    )
     devices_text += f": {layout_text(layout)}" if layout.world_size > 1 else ""
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launched_run)}"
     layout_note = "" if planned_hardware is None else _layout_note(planned_hardware, accelerator_fits)
@@ -142,7 +144,7 @@ def report(
             *_sharding_advice(cluster, accelerator_fits, launched_run),
             _planned_framework_note(planned_framework),
             layout_note,
-            *([] if cluster.trains else tag_notes(preset, cluster.settings.quantize)),
+            *([] if cluster.trains else gguf_tag_notes(preset, cluster.settings.quantize)),
             *notes_on_host,
             *_cluster_notes(cluster, assumed_accelerator),
             *_launch_notes(launched_run),

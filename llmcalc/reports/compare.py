@@ -17,7 +17,7 @@ from ..studies.distinct_layers import distinct_blocks
 from .document import Column, Report, Row, Table, row, single_document_or_list, with_notes_below
 from .formats import Format
 from .formats.pipe import width_of_terminal
-from .notes import cache_per_token_note, flops_per_token_note, plural
+from .notes import cache_per_token_note, counted_noun, flops_per_token_note
 from .summary import describe_part, model_data, norm_name, norm_placement_of, position_encodings, unique_texts
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class DecodingLoad(NamedTuple):
     def lines(self) -> tuple[QuantityLine, ...]:
         """Returns the table's rows of the time per token, with models as columns."""
         return (
-            (f"TPOT, {plural(self.user_count, 'user')}", lambda counts: _tpot_range(counts.decoding)),
+            (f"TPOT, {counted_noun(self.user_count, 'user')}", lambda counts: _tpot_range(counts.decoding)),
             (
                 "  tokens/s",
                 lambda counts: "–" if counts.decoding is None else f"{counts.decoding.tokens_per_second:,.0f}",
@@ -108,7 +108,7 @@ class DecodingLoad(NamedTuple):
             ]
         software_text = f" under {', '.join(software_texts)}" if software_texts else ""
         return [
-            f"TPOT: a token of {plural(self.user_count, 'user')} after {compared_models[0][1].seq:,} tokens on 1 "
+            f"TPOT: a token of {counted_noun(self.user_count, 'user')} after {compared_models[0][1].seq:,} tokens on 1 "
             f"{self.hardware}{software_text}, with its range (llmcalc time says how sure); tokens/s of the estimate; "
             "– if weights and cache do not fit",
             *format_notes,
@@ -134,15 +134,17 @@ def report(
     lines = _quantity_lines([model_quantities for _, model_quantities in compared_models], decoding_load)
     warnings = _position_warnings(compared_models)
     if layout == "rows":
-        return Report(json_documents, [_flat_rows(compared_models, decoding_load)], warnings=warnings)
+        return Report(json_documents, [_raw_value_table(compared_models, decoding_load)], warnings=warnings)
     if len(compared_models) > MAX_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE_TERMINAL_COLUMNS
-        return Report(json_documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
+        return Report(
+            json_documents, [_table_with_row_per_model(compared_models, is_wide, decoding_load)], warnings=warnings
+        )
     if layout == "columns":
         model_blocks = [list(compared_models)]
     else:
         model_blocks = list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
-    tables = [_block_table(model_block, lines) for model_block in model_blocks]
+    tables = [_table_of_model_block(model_block, lines) for model_block in model_blocks]
     notes = [*_compare_notes(compared_models, decoding_load), *warnings]
     return Report(json_documents, with_notes_below(tables, notes))
 
@@ -153,7 +155,7 @@ def _model_blocks(
     """Yields groups of models with columns that fit the width, about equally many per group."""
     label_width = 2 + max(len(row_label) for row_label, _ in lines)
     column_widths = [
-        2 + max(len(cell_text) for cell_text in (preset.display, *_cells_of_lines(model_quantities, lines)))
+        2 + max(len(cell_text) for cell_text in (preset.display, *_cells_of_quantity_lines(model_quantities, lines)))
         for preset, model_quantities in compared_models
     ]
     models_per_block = max(1, len(compared_models))
@@ -168,11 +170,11 @@ def _model_blocks(
         yield list(compared_models[first_model : first_model + block_length])
 
 
-def _block_table(model_block: Sequence[PresetQuantities], lines: Sequence[QuantityLine]) -> Table:
+def _table_of_model_block(model_block: Sequence[PresetQuantities], lines: Sequence[QuantityLine]) -> Table:
     table_columns = [Column("quantity", "", justify="left")] + [
         Column(preset.name, preset.display) for preset, _ in model_block
     ]
-    cells_by_model = [_cells_of_lines(model_quantities, lines) for _, model_quantities in model_block]
+    cells_by_model = [_cells_of_quantity_lines(model_quantities, lines) for _, model_quantities in model_block]
     table_rows = [
         row(row_label.strip(), *cell_texts, depth=int(row_label.startswith(" ")))
         for (row_label, _), *cell_texts in zip(lines, *cells_by_model, strict=True)
@@ -181,7 +183,7 @@ def _block_table(model_block: Sequence[PresetQuantities], lines: Sequence[Quanti
     return Table("", table_columns, table_rows)
 
 
-def _cells_of_lines(model_quantities: ModelQuantities, lines: Sequence[QuantityLine]) -> list[str]:
+def _cells_of_quantity_lines(model_quantities: ModelQuantities, lines: Sequence[QuantityLine]) -> list[str]:
     return [cell_text(model_quantities) for _, cell_text in lines]
 
 
@@ -382,7 +384,7 @@ def _quantities_data(model_quantities: ModelQuantities, decoding_load: DecodingL
     }
 
 
-def _rows_by_model(
+def _table_with_row_per_model(
     compared_models: Sequence[PresetQuantities], is_wide: bool, decoding_load: DecodingLoad | None
 ) -> Table:
     """Returns a row per model, with columns in the unit in which most values are at least 1.
@@ -456,7 +458,7 @@ def _lower_quartile(numbers: Iterable[float]) -> float:
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 
-def _flat_rows(compared_models: Sequence[PresetQuantities], decoding_load: DecodingLoad | None) -> Table:
+def _raw_value_table(compared_models: Sequence[PresetQuantities], decoding_load: DecodingLoad | None) -> Table:
     """Returns one row of raw values per model, without nested entries."""
     flat_rows = [
         {

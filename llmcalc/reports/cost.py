@@ -12,7 +12,7 @@ from ..studies.plan import LayoutPlan
 from ..studies.step_size import LEAST_DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.time_ranges import RangedAmount
 from .document import Column, DisplayedValue, Report, Table, displayed_text, row
-from .notes import device_phrase, float16_notes, large_step_notes, plural, published_tag_notes
+from .notes import counted_noun, device_phrase, float16_notes, large_step_notes, published_tag_notes
 from .rank_texts import candidate_cell
 from .serve import layout_text
 from .summary import model_data
@@ -47,7 +47,10 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     table_rows = [
         row(
             TITLE_AND_UNIT_BY_AMOUNT[amount_name][0],
-            *(DisplayedValue(range_end, amount_text(range_end, digit_count)) for range_end in _range_values(amount)),
+            *(
+                DisplayedValue(range_end, amount_text(range_end, digit_count))
+                for range_end in _low_high_and_likely(amount)
+            ),
             TITLE_AND_UNIT_BY_AMOUNT[amount_name][1],
         )
         for amount_name, amount in cost_amounts.items()
@@ -64,13 +67,13 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     return Report(_cost_data(preset, hardware, run_cost), [table]).with_target(preset.target)
 
 
-def _range_values(amount: RangedAmount) -> tuple[float, float, float]:
+def _low_high_and_likely(amount: RangedAmount) -> tuple[float, float, float]:
     return amount.low, amount.high, amount.estimate
 
 
 def _answer_text(run_cost: RunCost) -> str:
     money_amount = run_cost.cost.money
-    shortest_time_text, longest_time_text, likely_time_text, time_unit = _times_in_unit(run_cost)
+    shortest_time_text, longest_time_text, likely_time_text, time_unit = _likely_time_with_range_and_unit(run_cost)
     money_suffix = "" if money_amount is None else f", money {money_range(money_amount)}"
     if run_cost.is_measured:
         return f"{likely_time_text} {time_unit}{money_suffix}"
@@ -80,17 +83,19 @@ def _answer_text(run_cost: RunCost) -> str:
     )
 
 
-def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
+def _likely_time_with_range_and_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
     """Returns low, high and likely time and their unit: days, or less for a run of less than a day."""
     days_amount, digit_count = run_cost.cost.days, 3 if run_cost.is_measured else 2
-    low_text, high_text, likely_text = (amount_text(range_end, digit_count) for range_end in _range_values(days_amount))
+    low_text, high_text, likely_text = (
+        amount_text(range_end, digit_count) for range_end in _low_high_and_likely(days_amount)
+    )
     if days_amount.high >= 1:
         return low_text, high_text, likely_text, "days"
     seconds = run_cost.cost.seconds
     time_unit = range_unit(seconds.low, seconds.high)
     low_text, high_text, likely_text = (
         duration_text(range_end, time_unit, digit_count).removesuffix(f" {time_unit}")
-        for range_end in _range_values(seconds)
+        for range_end in _low_high_and_likely(seconds)
     )
     return low_text, high_text, likely_text, time_unit
 
@@ -105,7 +110,7 @@ def money_range(money_amount: RangedAmount) -> str:
 def _subtitle_text(hardware: Hardware, run_cost: RunCost) -> str:
     devices_text = device_phrase(run_cost.cost.devices, hardware.title)
     if run_cost.server is not None and run_cost.load_point is not None:
-        requests_text = plural(int(run_cost.load_point.concurrency), "request")
+        requests_text = counted_noun(int(run_cost.load_point.concurrency), "request")
         return f"{layout_text(run_cost.server)} on {devices_text}, {requests_text} at any time"
     assert run_cost.step is not None
     assert run_cost.steps is not None
@@ -113,8 +118,8 @@ def _subtitle_text(hardware: Hardware, run_cost: RunCost) -> str:
     step_origin = "measured" if run_cost.is_measured else "likely"
     layout = "" if run_cost.plan is None else f", {_planned_layout_text(run_cost.plan)}"
     return (
-        f"{plural(run_cost.steps, 'step')} of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, on "
-        f"{devices_text}{layout}; {_lost_time_text(run_cost)}"
+        f"{counted_noun(run_cost.steps, 'step')} of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, "
+        f"on {devices_text}{layout}; {_lost_time_text(run_cost)}"
     )
 
 
@@ -164,8 +169,8 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
         time_model = None if run_cost.plan is None else run_cost.plan.training_times
         notes += float16_notes(hardware, "bf16" if time_model is None else time_model.dtype)
         notes += unpriced_notes([] if time_model is None else time_model.unpriced_options)
-    if run_cost.added_options:
-        notes.insert(0, f"what is typed does not fit: the cost is with {run_cost.added_options}")
+    if run_cost.options_added_by_plan:
+        notes.insert(0, f"what is typed does not fit: the cost is with {run_cost.options_added_by_plan}")
     if run_cost.assumed_options:
         notes.append(f"assumed: {' '.join(run_cost.assumed_options)}{_step_description(run_cost)}")
     cost_of_run = run_cost.cost
@@ -202,7 +207,7 @@ def _not_counted_text(run_cost: RunCost) -> str:
 
 
 def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[str, Any]:
-    from .serve import point_data
+    from .serve import load_point_data
 
     layout: Any = None
     if run_cost.plan is not None:
@@ -221,7 +226,7 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
         "step": None if run_cost.step is None else run_cost.step.as_data(),
         "measured": run_cost.is_measured,
         "layout": layout,
-        "server": None if run_cost.load_point is None else point_data(run_cost.load_point),
+        "server": None if run_cost.load_point is None else load_point_data(run_cost.load_point),
         "class": None if run_cost.time_range is None else run_cost.time_range.class_data(),
         "power_watts": run_cost.cost.power,
         "price": run_cost.cost.price,

@@ -12,7 +12,7 @@ from .. import units
 from ..studies.diff import ModelDifference, QuantityChange
 from ..workload.workload import Workload
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row
-from .notes import flops_per_token_note, plural, too_long_notes, warnings_of_notes
+from .notes import counted_noun, flops_per_token_note, too_long_notes, warnings_of_notes
 from .summary import model_data
 
 WRITER_BY_UNIT: dict[str, Callable[[Any], str]] = {
@@ -203,7 +203,9 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
     ]
     hidden_count = len(changed_nodes) - len(table_rows)
     if hidden_count:
-        notes = [f"{plural(hidden_count, 'further node')} differ{'s' * (hidden_count == 1)}: --format json has all"]
+        notes = [
+            f"{counted_noun(hidden_count, 'further node')} differ{'s' * (hidden_count == 1)}: --format json has all"
+        ]
     else:
         notes = []
     unit_text = f", in {unit_scale.name}" if unit_scale.name else ""

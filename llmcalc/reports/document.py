@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from ..characters import fit_to_encoding, printable
+from ..characters import printable, text_in_encoding
 from ..errors import InputError
 
 SCHEMA_VERSION = 2
@@ -147,19 +147,19 @@ class Table(NamedTuple):
         shown_rows = [row._replace(cells=[row.cells[index] for index in shown_columns]) for row in self.rows]
         return self._replace(columns=[self.columns[column_index] for column_index in shown_columns], rows=shown_rows)
 
-    def split_lists(self) -> list[Table]:
+    def tables_of_lists(self) -> list[Table]:
         """Returns the table as several tables, one per list, for formats whose rows cannot hold two lists."""
         if self.second_list is None:
             return [self]
         list_name, first_column = self.second_list
         tables = [
-            self._replace(columns=self.columns[:first_column], rows=_rows_of_columns(self.rows, 0, first_column)),
-            Table("", self.columns[first_column:], _rows_of_columns(self.rows, first_column), name=list_name),
+            self._replace(columns=self.columns[:first_column], rows=_rows_with_columns(self.rows, 0, first_column)),
+            Table("", self.columns[first_column:], _rows_with_columns(self.rows, first_column), name=list_name),
         ]
         return [table._replace(second_list=None, target=self.target) for table in tables]
 
 
-def _rows_of_columns(table_rows: Sequence[Row], first_column: int, end_column: int | None = None) -> list[Row]:
+def _rows_with_columns(table_rows: Sequence[Row], first_column: int, end_column: int | None = None) -> list[Row]:
     """Returns the rows with the cells of some columns, without rows whose cells are all empty."""
     table_rows = [row._replace(cells=row.cells[first_column:end_column]) for row in table_rows]
     return [row for row in table_rows if any(cell is not None for cell in row.cells)]
@@ -188,8 +188,8 @@ class Report(NamedTuple):
         return self._replace(tables=[table._replace(target=target) for table in self.tables])
 
     def with_split_lists(self) -> Report:
-        """Returns the report with every table split by `Table.split_lists`, one table per list."""
-        return self._replace(tables=[list_table for table in self.tables for list_table in table.split_lists()])
+        """Returns the report with every table split by `Table.tables_of_lists`, one table per list."""
+        return self._replace(tables=[list_table for table in self.tables for list_table in table.tables_of_lists()])
 
     def with_only_table(self, table_or_list: str) -> Report:
         """Returns the report with only the tables or lists of one name (`--table`).
@@ -197,7 +197,7 @@ class Report(NamedTuple):
         Raises `InputError` if none has it.
         """
         tables = self.tables
-        tables_and_lists = [*tables, *(second_list for table in tables for second_list in table.split_lists()[1:])]
+        tables_and_lists = [*tables, *(second_list for table in tables for second_list in table.tables_of_lists()[1:])]
         table_names = list(dict.fromkeys(table.name for table in tables_and_lists if table.name))
         if table_or_list not in table_names:
             expected_text = "expected no --table, since the answer is one table"
@@ -232,7 +232,7 @@ class Report(NamedTuple):
         }
         return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | document_data
 
-    def with_few_notes(self, omission_text: str = "--notes") -> Report:
+    def with_limited_notes(self, omission_text: str = "--notes") -> Report:
         """Returns the report with its warnings and at most `MAX_NOTES` other notes per target.
 
         A last note says how many notes, tables and rows are left out.
@@ -274,7 +274,7 @@ def printable_report(report: Report) -> Report:
 
 def report_in_encoding(report: Report, encoding: str) -> Report:
     """Returns the report with every text reduced to characters that an encoding can write."""
-    return _report_with_changed_texts(report, lambda text: fit_to_encoding(printable(text), encoding))
+    return _report_with_changed_texts(report, lambda text: text_in_encoding(printable(text), encoding))
 
 
 def _report_with_changed_texts(report: Report, change_text: Callable[[str], str]) -> Report:

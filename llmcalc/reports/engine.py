@@ -18,7 +18,7 @@ from .document import (
     single_document_or_list,
     without_repetitions,
 )
-from .notes import device_phrase, larger_file_notes, plural, published_tag_notes, tag_notes
+from .notes import counted_noun, device_phrase, gguf_tag_notes, larger_file_notes, published_tag_notes
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def fit_report(
     has_decoding_times = any(timed_run is not None for timed_run in timed_runs)
     best_option = engine_options[0]
     devices_text = device_phrase(best_option.memory.devices, best_option.hardware.title)
-    users_text = f"{plural(users, 'user')} of {plural(best_option.memory.max_model_len, 'token')}"
+    users_text = f"{counted_noun(users, 'user')} of {counted_noun(best_option.memory.max_model_len, 'token')}"
     notes = [
         *_host_layer_notes(engine_use, engine_options),
         *_format_notes(engine_use),
@@ -239,7 +239,7 @@ def _format_notes(engine_use: EngineUse) -> list[str]:
         return [engine_use.memory.format_note, *larger_file_notes(preset.target)]
     if scheme_name is None and not engine_use.engine.reads_library_tags:
         return published_tag_notes(preset, engine_use.engine.title)
-    return tag_notes(preset, scheme_name)
+    return gguf_tag_notes(preset, scheme_name)
 
 
 def _launch_subtitle(engine_use: EngineUse) -> str:

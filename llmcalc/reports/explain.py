@@ -73,14 +73,14 @@ def report(
         "model": model_data(preset),
         **rank_data(selected_rank),
         "node": explanation.node,
-        "setting": _setting_text(explanation),
+        "setting": _setting_data(explanation),
         "formulas": record_rows,
         "symbols": _symbol_meanings(explanation),
     }
     warnings = _missing_sympy_notes(explanation)
     if as_records:
         return Report(
-            json_document, [_record_tables(preset, explanation, record_rows, selected_rank)], warnings=warnings
+            json_document, [_record_table(preset, explanation, record_rows, selected_rank)], warnings=warnings
         ).with_target(preset.target)
     if as_latex:
         return Report(json_document, text=_latex_text(preset, explanation, with_bibtex, selected_rank))
@@ -91,7 +91,7 @@ def report(
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def _setting_text(explanation: Explanation) -> dict[str, Any]:
+def _setting_data(explanation: Explanation) -> dict[str, Any]:
     formula_setting, training_setting = explanation.formulas.setting, explanation.training
     if training_setting is None:
         return {"keys": formula_setting.seq, "pairs": formula_setting.pairs, "dtype": formula_setting.dtype}
@@ -180,7 +180,7 @@ def _node_tables(preset: Preset, explanation: Explanation, selected_rank: Select
         )
     rank_notes = counted_rank_notes(selected_rank)
     return with_notes_below(
-        [*tables, *_legend_table(explanation)],
+        [*tables, *_symbol_legend_tables(explanation)],
         [
             *_missing_sympy_notes(explanation),
             *rank_notes,
@@ -238,7 +238,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, selected_rank: Se
         *_source_notes(explanation),
         *_convention_notes(explanation),
     ]
-    return with_notes_below([*tables, *_legend_table(explanation)], notes)
+    return with_notes_below([*tables, *_symbol_legend_tables(explanation)], notes)
 
 
 def _component_rows(
@@ -415,7 +415,7 @@ def _formula_paths_text(formula_section: FormulaSection) -> str:
     return f"at {paths_text}" + (f": {model_totals[0]} in total" if model_totals else "") + left_out_text
 
 
-def _legend_table(explanation: Explanation) -> list[Table]:
+def _symbol_legend_tables(explanation: Explanation) -> list[Table]:
     """Returns a table with the meaning of each symbol, in a list; an empty list if no symbol occurs."""
     table_columns = (
         Column("symbol", "symbol", justify="left"),
@@ -486,7 +486,7 @@ def _training_notes(explanation: Explanation) -> list[str]:
 # --- records and LaTeX ------------------------------------------------------------------------------------------------
 
 
-def _record_tables(
+def _record_table(
     preset: Preset, explanation: Explanation, record_rows: list[dict[str, Any]], selected_rank: SelectedRank | None
 ) -> Table:
     cells_by_row = [[row[column.key] for column in RECORD_COLUMNS] for row in record_rows]

@@ -25,7 +25,7 @@ from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data
 from .memory_notes import concatenation_note, run_text, settings_text, uncounted_notes
-from .notes import device_phrase, plural, tag_notes, too_long_notes, warnings_of_notes
+from .notes import counted_noun, device_phrase, gguf_tag_notes, too_long_notes, warnings_of_notes
 from .plan import notes_on_other_accelerators
 from .rank_texts import layout_cell, layout_text
 from .summary import model_data
@@ -57,7 +57,7 @@ OPTION_COLUMNS = (
 )
 
 
-def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequence[HardwareOption]) -> Report:
+def common_hardware_report(preset: Preset, run_memory: Memory, hardware_options: Sequence[HardwareOption]) -> Report:
     """Returns the report of the fewest accelerators of each kind on which a run fits."""
     memory_use = run_memory.states
     warnings = too_long_notes(run_memory.spec, memory_use.workload)
@@ -97,7 +97,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
             engine_note += f"; {torch_names if run_memory.has_gguf_weights else 'the others'} by torch's kernels"
     notes = [
         *warnings,
-        *tag_notes(preset, run_memory.settings.quantize),
+        *gguf_tag_notes(preset, run_memory.settings.quantize),
         *uncounted_notes(preset, run_memory, has_engine_buffers=bool(engine_options)),
         engine_note,
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
@@ -115,14 +115,14 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         "verdict": first_option.fit.verdict,
         "device_bytes": first_option.fit.needed_bytes,
         "usable_bytes": first_option.fit.capacity_bytes,
-        "options": options_data(hardware_options),
+        "options": hardware_options_data(hardware_options),
     }
     subtitle = settings_text(run_memory, run_memory.attention)
     table = Table(preset.display, OPTION_COLUMNS, table_rows, subtitle, notes, answer_text, name="options")
     return Report(json_document, [table], warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
 
-def options_data(hardware_options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
+def hardware_options_data(hardware_options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
     """Returns the accelerators on which a run could fit as plain data."""
     return [
         {
@@ -160,7 +160,7 @@ def report(
     ]
     report_content = _FitReportContent(answer, run_text(memory_use), table_rows, notes, bool(fit_answer.engine_title))
     json_document = _fit_document(preset, fit_answer) | {
-        "options": options_data(options),
+        "options": hardware_options_data(options),
         "decoding": list(map(_users_data, fit_answer.decoding)),
     }
     if fit_answer.short_decoding is not None:
@@ -248,7 +248,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     notes = [
         *notes_on_other_accelerators(plan),
         f"kernels and buffers of {framework_title} (--framework {plan.framework.name}); {position_text}",
-        f"fewest: halves and doubles of {plural(plan.devices, 'device')} were tried"
+        f"fewest: halves and doubles of {counted_noun(plan.devices, 'device')} were tried"
         f"{framework_text if accelerator_fit.verdict == 'no' else ''}"
         f"{'; each maximum changes one number' if accelerator_fit.verdict == 'fits' else ''}",
     ]
@@ -266,14 +266,15 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         "needed_devices": fit_answer.fewest_devices,
         "needed_layout": None if fit_answer.layout_on_fewest is None else fit_answer.layout_on_fewest.layout.data(),
         "needed_framework": None if needed_framework is None else needed_framework.name,
-        "options": options_data([HardwareOption(plan.devices, best_candidate.layout, accelerator_fit)]),
+        "options": hardware_options_data([HardwareOption(plan.devices, best_candidate.layout, accelerator_fit)]),
         "largest": {"batch": fit_answer.batch, "seq": fit_answer.seq, "users": None},
         "changes": _changes_data(fit_answer.changes),
     }
     report_content = _FitReportContent(
         f"{VERDICT_TEXTS[accelerator_fit.verdict]} on "
         f"{device_phrase(plan.devices, accelerator_fit.hardware.title)} under {framework_title}",
-        f"{run_text(memory_use)}, {plural(plan.global_batch, 'sequence')} a step, {layout_text(best_candidate.layout)}",
+        f"{run_text(memory_use)}, {counted_noun(plan.global_batch, 'sequence')} a step, "
+        f"{layout_text(best_candidate.layout)}",
         table_rows,
         notes,
         has_engine_buffers=False,
@@ -312,7 +313,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         notes.insert(
             0,
             f"replicas of equal size divide the devices, and none of the sizes that divide {devices} fits; one of "
-            f"{plural(fewest_devices, 'device')} does",
+            f"{counted_noun(fewest_devices, 'device')} does",
         )
     needed_column, share_column, verdict_column = CHANGE_COLUMNS[1:]
     table_columns = [Column("layout", "layout", justify="left"), needed_column, share_column, verdict_column]
@@ -360,7 +361,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         "rank": best_replica.rank,
         "needed_devices": serving_answer.fewest_devices,
         "needed_layout": None if serving_answer.layout_on_fewest is None else serving_answer.layout_on_fewest.data(),
-        "options": options_data([HardwareOption(devices, best_replica.layout, accelerator_fit)]),
+        "options": hardware_options_data([HardwareOption(devices, best_replica.layout, accelerator_fit)]),
         "layouts": [
             {
                 "layout": tried_replica.layout.data(),
@@ -422,7 +423,7 @@ class _FitReportContent(NamedTuple):
         )
         shown_fits = [accelerator_fit, *(run_change.changed_fit for run_change in run_changes)]
         tight_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
-        tight_notes += [*tag_notes(preset, memory.settings.quantize)]
+        tight_notes += [*gguf_tag_notes(preset, memory.settings.quantize)]
         tight_notes += uncounted_notes(preset, memory, has_engine_buffers=self.has_engine_buffers)
         notes = without_repetitions([*warnings, *tight_notes, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
@@ -464,7 +465,7 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
     ]
     full_context = memory_use.full_context
     if full_context is not None and fit_answer.seq > full_context:
-        notes.append(f"the model was made for sequences of up to {plural(full_context, 'token')}")
+        notes.append(f"the model was made for sequences of up to {counted_noun(full_context, 'token')}")
     return notes
 
 

@@ -25,7 +25,7 @@ from .bars import TextBar
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .draft import with_draft
 from .encoder_tokens import with_encoder_tokens
-from .node_tree import FiguresFunction, node_figures_data, tree_data
+from .node_tree import NodeCountsFunction, node_cost_data, tree_data
 from .notes import (
     CAUSAL_PAIRS_NOTE,
     CHOSEN_KEYS_NOTE,
@@ -34,8 +34,8 @@ from .notes import (
     ONE_OUTPUT_NOTE,
     ONE_STEP_NOTE,
     PRODUCTS_NOTE,
+    counted_noun,
     identity_experts_note,
-    plural,
     too_long_notes,
     unread_format_notes,
     warnings_of_notes,
@@ -121,7 +121,7 @@ def _tree_without_towers(node_tree: Node) -> Node:
 
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     """Returns the model's tree with FLOPs per node, with the encoders, which read images and audio separately."""
-    node_figures = _node_figures_function(flop_count.include)
+    node_figures = _node_counts_function(flop_count.include)
     node_data = tree_data(_tree_without_towers(flop_count.tree).root_position(flop_count.run_config), node_figures)
     if flop_count.encoders and flop_count.inputs is not None:
         encoders: list[dict[str, Any]] = []
@@ -237,7 +237,7 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
         notes += _decoding_notes(flop_count)
     elif workload.phase == "prefill":
         context = workload.context
-        context_text = f"after {plural(context, 'token')} of each sequence in its cache; " if context else ""
+        context_text = f"after {counted_noun(context, 'token')} of each sequence in its cache; " if context else ""
         notes.append(f"prefill: {context_text}logits at the last position only")
     elif "lm_head" in flop_count.by_component:
         notes.append("logits at every position")
@@ -346,9 +346,9 @@ def _recompute_note(recompute: Recompute) -> str:
     return f"recomputation: {recomputed_text} once more, as torch's reentrant checkpointing runs it"
 
 
-def _node_figures_function(included_parts: frozenset[str]) -> FiguresFunction:
+def _node_counts_function(included_parts: frozenset[str]) -> NodeCountsFunction:
     """Returns a function that computes a node's FLOPs for the JSON tree; recomputed FLOPs are not counted."""
-    return lambda node_position: node_figures_data("flops", node_position, step_flops_of, included_parts)
+    return lambda node_position: node_cost_data("flops", node_position, step_flops_of, included_parts)
 
 
 @frozen(repr=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import units
-from ..accelerator import PEAK_DTYPES, Hardware, ListedHardware
+from ..accelerator import PEAK_DTYPES, Hardware, HardwarePreset
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .figure_sources import source_notes
 from .notes import aliases_note
@@ -72,7 +72,7 @@ def _list_table(accelerators: Sequence[Hardware]) -> Table:
 def _detail_table(hardware: Hardware) -> Table:
     link_text = f"{hardware.interconnect.name}: bytes/s each way" if hardware.interconnect is not None else ""
     nic_text = f"NIC: {hardware.nic.name}, one accelerator's share, each way" if hardware.nic is not None else ""
-    notes_on_sources = source_notes(hardware.sources, isinstance(hardware, ListedHardware))
+    notes_on_sources = source_notes(hardware.sources, isinstance(hardware, HardwarePreset))
     remarks = [*hardware.notes, link_text, nic_text, _memory_sizes_text(hardware), aliases_note(hardware.aliases)]
     notes = [*remarks, *notes_on_sources]
     if hardware.peak_flops and hardware.memory_bandwidth is not None:

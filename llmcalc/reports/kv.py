@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..algebra import Number
-from ..costs.cache import CacheSize, WhatIf, cache_bits_of
+from ..costs.cache import CacheSize, WhatIf, cache_bits_cost_by_name
 from ..costs.cache_formats import cache_format
 from ..frozen import frozen
 from ..sources.preset import Preset
@@ -75,8 +75,8 @@ def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None 
     }
     byte_scale = units.memory_scale(cache.bytes)
     tables = [
-        _kinds_table(preset, cache, byte_scale, notes, selected_rank),
-        _changed_model_rows(cache, model_changes, byte_scale),
+        _layer_kinds_table(preset, cache, byte_scale, notes, selected_rank),
+        _changed_models_table(cache, model_changes, byte_scale),
         *([_growth_table(cache, byte_scale)] if cache.bytes_per_token else []),
     ]
     return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
@@ -90,7 +90,9 @@ def _rank_notes(cache_size: CacheSize, selected_rank: SelectedRank | None) -> li
     """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
     if selected_rank is None:
         return []
-    bits = selected_rank.model.undivided_tree.total(cache_bits_of(cache_size.dtype), RunConfig(cache_size.workload))
+    bits = selected_rank.model.undivided_tree.total(
+        cache_bits_cost_by_name(cache_size.dtype), RunConfig(cache_size.workload)
+    )
     undivided_bytes = bits_to_bytes(bits)
     copies_per_group = cache_size.bytes * selected_rank.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
@@ -113,7 +115,7 @@ def _published_format_notes(preset: Preset, cache_size: CacheSize) -> list[str]:
     ]
 
 
-def _kinds_table(
+def _layer_kinds_table(
     preset: Preset,
     cache_size: CacheSize,
     byte_scale: units.UnitScale,
@@ -175,7 +177,7 @@ def _state_bits_text(cache_size: CacheSize) -> str:
     return " and ".join(f"{bits} bits ({', '.join(state_kinds)})" for bits, state_kinds in kinds_by_bits.items())
 
 
-def _changed_model_rows(cache_size: CacheSize, model_changes: Iterable[WhatIf], byte_scale: units.UnitScale) -> Table:
+def _changed_models_table(cache_size: CacheSize, model_changes: Iterable[WhatIf], byte_scale: units.UnitScale) -> Table:
     dtype_names = _dtype_names(cache_size)
     model_rows: list[tuple[str, float, CacheSize]] = [
         ("current", 1.0, cache_size),

@@ -9,7 +9,7 @@ from typing import Any
 from .. import units
 from ..studies.lock import LockChange, LockEntry, program_version
 from .document import Column, Report, Row, Table, row
-from .notes import plural
+from .notes import counted_noun
 
 
 def _short_digest(value_text: str) -> str:
@@ -39,7 +39,7 @@ def report(lock_entries: Sequence[LockEntry]) -> Report:
     table_rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
     models = [lock_entry.data for lock_entry in lock_entries]
     json_document = {"lock": 1, "llmcalc": program_version(), "models": models}
-    return Report(json_document, [Table("Lock", COLUMNS, table_rows, answer=plural(len(lock_entries), "model"))])
+    return Report(json_document, [Table("Lock", COLUMNS, table_rows, answer=counted_noun(len(lock_entries), "model"))])
 
 
 def _entry_row(entry_data: dict[str, Any]) -> Row:
@@ -60,7 +60,11 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
 
     locked_version: the version of llmcalc that wrote the file. model_count: the number of models in it.
     """
-    answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(model_count, 'model')} unchanged"
+    answer_text = (
+        f"{counted_noun(len(changes), 'value')} changed"
+        if changes
+        else f"{counted_noun(model_count, 'model')} unchanged"
+    )
     table_rows = [
         row(
             lock_change.target,

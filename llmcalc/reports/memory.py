@@ -188,7 +188,7 @@ def accelerators_table(
     notes = verdict_notes(accelerator_fits)
     if any(accelerator_fit.left_bytes < 0 for accelerator_fit in accelerator_fits):
         notes.append("headroom: negative for a shortfall")
-    if any(accelerator_fit.is_nominal for accelerator_fit in accelerator_fits):
+    if any(accelerator_fit.has_nominal_capacity for accelerator_fit in accelerator_fits):
         title = f"{title}; *: of the nominal memory"
     other_names = [fit.hardware.name for fit in accelerator_fits if fit.hardware.name not in engine_fits]
     if engine_fits and len(engine_fits) <= len(other_names):
@@ -216,14 +216,14 @@ def verdict_notes(accelerator_fits: Sequence[MemoryFit]) -> list[str]:
     notes = []
     if any(accelerator_fit.verdict == "tight" for accelerator_fit in accelerator_fits):
         notes.append("tight: fits only without the estimated fragmentation")
-    if any(accelerator_fit.is_nominal for accelerator_fit in accelerator_fits):
+    if any(accelerator_fit.has_nominal_capacity for accelerator_fit in accelerator_fits):
         notes.append("*: of the nominal memory, since the usable memory is not known")
     return notes
 
 
 def fit_verdict_text(accelerator_fit: MemoryFit) -> str:
     """Returns `fits`, `tight` or `no`, with `*` if only the nominal memory of the accelerator is known."""
-    return f"{accelerator_fit.verdict}*" if accelerator_fit.is_nominal else accelerator_fit.verdict
+    return f"{accelerator_fit.verdict}*" if accelerator_fit.has_nominal_capacity else accelerator_fit.verdict
 
 
 def memory_kind_columns_and_rows(
@@ -298,7 +298,7 @@ def phase_columns_and_rows(device: DeviceMemory, memory_use: MemoryUse | None = 
     for memory_kind in device.by_kind:
         bytes_of_phases = [bytes_by_kind.get(memory_kind, 0) for bytes_by_kind in phases.values()]
         if any(bytes_of_phases):
-            kind_name = KIND_NAMES[memory_kind] if memory_use is None else _kind_text(memory_use, memory_kind)
+            kind_name = KIND_NAMES[memory_kind] if memory_use is None else _memory_kind_text(memory_use, memory_kind)
             table_rows.append(row(kind_name, *(byte_count or None for byte_count in bytes_of_phases)))
             if memory_kind == "optimizer" and memory_use is not None:
                 table_rows += _optimizer_rows(memory_use, list(phases.values()))
@@ -312,7 +312,7 @@ def phase_columns_and_rows(device: DeviceMemory, memory_use: MemoryUse | None = 
     return columns, [*table_rows, *([row("on the host", *peak_cells(device.host_bytes))] if device.host_terms else [])]
 
 
-def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
+def _memory_kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
     """Returns the name of a kind of memory in training, with the number format or optimizer name."""
     kind_name = KIND_NAMES[memory_kind]
     if memory_kind == "weights" and memory_use.adapters is not None:
@@ -356,7 +356,7 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
     for phase in device.moments:
         memory_points = [memory_point for memory_point in device.timeline if memory_point.phase == phase]
         highest_point = max(memory_points, key=lambda memory_point: memory_point.bytes)
-        point_bytes = [memory_point.bytes for memory_point in _points_of_leaf_modules(memory_points)]
+        point_bytes = [memory_point.bytes for memory_point in _peaks_of_leaf_modules(memory_points)]
         table_rows.append(
             row(
                 PHASE_NAMES[phase],
@@ -369,7 +369,7 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
     return table_rows
 
 
-def _points_of_leaf_modules(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
+def _peaks_of_leaf_modules(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
     """Returns the memory peaks of modules without children, in execution order."""
     parent_paths = {point.module_path.rpartition(".")[0] for point in memory_points}
     for module_path in list(parent_paths):

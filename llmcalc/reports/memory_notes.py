@@ -6,7 +6,7 @@ from .. import units
 from ..accelerator import Hardware, MemoryFit
 from ..components.base import TokenMixer
 from ..components.evidence import nested_components
-from ..costs.adapter_targets import is_read_by_scan, linear_layers
+from ..costs.adapter_targets import has_weight_read_by_scan, linear_layers
 from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import SERVING_PHASES
@@ -19,7 +19,7 @@ from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..workload.execution import AttentionImplementation
 from ..workload.lora import SCAN_OUTPUT_PROJECTION
 from .memory_data import execution_data, uncounted_tensors_note
-from .notes import binary_unit_note, plural, relative_error_text, tag_notes
+from .notes import binary_unit_note, counted_noun, gguf_tag_notes, relative_error_text
 
 STATUS_TEXTS = {
     "exact": "equal to the byte to torch",
@@ -47,7 +47,7 @@ def run_text(memory_use: MemoryUse) -> str:
     weights_text = _adapters_text(memory_use) or memory_use.precision
     precision_text = f" ({weights_text})" if weights_text else ""
     preposition = "after" if memory_use.phase == "decode" else "of"
-    return f"{memory_use.phase} {preposition} {batch_text}{plural(workload.seq, 'token')}{precision_text}"
+    return f"{memory_use.phase} {preposition} {batch_text}{counted_noun(workload.seq, 'token')}{precision_text}"
 
 
 def _adapters_text(memory_use: MemoryUse) -> str:
@@ -55,7 +55,7 @@ def _adapters_text(memory_use: MemoryUse) -> str:
     adapters = memory_use.adapters
     if adapters is None:
         return ""
-    return f"{'DoRA' if adapters.has_magnitudes else 'LoRA'} of rank {adapters.rank}" + (
+    return f"{'DoRA' if adapters.has_dora_magnitudes else 'LoRA'} of rank {adapters.rank}" + (
         f" on {adapters.base_format}" if adapters.base_format != "none" else ""
     )
 
@@ -85,7 +85,7 @@ def settings_text(run_memory: Memory, attention_kernel: AttentionImplementation)
     quantization_scheme = run_memory.settings.fake_quantize
     rounding_text = "" if quantization_scheme is None else f"fake quantization {quantization_scheme}"
     layers = run_memory.settings.trainable_layers
-    trained_layers_text = "" if layers is None else f"the last {plural(layers, 'layer')} alone"
+    trained_layers_text = "" if layers is None else f"the last {counted_noun(layers, 'layer')} alone"
     setting_texts = (attention_kernel, optimizer_text, precision_text, trained_layers_text, rounding_text)
     return f"{run_title}: " + ", ".join(setting_text for setting_text in setting_texts if setting_text)
 
@@ -135,7 +135,7 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
     return [f"host: {terms_text}{ranks_note}; {'; '.join(term_sources)}"]
 
 
-def keeps_small_segments(run_memory: Memory) -> bool:
+def has_fragmented_segments(run_memory: Memory) -> bool:
     """Whether the allocator's segments reserve over 2 % more than the peak, which expandable segments would avoid."""
     device = run_memory.device
     return (
@@ -185,7 +185,8 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     """Returns notes on adapters or quantization of a projection whose weight the state-space scan reads directly."""
     adapters, parameter_count = memory_use.adapters, memory_use.parameter_count
     if adapters is None or not any(
-        is_read_by_scan(position) for position, _ in linear_layers(parameter_count.tree, parameter_count.include)
+        has_weight_read_by_scan(position)
+        for position, _ in linear_layers(parameter_count.tree, parameter_count.include)
     ):
         return []
     notes = []
@@ -246,12 +247,12 @@ def memory_notes(
             "counted with eager attention: scaled_dot_product_attention takes no sinks and no soft cap, and biases and "
             "selections per head are not modelled with it"
         )
-    if run_settings.phase == "training" and keeps_small_segments(run_memory):
+    if run_settings.phase == "training" and has_fragmented_segments(run_memory):
         notes.append(
             "fragmentation: segments of freed activations too small for the optimizer's tensors stay reserved; "
             "--allocator expandable reuses them"
         )
-    notes[:0] = [*tag_notes(preset, run_settings.quantize), engine_note, concatenation_note(run_memory)]
+    notes[:0] = [*gguf_tag_notes(preset, run_settings.quantize), engine_note, concatenation_note(run_memory)]
     notes.append(_kernels_note(run_memory))
     notes += [*uncounted_notes(preset, run_memory, has_engine_buffers=has_engine_buffers), binary_unit_note(units.GIB)]
     notes += host_notes(run_memory.device)
@@ -268,7 +269,10 @@ def memory_notes(
             f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(memory_use.dtype)}"
         )
     if memory_use.kv_dtype:
-        notes += [_cache_note(memory_use, cache_block_tokens(run_settings, memory_use)), _chunk_note(run_memory)]
+        notes += [
+            _cache_note(memory_use, cache_block_tokens(run_settings, memory_use)),
+            _chunked_prefill_note(run_memory),
+        ]
     return notes + (_training_notes(memory_use) if memory_use.phase == "training" else [])
 
 
@@ -276,7 +280,7 @@ def concatenation_note(run_memory: Memory) -> str:
     """Returns a note on the free blocks that a KV cache leaves as it grows by concatenation; empty for other runs."""
     states = run_memory.states
     is_cache_concatenated = bool(states.kv_dtype) and not cache_block_tokens(run_memory.settings, states)
-    if run_memory.settings.phase != "decode" or not is_cache_concatenated or not keeps_small_segments(run_memory):
+    if run_memory.settings.phase != "decode" or not is_cache_concatenated or not has_fragmented_segments(run_memory):
         return ""
     free_bytes = run_memory.device.reserved_bytes - run_memory.device.peak_bytes
     return (
@@ -333,20 +337,20 @@ def _kernels_note(run_memory: Memory) -> str:
     )
 
 
-def _chunk_note(run_memory: Memory) -> str:
+def _chunked_prefill_note(run_memory: Memory) -> str:
     """Returns a note on the chunk length of a chunked prefill; empty if prompts are not chunked."""
     chunk, seq = prompt_chunk(run_memory.settings, run_memory.states), run_memory.states.workload.seq
     if run_memory.settings.phase == "decode" or chunk is None or chunk >= seq:
         return ""
-    return f"prompts are read {plural(chunk, 'token')} of each sequence at a time (--chunk)"
+    return f"prompts are read {counted_noun(chunk, 'token')} of each sequence at a time (--chunk)"
 
 
 def _cache_note(memory_use: MemoryUse, block_tokens: int) -> str:
-    tokens_text = plural(memory_use.workload.seq, "token")
-    sequences_text = plural(memory_use.workload.batch, "sequence")
+    tokens_text = counted_noun(memory_use.workload.seq, "token")
+    sequences_text = counted_noun(memory_use.workload.batch, "sequence")
     note_text = f"KV cache: keys, values and any recurrent state of {sequences_text} of {tokens_text} (--batch, --seq)"
     if block_tokens:
-        block_text = plural(block_tokens, "token")
+        block_text = counted_noun(block_tokens, "token")
         return f"{note_text}, in blocks of {block_text} (--kv-block); no prefix is shared between sequences"
     return f"{note_text}; a new token is concatenated, which copies a layer's keys and values"
 

@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 from ..algebra import times
 from ..flow.tree import Cost, NodePosition
 
-FiguresFunction: TypeAlias = Callable[[NodePosition], dict[str, Any]]
+NodeCountsFunction: TypeAlias = Callable[[NodePosition], dict[str, Any]]
 """A function that returns the numbers of a node at its position, by name."""
 
 
-def tree_data(node_position: NodePosition, figures_function: FiguresFunction) -> dict[str, Any]:
+def tree_data(node_position: NodePosition, counts_function: NodeCountsFunction) -> dict[str, Any]:
     """Returns a node of the model and its descendants as nested dicts with their counts."""
     node = node_position.node
-    node_data: dict[str, Any] = {"name": node.path_segment, **figures_function(node_position)}
+    node_data: dict[str, Any] = {"name": node.path_segment, **counts_function(node_position)}
     for figure_key in ("kind", "label", "optional", "source"):
         if getattr(node, figure_key):
             node_data[figure_key] = getattr(node, figure_key)
@@ -24,11 +24,11 @@ def tree_data(node_position: NodePosition, figures_function: FiguresFunction) ->
     if node.op is not None:
         node_data["op"] = type(node.op).__name__
     if node.children:
-        node_data["children"] = [tree_data(child, figures_function) for child in node_position.children()]
+        node_data["children"] = [tree_data(child, counts_function) for child in node_position.children()]
     return node_data
 
 
-def node_figures_data(
+def node_cost_data(
     quantity: str, node_position: NodePosition, cost_function: Cost, included_parts: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Returns the cost of a node three times: per repeat, for all repeats in one parent, and in the whole model.

@@ -78,7 +78,7 @@ def device_phrase(device_count: int, device_title: str) -> str:
     return f"{device_count:,} × {device_title}"
 
 
-def plural(noun_count: int, noun: str) -> str:
+def counted_noun(noun_count: int, noun: str) -> str:
     """Returns a number with a noun as text: `1 token` or `2,048 tokens`."""
     return f"{noun_count:,} {noun}" + ("" if noun_count == 1 else "s")
 
@@ -86,7 +86,7 @@ def plural(noun_count: int, noun: str) -> str:
 def workload_text(spec: ModelSpec, workload: Workload) -> str:
     """Returns a workload's tokens as text: `2,048 tokens`, `16 × 1 tokens after 8,192`."""
     batch = workload.batch
-    new_tokens = plural(workload.seq, "token") if batch == 1 else f"{batch:,} × {workload.seq:,} tokens"
+    new_tokens = counted_noun(workload.seq, "token") if batch == 1 else f"{batch:,} × {workload.seq:,} tokens"
     context_text = f" after {workload.context:,}" if workload.context else ""
     return (
         new_tokens
@@ -125,7 +125,7 @@ def large_step_notes(sequences: int, seq: int) -> list[str]:
     ]
 
 
-def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
+def gguf_tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
     """Returns notes on the format that a GGUF file's name states or has by default, and on its default context.
 
     scheme_name: value of `--quantize`; None for the published weights.
@@ -171,11 +171,11 @@ def tagged_format_note(scheme_name: str, name: str) -> str:
 
 def unread_format_notes(preset: Preset) -> list[str]:
     """Returns a note if a config describes its stored weights in an unsupported way, which `memory` refuses."""
-    from ..costs.quantization.config import UnreadScheme, scheme_of_config
+    from ..costs.quantization.config import UnsupportedScheme, scheme_of_config
 
     try:
         scheme_of_config(preset.config)
-    except UnreadScheme as error:
+    except UnsupportedScheme as error:
         return [f"the format of the weights is not read ({error.reason.partition(';')[0]}): counted as without it"]
     return []
 
@@ -196,7 +196,7 @@ def published_tag_notes(preset: Preset, software_title: str) -> list[str]:
 
 def float16_notes(hardware: Hardware, dtype: str = "bf16") -> list[str]:
     """Returns a note on products that are timed in float16 in place of bfloat16. dtype: the format of the products."""
-    if dtype != "bf16" or not hardware.lacks_bfloat16:
+    if dtype != "bf16" or not hardware.has_only_float16_peak:
         return []
     return [f"products in 16 bits are in fp16: no peak of bf16 is known for {hardware.title}"]
 

@@ -16,7 +16,7 @@ from . import bars, palette
 from .answer import CountedAnswer
 from .bars import TextBar
 from .document import Column, Report, Row, Table, row, without_repetitions
-from .node_tree import FiguresFunction, node_figures_data, tree_data
+from .node_tree import NodeCountsFunction, node_cost_data, tree_data
 from .notes import identity_experts_note, relative_error_text, unread_format_notes
 from .rank_texts import counted_rank_notes, rank_data, replicated_parameters_text, subtitle_with_rank
 from .summary import headline, model_data
@@ -53,7 +53,7 @@ def report(preset: Preset, parameter_count: ParameterCount, selected_rank: Selec
         "left_out": parameter_count.left_out,
         "published": preset.published.parameters,
     }
-    tree = tree_data(parameter_count.tree.root_position(), _node_figures_function(parameter_count.include))
+    tree = tree_data(parameter_count.tree.root_position(), _node_counts_function(parameter_count.include))
     json_document = {"model": model_data(preset), **rank_data(selected_rank), "params": params_data, "tree": tree}
     if parameter_count.active_at_least != active:
         json_document["params"] |= {
@@ -248,11 +248,11 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
     )
 
 
-def _node_figures_function(included_parts: frozenset[str]) -> FiguresFunction:
+def _node_counts_function(included_parts: frozenset[str]) -> NodeCountsFunction:
     """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
     def figures(node_position: NodePosition) -> dict[str, Any]:
-        node_data = node_figures_data("params", node_position, total_params_of, included_parts)
+        node_data = node_cost_data("params", node_position, total_params_of, included_parts)
         active_params = node_position.total(active_params_of, included_parts)
         return node_data if active_params == node_data["params"] else node_data | {"active": active_params}
 

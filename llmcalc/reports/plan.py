@@ -16,7 +16,7 @@ from ..studies.step_size import LEAST_DEVICE_TOKENS, STEP_TOKENS, usual_step_tok
 from ..timing.time_ranges import TIE_SHARE, TimeRange
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, without_repetitions
 from .memory_notes import run_text
-from .notes import large_step_notes, plural, too_long_notes, warnings_of_notes
+from .notes import counted_noun, large_step_notes, too_long_notes, warnings_of_notes
 from .rank_texts import candidate_cell, shared_layout_words
 from .summary import model_data
 from .time_estimate import (
@@ -59,8 +59,8 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
     """
     ranked_layouts, run_memory = plan.ranked_layouts, plan.memory
     capacity_text = f"{units.GIB.write(plan.hardware.capacity_bytes)} {units.GIB.name}"
-    accelerators_text = f"{plural(plan.devices, 'device')} with {capacity_text} each"
-    run_title = f"{run_text(run_memory.states)}, {plural(plan.global_batch, 'sequence')} a step"
+    accelerators_text = f"{counted_noun(plan.devices, 'device')} with {capacity_text} each"
+    run_title = f"{run_text(run_memory.states)}, {counted_noun(plan.global_batch, 'sequence')} a step"
     shared_words = shared_layout_words([candidate for _, candidate in plan.rows_of_frameworks])
     run_description = f"{run_title}, on {accelerators_text} ({plan.hardware.title}); sizes in {units.GIB.name}"
     run_description += f"; all layouts: {', '.join(shared_words)}" if shared_words else ""
@@ -118,7 +118,9 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
             )
         )
     json_document = _plan_data(preset, plan) | ({} if order_position is None else {"where": order_position})
-    deferred_values = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in ranked_layouts.unreplayed]}
+    deferred_values = {
+        "unreplayed": lambda: [unreplayed_layout_data(candidate) for candidate in ranked_layouts.unreplayed]
+    }
     report = Report(
         json_document,
         tables,
@@ -235,12 +237,14 @@ def micro_batch_notes(plan: LayoutPlan) -> list[str]:
 def _fitting_layouts_text(ranked_layouts: RankedLayouts) -> str:
     fits_verb = "fits" if len(ranked_layouts.feasible) == 1 else "fit"
     if not ranked_layouts.unreplayed and UNTRIED_REASON in ranked_layouts.refusal_counts:
-        tried_text = plural(ranked_layouts.tried_count - ranked_layouts.refusal_counts[UNTRIED_REASON], "tried layout")
+        tried_text = counted_noun(
+            ranked_layouts.tried_count - ranked_layouts.refusal_counts[UNTRIED_REASON], "tried layout"
+        )
         return f"{len(ranked_layouts.feasible):,} of {tried_text} {fits_verb}"
     if not ranked_layouts.unreplayed and not ranked_layouts.feasible:
         return "no layout fits"
     if not ranked_layouts.unreplayed:
-        return f"{len(ranked_layouts.feasible):,} of {plural(ranked_layouts.tried_count, 'layout')} {fits_verb}"
+        return f"{len(ranked_layouts.feasible):,} of {counted_noun(ranked_layouts.tried_count, 'layout')} {fits_verb}"
     fitting_count, counted_count = len(ranked_layouts.feasible), ranked_layouts.replay_count
     first_text = "the first" if counted_count == 1 else f"the first {counted_count:,}"
     if fitting_count != counted_count:
@@ -349,7 +353,7 @@ def _exchange_notes(plan: LayoutPlan) -> list[str]:
 
 def notes_on_other_accelerators(plan: LayoutPlan) -> list[str]:
     """Returns notes on frameworks that are not tried, or that do not run on the plan's accelerator."""
-    hardware, untried_notes = plan.hardware, list(plan.untried_frameworks)
+    hardware, untried_notes = plan.hardware, list(plan.untried_framework_sentences)
     if hardware is None or (hardware.is_gpu and hardware.vendor != "Apple"):
         return untried_notes
     return [
@@ -376,7 +380,7 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
         most_bytes = max(layout_candidate.upper_bound_bytes for layout_candidate in plan.ranked_layouts.unreplayed)
         notes.insert(
             0,
-            f"{layout_count:,} more of {plural(plan.ranked_layouts.tried_count, 'layout')} may fit: their "
+            f"{layout_count:,} more of {counted_noun(plan.ranked_layouts.tried_count, 'layout')} may fit: their "
             "tensors do, and unused blocks of the allocator come on top (at most "
             f"{units.GIB.write(most_bytes)} {units.GIB.name} in all)"
             + (f"; {_more_rows_hint(plan)}" if plan.other_plans else ""),  # the title of one framework has the hint
@@ -392,7 +396,7 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
     return notes
 
 
-def candidate_data(
+def replayed_layout_data(
     layout_candidate: Candidate, seconds: TimeRange | None = None, is_tie: bool = False
 ) -> dict[str, Any]:
     """Returns a replayed layout of a plan as plain data. Bytes are exact integers.
@@ -412,7 +416,7 @@ def candidate_data(
     }
 
 
-def unreplayed_data(layout_candidate: Candidate) -> dict[str, Any]:
+def unreplayed_layout_data(layout_candidate: Candidate) -> dict[str, Any]:
     """Returns a layout whose memory was not replayed as plain data. Bytes are exact integers."""
     return {
         "layout": layout_candidate.layout.data(),
@@ -427,7 +431,9 @@ def unreplayed_data(layout_candidate: Candidate) -> dict[str, Any]:
 
 def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
     ranked_layouts = plan.ranked_layouts
-    nearest = None if ranked_layouts.nearest_candidate is None else candidate_data(ranked_layouts.nearest_candidate)
+    nearest = (
+        None if ranked_layouts.nearest_candidate is None else replayed_layout_data(ranked_layouts.nearest_candidate)
+    )
     return {
         "model": model_data(preset),
         "hardware": plan.hardware.name,
@@ -437,19 +443,19 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
         "tried": sum(framework_plan.ranked_layouts.tried_count for framework_plan in (plan, *plan.other_plans)),
         "by": "memory" if plan.training_times is None else "time",
         "feasible": [
-            candidate_data(layout_candidate, framework_plan.step_time_range(layout_candidate), is_tie)
+            replayed_layout_data(layout_candidate, framework_plan.step_time_range(layout_candidate), is_tie)
             | ({"framework": framework_plan.framework.name} if plan.other_plans else {})
             for framework_plan, layout_candidate, is_tie in _rows_with_ties(plan)
         ],
         "other_frameworks": [
             {"framework": layout.framework_name, "fits": layout.candidate is not None}
-            | ({} if layout.candidate is None else candidate_data(layout.candidate, layout.time_range))
+            | ({} if layout.candidate is None else replayed_layout_data(layout.candidate, layout.time_range))
             for layout in plan.compared_layouts
         ],
         "longer_micro_batches": None
         if plan.longer_micro_batches is None or plan.longer_micro_batches.candidate is None
         else {"batch": plan.longer_micro_batches.micro_batch}
-        | candidate_data(plan.longer_micro_batches.candidate, plan.longer_micro_batches.time_range),
+        | replayed_layout_data(plan.longer_micro_batches.candidate, plan.longer_micro_batches.time_range),
         "unreplayed": [],
         "feasible_with_recompute": plan.recomputed,
         "refused": ranked_layouts.refusal_counts,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..flow.tree import index_ranges
-from .notes import plural
+from .notes import counted_noun
 
 if TYPE_CHECKING:
     from ..algebra import Number
@@ -87,7 +87,9 @@ def subtitle_with_rank(subtitle: str, selected_rank: SelectedRank | None) -> str
 def rank_text(selected_rank: SelectedRank) -> str:
     """Returns a rank and its layers as text: `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
     layout, layer_chunks = selected_rank.layout, selected_rank.model.chunks
-    rank_description = f"rank {selected_rank.rank:,} of {plural(layout.world_size, 'device')} ({layout_text(layout)})"
+    rank_description = (
+        f"rank {selected_rank.rank:,} of {counted_noun(layout.world_size, 'device')} ({layout_text(layout)})"
+    )
     if layout.pp == 1:
         return rank_description
     if layer_chunks.layers:

@@ -30,12 +30,12 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
 
     preset, accelerators, workspace: as in `MemoryAnswer`.
     launch: the file that starts the run; default None.
-    chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
+    hardware_of_chosen_layout: the accelerator for which the layout was chosen; default None for a given layout.
     planned_framework: the framework that other commands take for the same options, if it is another one; default None.
     """
 
     launch: Launch | None = None
-    chosen_for: Hardware | None = None
+    hardware_of_chosen_layout: Hardware | None = None
     planned_framework: Framework | None = None
 
     @property
@@ -132,7 +132,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
             self.fits,
             self.assumed_accelerator,
             self.launch,
-            self.chosen_for,
+            self.hardware_of_chosen_layout,
             self.phases,
             self.planned_framework,
         )

@@ -30,7 +30,7 @@ def trim_to_screen(report: Report) -> Report:
         groups[-1].append(table)
     if report.counts_note_lines:
         groups = [_trim_tables_and_notes(table_group, report.warnings) for table_group in groups]
-    return report._replace(tables=[table for table_group in groups for table in _trim_group(table_group)])
+    return report._replace(tables=[table for table_group in groups for table in _trim_tables_of_model(table_group)])
 
 
 def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table]:
@@ -75,7 +75,7 @@ def _omission_text(table_count: int, row_count: int) -> str:
     return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in omitted_counts if count)
 
 
-def _trim_group(tables: Sequence[Table]) -> list[Table]:
+def _trim_tables_of_model(tables: Sequence[Table]) -> list[Table]:
     """Returns the tables of one model that fit, with the notes of omitted tables below the last one."""
     free_lines = SCREEN_LINES
     placed_tables: dict[int, Table] = {}

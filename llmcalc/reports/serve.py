@@ -16,7 +16,7 @@ from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
 from ..timing.time_ranges import TIE_SHARE, RangedAmount, TimeRange, round_to_digits
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
-from .notes import device_phrase, plural, published_tag_notes, too_long_notes, warnings_of_notes
+from .notes import counted_noun, device_phrase, published_tag_notes, too_long_notes, warnings_of_notes
 from .summary import model_data
 from .time_estimate import duration_text, exchange_notes, range_unit, test_errors_text, unknown_link_notes
 
@@ -143,10 +143,12 @@ def load_text(serve_study: ServeStudy) -> str:
     latency_limits, requests = serve_study.latency_limits, serve_study.request_sizes
     if serve_study.trace is not None:
         trace_text = duration_text(serve_study.trace.duration_seconds)
-        requests_text = f"{plural(len(serve_study.trace.requests), 'request')} in {trace_text}"
+        requests_text = f"{counted_noun(len(serve_study.trace.requests), 'request')} in {trace_text}"
         return f"{requests_text}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
     requests_text = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
-    requests_text = requests_text if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
+    requests_text = (
+        requests_text if latency_limits.concurrency is None else counted_noun(latency_limits.concurrency, "user")
+    )
     return f"{requests_text} of {requests.input_tokens:,} + {requests.output_tokens:,} tokens"
 
 
@@ -209,7 +211,7 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
             verdict = AT_RISK_VERDICT
         else:
             verdict = "ok"
-        cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
+        cells = [layout_text(server), server.devices, *_load_point_cells(shown_point, serve_study), verdict]
         table_rows.append(Row(cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index))
     return table_rows
 
@@ -253,7 +255,7 @@ def _token_cost_of_trace(serve_study: ServeStudy, server: Server, trace_times: T
     return serve_study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
 
 
-def _point_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
+def _load_point_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     ttft, tpot = (
         DisplayedValue(float(latency.estimate), _range_cell(latency)) for latency in (load_point.ttft, load_point.tpot)
     )
@@ -275,7 +277,7 @@ def _range_cell(seconds: TimeRange | RangedAmount) -> str:
 
 
 def _curve_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
-    concurrency, ttft, tpot, *rate_cells = _point_cells(load_point, serve_study)
+    concurrency, ttft, tpot, *rate_cells = _load_point_cells(load_point, serve_study)
     likely_tpot, end_to_end_latency = float(load_point.tpot.estimate), load_point.replica_latencies.end_to_end_seconds
     seconds = [
         DisplayedValue(likely_tpot, duration_text(likely_tpot)),
@@ -330,13 +332,13 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
             1 if server.disaggregated_server is None else server.disaggregated_server.decode_replicas
         )
         notes.append(
-            f"a replica holds {plural(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
+            f"a replica holds {counted_noun(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {serve_study.engine.title}"
         )
         ttft, tpot = (float(getattr(chosen_server.load_point, name).estimate) for name in ("ttft", "tpot"))
         notes.append(f"likely {duration_text(ttft)} to the first token, then {duration_text(tpot)} a token")
         if not servers.traces and serve_study.latency_limits.are_at_risk(chosen_server.load_point.ttft):
-            notes.insert(0, _at_risk_text(server, chosen_server.load_point))
+            notes.insert(0, _uncertain_ttft_text(server, chosen_server.load_point))
         command_text = _start_command(serve_study, server)
         notes += [] if command_text is None else [f"each replica starts with: {command_text}"]
     notes += ["no --price: the cheapest has the most tokens/s of a device"] if serve_study.price is None else []
@@ -377,7 +379,7 @@ def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoin
     ]
 
 
-def _at_risk_text(server: Server, load_point: LoadPoint) -> str:
+def _uncertain_ttft_text(server: Server, load_point: LoadPoint) -> str:
     """Returns text on the likely TTFT that was compared with the limit, and on the upper end of the TTFT's range."""
     arrival_text = "where all requests arrive at once" if server.arrives_in_waves else "where arrivals are spread"
     return (
@@ -415,16 +417,17 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
 def _disaggregation_text(replica_group: DisaggregatedServer) -> str:
     """Returns text on a group's prefill and decoding replicas, and on the time to send a cache between them."""
     return (
-        f"(P+D): {plural(replica_group.prefill_replicas, 'replica')} for prompts, {replica_group.decode_replicas} that "
-        f"decode; a prompt's cache is sent in {duration_text(replica_group.transfer_seconds)} "
-        f"({units.memory(round(replica_group.sent_bytes))} a device); this was never measured"
+        f"(P+D): {counted_noun(replica_group.prefill_replicas, 'replica')} for prompts, "
+        f"{replica_group.decode_replicas} that decode; a prompt's cache is sent in "
+        f"{duration_text(replica_group.transfer_seconds)} ({units.memory(round(replica_group.sent_bytes))} a device); "
+        "this was never measured"
     )
 
 
 def speculation_text(speculation: Speculation) -> str:
     """Returns a sentence on speculative decoding: drafted tokens, their acceptance, and mean tokens per step."""
     return (
-        f"{plural(speculation.drafted_tokens, 'token')} drafted in a step, each accepted with the chance "
+        f"{counted_noun(speculation.drafted_tokens, 'token')} drafted in a step, each accepted with the chance "
         f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; this was "
         "never measured"
     )
@@ -447,7 +450,7 @@ def _users_data(users: float) -> float:
     return users if users == int(users) else round_to_digits(users)
 
 
-def point_data(load_point: LoadPoint) -> dict[str, Any]:
+def load_point_data(load_point: LoadPoint) -> dict[str, Any]:
     """Returns one load point of a server (a concurrency with times, rates and cost) as plain data."""
     cost_per_million = None if load_point.cost_per_million is None else round_to_digits(load_point.cost_per_million)
     return {
@@ -465,7 +468,7 @@ def _server_options(server: Server) -> dict[str, Any]:
     return {**vars(server.sizes), "quantize": server.quantize, "kv_dtype": server.kv_dtype}
 
 
-def _group_data(server: Server) -> dict[str, int] | None:
+def _replica_group_data(server: Server) -> dict[str, int] | None:
     """Returns the numbers of prefill and decoding replicas in a group; None if every replica does both."""
     if server.disaggregated_server is None:
         return None
@@ -480,11 +483,11 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
             "options": _server_options(server),
             "devices": server.devices,
             "replicas": server.replicas,
-            "disaggregated": _group_data(server),
+            "disaggregated": _replica_group_data(server),
             "most_sequences": server.most_sequences,
             "kv_tokens": server.kv_tokens,
-            "curve": [point_data(load_point) for load_point in server_curve],
-            "trace": _times_data(serve_study, server, servers.traces[server_index]) if servers.traces else None,
+            "curve": [load_point_data(load_point) for load_point in server_curve],
+            "trace": _trace_times_data(serve_study, server, servers.traces[server_index]) if servers.traces else None,
         }
         for server_index, (server, server_curve) in enumerate(zip(servers.servers, servers.load_curves, strict=True))
     ]
@@ -523,7 +526,7 @@ def _trace_data(serve_study: ServeStudy) -> dict[str, Any] | None:
     return {"requests": len(trace.requests), "span": trace.duration_seconds, "longest": trace.longest_request}
 
 
-def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes) -> dict[str, Any]:
+def _trace_times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes) -> dict[str, Any]:
     token_cost = _token_cost_of_trace(serve_study, server, trace_times)
     return {
         **{
@@ -563,11 +566,11 @@ def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dic
         "options": _server_options(server),
         "devices": server.devices,
         "replicas": server.replicas,
-        "disaggregated": _group_data(server),
+        "disaggregated": _replica_group_data(server),
         "command": _start_command(serve_study, server),
         "arrives_in_waves": server.arrives_in_waves,
         "spread": {
             name: round_to_digits(getattr(chosen_server.load_point.spread_latencies, name)) for name in ("ttft", "tpot")
         },
-        **point_data(chosen_server.load_point),
+        **load_point_data(chosen_server.load_point),
     }

@@ -73,9 +73,9 @@ def report(
     shapes_data = [_shape_data(model_shape) for model_shape in shape_study.shapes]
     json_document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
     json_document |= {
-        "budget": _budget_text(shape_study),
+        "budget": _budget_data(shape_study),
         "ratios_of": preset.name,
-        "proportions": _proportions_text(shape_study),
+        "proportions": _proportions_data(shape_study),
         "shapes": shapes_data,
         "literature": _literature_data(shape_study),
     }
@@ -184,7 +184,7 @@ def _shape_data(model_shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def _budget_text(shape_study: ShapeStudy) -> dict[str, Any]:
+def _budget_data(shape_study: ShapeStudy) -> dict[str, Any]:
     budget = shape_study.budget
     is_training_budget = budget.kind == "train_flops"
     return {
@@ -200,7 +200,7 @@ def _budget_text(shape_study: ShapeStudy) -> dict[str, Any]:
     }
 
 
-def _proportions_text(shape_study: ShapeStudy) -> dict[str, Any]:
+def _proportions_data(shape_study: ShapeStudy) -> dict[str, Any]:
     """Returns the proportions that all shapes share as text, read from the first shape."""
     family, stack_shape = shape_study.family, shape_study.shapes[0].stack
     return {

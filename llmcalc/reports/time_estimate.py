@@ -17,7 +17,7 @@ from ..timing.time_estimator import QUANTIZED_FORMAT
 from ..timing.time_ranges import TimeRange, round_to_digits
 from ..timing.timing_constants import SoftwareStack
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row
-from .notes import device_phrase, float16_notes, large_step_notes, plural, too_long_notes, warnings_of_notes
+from .notes import counted_noun, device_phrase, float16_notes, large_step_notes, too_long_notes, warnings_of_notes
 from .rank_texts import layout_cell
 from .summary import model_data
 
@@ -143,7 +143,7 @@ def test_errors_text(seconds_range: TimeRange, title: str) -> str:
         return f"{title} {untested_text} was never tested: the range is the widest"
     median_text, p90_text = (units.percent(error, 0) for error in (tested_class.median_error, tested_class.p90_error))
     return (
-        f"{tested_class.words} ({title}): {plural(tested_class.rows, 'measured row')}; sources never seen before "
+        f"{tested_class.words} ({title}): {counted_noun(tested_class.rows, 'measured row')}; sources never seen before "
         f"were {median_text} off by median, one in ten by more than {p90_text}"
     )
 
@@ -329,14 +329,14 @@ def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
 
 def _run_text(timed_run: TimedRun) -> str:
     """Returns a timed run as text: `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
-    sequences_text = plural(timed_run.sequences, "sequence")
+    sequences_text = counted_noun(timed_run.sequences, "sequence")
     if timed_run.phase != "training" and timed_run.layout.dp > 1:
         sequences_text = f"{sequences_text} ({timed_run.sequences // timed_run.layout.dp:,} a replica)"
     work_text = {
-        "training": f"training of {sequences_text} of {plural(timed_run.seq, 'token')}",
-        "prefill": f"prompts of {sequences_text} of {plural(timed_run.seq, 'token')}"
+        "training": f"training of {sequences_text} of {counted_noun(timed_run.seq, 'token')}",
+        "prefill": f"prompts of {sequences_text} of {counted_noun(timed_run.seq, 'token')}"
         + (f" after {timed_run.context:,}" if timed_run.context else ""),
-        "decode": f"decoding of {sequences_text} after {plural(timed_run.context, 'token')}",
+        "decode": f"decoding of {sequences_text} after {counted_noun(timed_run.context, 'token')}",
     }[timed_run.phase]
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
     device_text = device_phrase(timed_run.devices, timed_run.hardware.title)
@@ -347,7 +347,7 @@ def _formats_text(timed_run: TimedRun) -> str:
     """Returns number formats of weights and matrix products other than bfloat16 as text, such as `, fp16 products`."""
     dtype = timed_run.number_formats.product_format
     if dtype == "bf16":
-        return ", fp16 products" if timed_run.hardware.lacks_bfloat16 else ""
+        return ", fp16 products" if timed_run.hardware.has_only_float16_peak else ""
     multiplied_format = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED_FORMAT else dtype)
     if multiplied_format == dtype:
         return f", {dtype} products"

@@ -9,7 +9,7 @@ from typing import Any
 from .. import units
 from ..witnesses.checks import LOSS_QUANTITY, MEMORY_PREFIX, QUANTITIES, Check, Verdict
 from .document import Column, Report, Row, Table, row, single_document_or_list
-from .notes import plural
+from .notes import counted_noun
 
 QUANTITY_TITLES = {
     "parameters": "params", "buffers": "buffers", "forward_flops": "forward", "train_flops": "fwd+bwd",
@@ -59,7 +59,7 @@ def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
             targets_by_part.setdefault(str(untested_part), []).append(model_verdict.target)
     has_several_models = len(model_verdicts) > 1
     untested_texts = [
-        f"{part_name} ({plural(len(targets), 'model')})" if has_several_models else part_name
+        f"{part_name} ({counted_noun(len(targets), 'model')})" if has_several_models else part_name
         for part_name, targets in targets_by_part.items()
     ]
     return [f"untested: {', '.join(untested_texts)}: no measurement of its memory is stated"] if untested_texts else []
@@ -163,7 +163,7 @@ def _count_notes(model_verdicts: list[Verdict], skipped_models: dict[str, str]) 
         note_text = f"{passed_count} of {len(model_verdicts)} models: all checks pass ({check_count:,} checks)"
         return [note_text + (f"; {len(skipped_models)} skipped" if skipped_models else "")]
     failed_verdicts = [model_verdict for model_verdict in model_verdicts if not model_verdict.ok]
-    return [f"{len(verdict.failures):,} of {plural(check_count, 'check')} failed" for verdict in failed_verdicts]
+    return [f"{len(verdict.failures):,} of {counted_noun(check_count, 'check')} failed" for verdict in failed_verdicts]
 
 
 def _sign_legend(model_verdicts: list[Verdict]) -> str:
@@ -246,7 +246,7 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
     ]
     notes = [f"memory of {name}: {', '.join(info['runs'])}" for name, info in compared_memory if info["runs"]]
     if len(notes) > 1:
-        notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
+        notes = [f"memory of {counted_noun(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
     for model_name, memory_info in compared_memory:
         phases_by_reason: dict[str, list[str]] = {}
         for phase, skip_reason in memory_info["left_out"].items():
@@ -290,8 +290,8 @@ def _coverage_note(model_verdicts: list[Verdict]) -> str:
     ]
     ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MAX_MISSING else ""
     return (
-        f"{direct_count:,} of {plural(direct_count + summed_count + len(missing_paths), 'part')} that hold parameters "
-        "are compared individually"
+        f"{direct_count:,} of {counted_noun(direct_count + summed_count + len(missing_paths), 'part')} that hold "
+        "parameters are compared individually"
         + (f", {summed_count:,} as sums, where the class fuses several modules into one" if summed_count else "")
         + (
             f", {len(missing_paths):,} only within the totals above them: "
@@ -344,6 +344,6 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
                 name=quantity.strip("."),
                 target=model_verdict.target,
                 notes=notes,
-                answer=f"{plural(len(comparisons), CHECK_NOUNS.get(quantity, 'node'))} differ"
+                answer=f"{counted_noun(len(comparisons), CHECK_NOUNS.get(quantity, 'node'))} differ"
                 f"{'s' * (len(comparisons) == 1)} in {QUANTITY_NAMES[quantity]}",
             )

@@ -39,7 +39,7 @@ class Adapters:
     quantized_experts: whether a base in 4 bits includes routed experts, which are decoded whole in each pass (axolotl's
         monkeypatch/moe_quant.py, bitsandbytes/nn/parametrize.py); false by default.
     adapts_experts: whether routed experts have adapters (peft/tuners/lora/layer.py, `ParamWrapper`); false by default.
-    has_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
+    has_dora_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
     joined_layers: (module, projection) → the layer that has it and its neighbours in the model's class, with one
         adapter; none by default.
     """
@@ -55,7 +55,7 @@ class Adapters:
     bitsandbytes: str = ""
     quantized_experts: bool = False
     adapts_experts: bool = False
-    has_magnitudes: bool = False
+    has_dora_magnitudes: bool = False
     joined_layers: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @property

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..accelerator import Hardware, ListedHardware, MemoryConfiguration
+from ..accelerator import Hardware, HardwarePreset, MemoryConfiguration
 from ..errors import InputError, suggest
 from .files import parse_toml, read_text, validate
 from .presets import presets_dir
@@ -157,7 +157,7 @@ def load_hardware(hardware_name: str) -> Hardware:
     """Loads the preset with exactly this file name."""
     file_name = f"{hardware_name}.toml"
     toml_text = _preset_text(hardware_name)
-    return validate(ListedHardware, {**parse_toml(toml_text, file_name), "name": hardware_name}, file_name)
+    return validate(HardwarePreset, {**parse_toml(toml_text, file_name), "name": hardware_name}, file_name)
 
 
 @cache

@@ -101,7 +101,7 @@ class RunCost:
     plan: the plan whose first layout trains; None for others.
     server, load_point: what serves the requests; None for training.
     assumed_options: options that were not given, with their values.
-    added_options: the fewest options beside the typed ones with which a typed layout fits; empty for none.
+    options_added_by_plan: the fewest options beside the typed ones with which a typed layout fits; empty for none.
     is_pretraining: whether all weights of a model that gives tokens are trained, which has usual steps (`step_size`).
     has_assumed_devices: whether no number of devices was given, and the fewest are taken.
     assumed_request_origin: where assumed tokens of a request are from, in words; empty for training.
@@ -122,7 +122,7 @@ class RunCost:
     server: Server | None = None
     load_point: LoadPoint | None = None
     assumed_options: tuple[str, ...] = ()
-    added_options: str = ""
+    options_added_by_plan: str = ""
     is_pretraining: bool = False
     has_assumed_devices: bool = False
     assumed_request_origin: str = ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, times
-from ..costs.cache import cache_bits_of, kv
+from ..costs.cache import cache_bits_cost_by_name, kv
 from ..costs.flops import flops, forward_flops_of, run_config_of
 from ..costs.params import params, total_params_of
 from ..errors import InputError
@@ -215,7 +215,7 @@ def _changed_nodes(
 COMPARED_COSTS: dict[str, tuple[Callable[[str], Cost], QuantityUnit]] = {
     "parameters": (lambda dtype: total_params_of, "parameters"),
     "forward FLOPs": (lambda dtype: forward_flops_of, "FLOPs"),
-    "KV cache": (cache_bits_of, "bytes"),
+    "KV cache": (cache_bits_cost_by_name, "bytes"),
 }
 """Quantity that is compared node by node → (function from the cache format to a node's cost, unit)."""
 

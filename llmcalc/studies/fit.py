@@ -560,8 +560,11 @@ def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[di
         if run_settings.precision in precision_without_master_weights and run_settings.dtype is None:
             costly_changes.append({"precision": precision_without_master_weights[run_settings.precision]})
         adapter_settings = {"lora_rank": TRIED_LORA_RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
-        costly_changes += [adapter_settings, *([{**adapter_settings, "base": "nf4"}] if hardware.stores_nf4 else [])]
-    elif run_settings.base is None and hardware.stores_nf4:
+        costly_changes += [
+            adapter_settings,
+            *([{**adapter_settings, "base": "nf4"}] if hardware.supports_nf4_weights else []),
+        ]
+    elif run_settings.base is None and hardware.supports_nf4_weights:
         costly_changes.append({"base": "nf4"})
     elif run_settings.keeps_experts_in_16_bits and model_memory.spec.has_experts:
         costly_changes.append({"quantized_experts": True})
@@ -582,14 +585,14 @@ def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[d
     if run_settings.phase == "prefill" and run_settings.chunk is None and memory_use.workload.seq > PROMPT_CHUNK_TOKENS:
         cheap_changes.append({"chunk": PROMPT_CHUNK_TOKENS})
     costly_changes: list[dict[str, Any]] = []
-    if memory_use.kv_dtype in WIDE_CACHES and (is_llama_cpp or hardware.runs_fp8_weights):
+    if memory_use.kv_dtype in WIDE_CACHES and (is_llama_cpp or hardware.has_fp8_kernels):
         costly_changes.append({"kv_dtype": GGUF_CACHE if is_llama_cpp else "fp8"})
     if run_settings.dtype is None:
         if memory_use.quantized_size is None and memory_use.dtype == "float32":  # as engines load such weights
             has_bfloat16 = not hardware.peak_flops or "bfloat16" in hardware.peak_flops
             costly_changes.insert(0, {"dtype": "bfloat16" if has_bfloat16 else "float16"})
         has_kernels_by_scheme = {
-            "fp8": not is_llama_cpp and hardware.runs_fp8_weights,
+            "fp8": not is_llama_cpp and hardware.has_fp8_kernels,
             "q8_0": runs_llama_cpp(hardware),
             "q4_k_m": runs_llama_cpp(hardware),
             "awq-int4-g128": not is_llama_cpp

@@ -222,7 +222,7 @@ def hardware_options(
             options,
             key=lambda hardware_option: (
                 ("fits", "tight", "no").index(hardware_option.fit.verdict),
-                needs_bfloat16 and not hardware_option.fit.hardware.multiplies_bfloat16,
+                needs_bfloat16 and not hardware_option.fit.hardware.has_bfloat16_units,
                 hardware_option.devices * hardware_option.fit.capacity_bytes,
                 hardware_option.devices,
                 hardware_option.fit.hardware.name,

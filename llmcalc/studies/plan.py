@@ -93,7 +93,7 @@ class LayoutPlan:
     compared_layouts: the fastest layouts under other frameworks, for a run that names none.
     is_batch_assumed: whether nobody stated the global batch.
     version: the framework's version; empty for the newest.
-    untried_frameworks: sentences on usual frameworks that cannot train the model, for a run without a layout that fits.
+    untried_framework_sentences: sentences on usual frameworks that cannot train the model, if no layout fits.
     published_step_tokens: tokens of the model's published training step; None (default) if not known.
     longer_micro_batches: the fastest layout with more sequences in a micro-batch, if it is faster than the first.
     """
@@ -111,7 +111,7 @@ class LayoutPlan:
     compared_layouts: tuple[ComparedLayout, ...] = ()
     is_batch_assumed: bool = False
     version: str = ""
-    untried_frameworks: tuple[str, ...] = ()
+    untried_framework_sentences: tuple[str, ...] = ()
     longer_micro_batches: ComparedLayout | None = None
     published_step_tokens: int | None = None
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..accelerator import Hardware
 from ..algebra import Number
-from ..costs.cache_formats import cache_bits_in, cache_format
+from ..costs.cache_formats import cache_bits_cost, cache_format
 from ..costs.trained_tensors import trained_tensors
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
@@ -64,7 +64,7 @@ DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "
 
 def missing_units_error(precision: str, dtype: str, hardware: Hardware) -> InputError:
     """Returns the error for training in a precision for which the accelerator has no matrix units."""
-    sixteen_bit_option = "no --precision, which is fp16 there," if hardware.lacks_bfloat16 else "bf16-master"
+    sixteen_bit_option = "no --precision, which is fp16 there," if hardware.has_only_float16_peak else "bf16-master"
     return InputError(
         f"--precision {precision}: {hardware.name} has no {dtype} units; expected {sixteen_bit_option} or another "
         "--hardware"
@@ -440,7 +440,7 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
         raise InputError(
             f"--modules-to-save {module_names_text}: the time of trained copies is not modelled; expected none"
         )
-    if run_adapters.has_magnitudes:
+    if run_adapters.has_dora_magnitudes:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
     is_in_4_bits = run_adapters.base_format != "none"
     bits_per_element = 0.0
@@ -507,7 +507,7 @@ def _cache_bits(model_memory: Memory, cached_tokens: int) -> float:
     run_config, model_tree = RunConfig(Workload(1, cached_tokens)), model_memory.states.parameter_count.tree
     cached_format = cache_format(model_memory.states.kv_dtype)
     bits_per_element, bits_in_16_bit_format = (
-        model_tree.total(cache_bits_in(stored_format), run_config)
+        model_tree.total(cache_bits_cost(stored_format), run_config)
         for stored_format in (cached_format, cache_format("bfloat16"))
     )
     return float(16 * bits_per_element / bits_in_16_bit_format) if bits_in_16_bit_format else 16.0

@@ -11,7 +11,7 @@ passes of the draft and one pass of the model over K + 1 tokens of each sequence
 from __future__ import annotations
 
 from ..algebra import Number
-from ..costs.draft import hidden_state_reader
+from ..costs.draft import target_state_reader
 from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
@@ -75,7 +75,7 @@ class Speculation:
     @property
     def drafts_a_block(self) -> bool:
         """Whether the draft proposes all tokens in one pass (DFlash, DSpark) instead of one by one."""
-        states_reader = None if self.draft_model is None else hidden_state_reader(self.draft_model)
+        states_reader = None if self.draft_model is None else target_state_reader(self.draft_model)
         return states_reader is not None and states_reader.start == "embedding"
 
     def draft_seconds(

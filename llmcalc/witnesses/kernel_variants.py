@@ -752,7 +752,7 @@ def attach_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") 
     for module_name, submodule in [*module.named_modules()]:
         parent_name, _, child_name = module_name.rpartition(".")
         if child_name in adapters.targets and isinstance(submodule, nn.Linear):
-            layer_class = Dora if adapters.has_magnitudes else Lora
+            layer_class = Dora if adapters.has_dora_magnitudes else Lora
             lora_by_weight[id(submodule.weight)] = lora_by_weight.get(id(submodule.weight)) or layer_class(
                 submodule, adapters, device
             )

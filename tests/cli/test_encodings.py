@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcalc.characters import ASCII_REPLACEMENTS, ascii_replacement, fit_to_encoding
+from llmcalc.characters import ASCII_REPLACEMENTS, ascii_replacement, text_in_encoding
 from llmcalc.cli.main import main
 
 ENCODINGS = ("gbk", "cp1252", "cp437", "latin-1", "ascii")
@@ -57,7 +57,7 @@ def test_tables_are_whole(arguments: tuple[str, ...], monkeypatch: pytest.Monkey
         assert code == fit_code == 0, encoding
         assert "?" not in fit, encoding
         assert len(whole.splitlines()) <= len(fit.splitlines()) + 2, encoding
-        assert fit.rstrip().splitlines()[-1].split()[-1] == fit_to_encoding(last_word, encoding), encoding
+        assert fit.rstrip().splitlines()[-1].split()[-1] == text_in_encoding(last_word, encoding), encoding
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
@@ -97,7 +97,7 @@ def test_a_file_is_utf_8_whatever_the_terminal_is(monkeypatch: pytest.MonkeyPatc
 def test_every_stand_in_is_ascii() -> None:
     assert all(text.isascii() and text for text in ASCII_REPLACEMENTS.values())
     assert [ascii_replacement(c) for c in "βλΔé模"] == ["beta", "lamda", "delta", "e", "?"]
-    assert fit_to_encoding("12Lh² − 2Vh", "ascii") == "12Lh^2 - 2Vh"
-    assert fit_to_encoding("12Lh² − 2Vh", "cp1252") == "12Lh² - 2Vh"
-    assert fit_to_encoding("×", "utf-8") == "×"
-    assert fit_to_encoding("×", "no-such-encoding") == "x"
+    assert text_in_encoding("12Lh² − 2Vh", "ascii") == "12Lh^2 - 2Vh"
+    assert text_in_encoding("12Lh² − 2Vh", "cp1252") == "12Lh² - 2Vh"
+    assert text_in_encoding("×", "utf-8") == "×"
+    assert text_in_encoding("×", "no-such-encoding") == "x"

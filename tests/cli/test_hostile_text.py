@@ -31,7 +31,7 @@ import pytest
 import llmcalc
 from llmcalc.characters import printable
 from llmcalc.cli.main import COMMANDS
-from llmcalc.cli.output import open_whole_file
+from llmcalc.cli.output import open_atomic_output
 from llmcalc.cli.target_options import OutputOptions
 from llmcalc.reports.document import Column, DisplayedValue, LinkedNote, Report, Row, Table, displayed_text
 from llmcalc.reports.formats import WRITERS
@@ -532,8 +532,8 @@ def test_a_spreadsheet_finds_no_formula(cell: Any, shown: str, capsys: Any) -> N
 WRITES = """
 import sys, time
 from pathlib import Path
-from llmcalc.cli.output import open_whole_file
-with open_whole_file(Path(sys.argv[1]), "--output") as out:
+from llmcalc.cli.output import open_atomic_output
+with open_atomic_output(Path(sys.argv[1]), "--output") as out:
     out.write("half of it")
     out.flush()
     print("writing", flush=True)
@@ -562,7 +562,7 @@ def test_a_signal_leaves_no_half_of_a_file(number: signal.Signals, tmp_path: Pat
 
 def test_signals_are_as_before_when_a_file_is_written(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with open_whole_file(tmp_path / "a", "--output") as out:
+    with open_atomic_output(tmp_path / "a", "--output") as out:
         assert signal.getsignal(signal.SIGTERM) != before
         out.write("a")
     assert signal.getsignal(signal.SIGTERM) == before
@@ -570,7 +570,7 @@ def test_signals_are_as_before_when_a_file_is_written(tmp_path: Path) -> None:
 
     def elsewhere() -> None:
         try:
-            with open_whole_file(tmp_path / "b", "--output") as out:
+            with open_atomic_output(tmp_path / "b", "--output") as out:
                 out.write("b")
         except BaseException as error:
             errors.append(error)

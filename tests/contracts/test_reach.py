@@ -14,7 +14,7 @@ import pytest
 
 from llmcalc.components.base import TokenMixer
 from llmcalc.components.choices import MIXERS
-from llmcalc.costs.cache import cache_bits_of
+from llmcalc.costs.cache import cache_bits_cost_by_name
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.model import ModelSpec
 from tests.builders import run_config
@@ -37,7 +37,7 @@ def bends(spec: ModelSpec) -> set[int]:
     """
     costs: list[list[Any]] = [
         [spec.tree().total(cost, run_config(source=8, pairs="causal", **lengths)) for lengths in lengths_of(spec)]
-        for cost in (forward_flops_of, cache_bits_of("bfloat16"))
+        for cost in (forward_flops_of, cache_bits_cost_by_name("bfloat16"))
     ]
     if spec.one_pass_model_name:
         costs = [[longer - shorter for shorter, longer in pairwise(totals)] for totals in costs]

@@ -231,7 +231,7 @@ def test_1f1b_is_what_torchs_runs(p: int, m: int) -> None:
         schedule._stage = stage
         for method in ("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"):
             setattr(schedule, method, MagicMock())
-        schedule._check_inputs = lambda *_: ([()] * m, [{}] * m)
+        schedule._check_image_options = lambda *_: ([()] * m, [{}] * m)
         schedule.scale_grads = False
         schedule._step_microbatches()
         done = [

@@ -28,19 +28,19 @@ def test_two_notes_for_each_target_and_how_many_more() -> None:
     two_targets = Report(
         {}, [table("1", "2", "3", answer="x"), table("4"), table("5", answer="y"), table("6", "7", "8")]
     )
-    assert notes_of(two_targets.with_few_notes()) == [
+    assert notes_of(two_targets.with_limited_notes()) == [
         ["1", "2"],
         ["2 more notes: --notes"],
         ["5"],
         ["6", "2 more notes: --notes"],
     ]
-    assert notes_of(Report({}, [table("1", "2", "3")]).with_few_notes()) == [["1", "2", "1 more note: --notes"]]
-    assert notes_of(Report({}, [table("1", "2")]).with_few_notes()) == [["1", "2"]]
+    assert notes_of(Report({}, [table("1", "2", "3")]).with_limited_notes()) == [["1", "2", "1 more note: --notes"]]
+    assert notes_of(Report({}, [table("1", "2")]).with_limited_notes()) == [["1", "2"]]
 
 
 def test_a_warning_is_always_there() -> None:
     report = Report({}, [table("1", "2", "careful", "3")], warnings=["gpt2: careful"])
-    assert notes_of(report.with_few_notes()) == [["1", "2", "careful", "1 more note: --notes"]]
+    assert notes_of(report.with_limited_notes()) == [["1", "2", "careful", "1 more note: --notes"]]
 
 
 @pytest.mark.parametrize(

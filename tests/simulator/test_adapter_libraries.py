@@ -76,7 +76,7 @@ class PlainWithMagnitudes(kernel_variants.Dora):
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize("number", [0, 2])
 def test_magnitudes_of_torchtune(number: int, dropout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    adapters = Adapters(3, ALL, dropout=dropout, dtype=BFLOAT16, library="torchtune", has_magnitudes=True)
+    adapters = Adapters(3, ALL, dropout=dropout, dtype=BFLOAT16, library="torchtune", has_dora_magnitudes=True)
     monkeypatch.setattr(kernel_variants, "Dora", PlainWithMagnitudes)
     recorded = without_values(spec(number), adapters=adapters)
     assert recorded._replace(saved=0) == by_torch(spec(number), adapters=adapters)._replace(saved=0)
@@ -256,7 +256,9 @@ def test_a_router_beside_weights_in_4_bits_keeps_its_format(in_float32: bool) ->
             ).set_up_bytes
             for base in ("none", "nf4")
         )
-        weights, stored = LowRankAdapters(3, frozenset({"k_proj"}), base_format="nf4").quantized_base(model.tree())
+        weights, stored = LowRankAdapters(3, frozenset({"k_proj"}), base_format="nf4").quantized_base_count_and_bytes(
+            model.tree()
+        )
         assert plain - narrow == 2 * weights - stored
         saved.add((plain - narrow, weights))
     assert len(saved) == 1

@@ -29,10 +29,10 @@ HOW = {
     "queries and values": Adapters(4, frozenset({"q_proj", "v_proj"})),
     "all": Adapters(3, ALL),
     "dropout": Adapters(4, frozenset({"q_proj", "down_proj"}), dropout=True),
-    "with magnitudes": Adapters(3, ALL, has_magnitudes=True),
-    "with magnitudes and dropout": Adapters(3, ALL, dropout=True, has_magnitudes=True),
+    "with magnitudes": Adapters(3, ALL, has_dora_magnitudes=True),
+    "with magnitudes and dropout": Adapters(3, ALL, dropout=True, has_dora_magnitudes=True),
     "with magnitudes, of the weights' type": Adapters(
-        4, frozenset({"k_proj", "up_proj"}), dtype=BFLOAT16, has_magnitudes=True
+        4, frozenset({"k_proj", "up_proj"}), dtype=BFLOAT16, has_dora_magnitudes=True
     ),
     "of the weights' type": Adapters(4, frozenset({"k_proj", "up_proj"}), dtype=BFLOAT16),
 }
@@ -128,7 +128,9 @@ def test_the_output_projection_of_mamba_2_stays_in_16_bits_and_passes_its_adapte
     with pytest.raises(InputError, match="no adapter has a gradient"):
         llmcalc.memory("nemotron-h-8b", "training", lora_rank=8, lora_targets="out_proj", seq=64)
     model = llmcalc.load("falcon-h1-0.5b").model
-    quantized_weights, _ = LowRankAdapters(8, frozenset({"q_proj"}), base_format="nf4").quantized_base(model.tree())
+    quantized_weights, _ = LowRankAdapters(8, frozenset({"q_proj"}), base_format="nf4").quantized_base_count_and_bytes(
+        model.tree()
+    )
     linear_weights = sum(
         op.n_in * op.n_out * int(place.copies) for place, op in linear_layers(model.tree(), frozenset())
     )
@@ -150,6 +152,6 @@ def test_linear_layers_of_encoders_are_quantized_with_the_layers() -> None:
     tree = llmcalc.load("qwen2.5-vl-3b").model.tree()
     adapters = LowRankAdapters(8, frozenset({"q_proj"}), base_format="nf4")
     (text_weights, _), (all_weights, _) = (
-        adapters.quantized_base(tree, parts) for parts in (frozenset[str](), frozenset({"towers"}))
+        adapters.quantized_base_count_and_bytes(tree, parts) for parts in (frozenset[str](), frozenset({"towers"}))
     )
     assert all_weights - text_weights == linear_weights

@@ -21,7 +21,7 @@ from llmcalc.sources import huggingface
 from llmcalc.sources.huggingface.config import IRRELEVANT_FIELDS
 from llmcalc.sources.huggingface.head_kinds import HEAD_ENDINGS, head_kind_of_config
 from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, model_type_of_class_name, model_types
-from llmcalc.sources.huggingface.towers import TOWER_SECTIONS
+from llmcalc.sources.huggingface.towers import TOWER_SECTIONS, sections_of
 from llmcalc.witnesses.module_measurements import parameter_counts_by_path
 from llmcalc.witnesses.transformers import build_class_model
 from tests.builders import json_lines
@@ -261,22 +261,29 @@ def section_defaults(kind: str) -> dict[str, Any]:
     return changed | {name: value for name, value in stated.items() if value != computed[name]}
 
 
+def encoder_types() -> set[str]:
+    """Returns the model types of the image and audio encoders that wrappers' configs have."""
+    return {
+        encoder_type
+        for kind in model_types()
+        for section in sections_of(kind, family_of(kind).tower_file).values()
+        for encoder_type in section.defaults_by_type
+    }
+
+
 def written_defaults() -> str:
-    """Returns the text of `defaults.json`: a line per model type with a configuration class."""
+    """Returns the text of `defaults.json`: a line per model type, or type of encoder, with a configuration class."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kinds = [kind for kind in sorted(model_types()) if kind in CONFIG_MAPPING and not family_of(kind).source]
     sections = {kind: {family_of(kind).text_section: section_defaults(kind)} for kind in kinds}
-    return (
-        json_lines(
-            {
-                kind: defaults_of(CONFIG_MAPPING[kind])
-                | {name: table for name, table in sections[kind].items() if table}
-                for kind in kinds
-            }
-        )
-        + "\n"
-    )
+    encoders = encoder_types().intersection(CONFIG_MAPPING).difference(model_types())
+    of_models = {
+        kind: defaults_of(CONFIG_MAPPING[kind]) | {name: table for name, table in sections[kind].items() if table}
+        for kind in kinds
+    }
+    of_encoders = {kind: defaults_of(CONFIG_MAPPING[kind]) for kind in encoders}
+    return json_lines(dict(sorted((of_models | of_encoders).items()))) + "\n"
 
 
 def test_the_defaults_are_those_of_the_configuration_classes() -> None:

@@ -18,7 +18,7 @@ from llmcalc.frameworks.ggml.encoder import encoder_bytes
 from llmcalc.frameworks.ggml.gguf_model import GgufModel
 from llmcalc.frameworks.ollama.server import tag_flags
 from llmcalc.questions.listings import ask_presets
-from llmcalc.reports.notes import tag_notes
+from llmcalc.reports.notes import gguf_tag_notes
 from llmcalc.sources import presets
 from llmcalc.sources.library_tags import LARGER_FILES, LIBRARY_NAMES, USUAL_SCHEME
 from llmcalc.sources.presets import (
@@ -369,8 +369,8 @@ def test_tags_whose_files_have_more_bits_are_counted_by_their_size() -> None:
         "Ollama's file of this tag has 11 GB, with tensors in more bits than q4_k_m has; the buffers of llama.cpp and "
         "Ollama are counted with its size, other figures without it"
     )
-    assert size_note in tag_notes(load("phi4-reasoning:14b"), "q4_k_m")
-    assert size_note not in tag_notes(load("phi4-reasoning:14b"), "q8_0")
+    assert size_note in gguf_tag_notes(load("phi4-reasoning:14b"), "q4_k_m")
+    assert size_note not in gguf_tag_notes(load("phi4-reasoning:14b"), "q8_0")
     for engine in ("ollama", "llama.cpp"):
         answer = llmcalc.memory("phi4-reasoning:14b", engine=engine, hardware="rtx-3090")
         assert size_note in answer.document["notes"]

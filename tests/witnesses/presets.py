@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from llmcalc.costs.cache import cache_bits_of
+from llmcalc.costs.cache import cache_bits_cost_by_name
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
@@ -62,7 +62,7 @@ def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
         return int(spec.tree().total(total_params_of, include=ALL_PART_NAMES if whole else PARTS_WITHOUT_FLOPS))
     if quantity == "forward_flops":
         return int(spec.tree().total(forward_flops_of, run, ALL_PART_NAMES if whole else frozenset()))
-    return bits_to_bytes(spec.tree().total(cache_bits_of("bfloat16"), run))
+    return bits_to_bytes(spec.tree().total(cache_bits_cost_by_name("bfloat16"), run))
 
 
 def without_towers(preset: Preset) -> Preset:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import llmcalc
-from llmcalc.costs.adapter_targets import class_layers
+from llmcalc.costs.adapter_targets import layers_of_projections
 from llmcalc.errors import InputError
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
@@ -25,7 +25,7 @@ def test_a_joined_layer_has_one_adapter(name: str) -> None:
     """What remains is what the class saves otherwise without adapters, too (`FAMILIES`)."""
     config = config_of(name)
     spec, checkpoint = spec_of(config), checkpoint_of(config)
-    layers = class_layers(spec.tree(), frozenset(), checkpoint.names(spec.tree(), spec.kind))
+    layers = layers_of_projections(spec.tree(), frozenset(), checkpoint.names(spec.tree(), spec.kind))
     joined_layers = {(layer.module, layer.projection): layer.layer for layer in layers if layer.is_joined}
     assert joined_layers
     model = class_to_train(config)

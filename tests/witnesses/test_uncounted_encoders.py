@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.costs.cache import cache_bits_of
+from llmcalc.costs.cache import cache_bits_cost_by_name
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
@@ -72,7 +72,7 @@ def _compare_passes(kind: str, text_type: str, spec: ModelSpec, model: Any) -> N
         return
     assert measured.cache_bytes is not None
     assert (
-        bits_to_bytes(total_cost_in_class(text_type, "cache_bytes", cache_bits_of("bfloat16"), spec, run))
+        bits_to_bytes(total_cost_in_class(text_type, "cache_bytes", cache_bits_cost_by_name("bfloat16"), spec, run))
         == measured.cache_bytes
     )
 

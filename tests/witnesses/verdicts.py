@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmcalc.costs.cache import cache_bits_of
+from llmcalc.costs.cache import cache_bits_cost_by_name
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.model import ModelSpec
@@ -73,7 +73,7 @@ def _architecture(spec: ModelSpec, check: Check) -> Any:
     run = run_config(seq=check.seq)
     if check.quantity == "forward_flops":
         return spec.tree().total(forward_flops_of, run)
-    return bits_to_bytes(spec.tree().total(cache_bits_of("bfloat16"), run))
+    return bits_to_bytes(spec.tree().total(cache_bits_cost_by_name("bfloat16"), run))
 
 
 def hold(config: dict[str, Any], spec: ModelSpec, verdict: Verdict) -> None:

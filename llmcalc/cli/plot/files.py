@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ...plots.figure import figure_bytes, format_of, paper_columns
-from ..output import check_writable, open_whole_file
+from ..output import check_writable, open_atomic_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,5 +57,5 @@ PaperColumnsOption: TypeAlias = Annotated[
 
 def write_picture(figure: Figure, picture_path: Path, option_name: str = "--output") -> None:
     """Writes a picture, completely or not at all, in the format of the file suffix. option_name: the option's name."""
-    with open_whole_file(picture_path, option_name) as output_file:
+    with open_atomic_output(picture_path, option_name) as output_file:
         output_file.buffer.write(figure_bytes(figure, format_of(picture_path)))

@@ -4,13 +4,13 @@ from ...plots.pictures import serve_picture
 from ...questions.time_and_cost_options import ServeOptions
 from ..hardware import AcceleratorOption
 from ..serve_options import serve_answer
-from ..setting_options import add_declared_options
+from ..setting_options import replace_parameter_by_settings
 from ..shared_options import TargetArgument
 from ..target_options import TargetOptions, add_target_options
 from .files import PaperColumnsOption, PictureFileOption, write_picture
 
 
-@add_declared_options("options", ServeOptions)
+@replace_parameter_by_settings("options", ServeOptions)
 @add_target_options
 def command(
     target: TargetArgument,

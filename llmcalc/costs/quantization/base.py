@@ -193,11 +193,11 @@ class QuantizationScheme:
     remarks: tuple[str, ...] = ()
 
     @property
-    def depends_on_names(self) -> bool:
+    def depends_on_module_names(self) -> bool:
         """Whether the scheme decides by a module's name if a tensor is quantized."""
         return False
 
-    def mark_used(self, module_names: tuple[str, ...]) -> None:
+    def mark_entries_used(self, module_names: tuple[str, ...]) -> None:
         """Marks config list entries that match an uncounted module as used, so that they are not reported as unused."""
 
     def bytes_by_tensor(
@@ -291,7 +291,7 @@ def stored_tensors(
         )
     node_tree = spec.tree()
     params = list(weight_tensors_of(node_tree, included_parts))
-    if quantization_scheme.depends_on_names:
+    if quantization_scheme.depends_on_module_names:
         module_names_of = module_names_of or ModuleNames(node_tree, spec.kind, {})
         params = [replace(tensor, published_names=module_names_of(tensor.path)) for tensor in params]
         included_paths = {weight_tensor.path for weight_tensor in params}
@@ -300,7 +300,7 @@ def stored_tensors(
             for weight_tensor in weight_tensors_of(node_tree, frozenset({MTP.name}))
             if weight_tensor.path not in included_paths
         ):
-            quantization_scheme.mark_used(module_names_of(tensor_path))
+            quantization_scheme.mark_entries_used(module_names_of(tensor_path))
     text_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional_part != TOWERS.name]
     encoder_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional_part == TOWERS.name]
     if encoder_tensors and quantization_scheme.unconverted_dtype(dtype) != dtype:

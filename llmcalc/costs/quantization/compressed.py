@@ -89,7 +89,7 @@ TARGET_TESTS: tuple[Callable[[str], bool], ...] = (
 
 def _read_group(config: ConfigFields, model_format: Any) -> tuple[list[str], LinearFormat, str]:
     """Returns a module group's target modules, the storage format of their weights, and the format's label."""
-    config.check_field("output_activations", None)
+    config.check_field_value("output_activations", None)
     target_names = config.get_strings("targets")
     weights_table, input_fields = config.get_table("weights"), config.get_table("input_activations")
     layout = config.get("format") or model_format
@@ -98,10 +98,10 @@ def _read_group(config: ConfigFields, model_format: Any) -> tuple[list[str], Lin
         raise config.value_error("weights", None, "how weights are quantised")
     if not target_names:
         raise config.value_error("targets", target_names, "module names or Linear")
-    return (target_names, *_storage_format(weights_table, layout, _static_scales(input_fields)))
+    return (target_names, *_storage_format(weights_table, layout, _stored_activation_scales(input_fields)))
 
 
-def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
+def _stored_activation_scales(input_fields: ConfigFields | None) -> ActivationScales:
     """Returns the stored activation scales: none for dynamic scales, one if only group scales are dynamic."""
     if input_fields is None:
         return ActivationScales()
@@ -140,7 +140,7 @@ class _WeightFields(NamedTuple):
 def _read_weight_fields(weight_fields: ConfigFields, layout: Any) -> _WeightFields:
     """Reads and checks the config fields `weights` of a module group, which all formats share."""
     weight_fields.ignore(*IGNORED_ARGUMENTS)
-    weight_fields.check_field("dynamic", False, None)
+    weight_fields.check_field_value("dynamic", False, None)
     element_type = weight_fields.get("type", "int")
     bits = weight_fields.get("num_bits")
     group_size = weight_fields.get_group_size("group_size")

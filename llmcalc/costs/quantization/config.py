@@ -18,9 +18,9 @@ from .base import UNCOUNTED_SCHEME_ADVICE, QuantizationScheme
 from .compressed import read_compressed_tensors
 from .fields import NO_FIELDS, ConfigFields
 from .formats import AWQ, BNB_BLOCK, FP4, FP8, GPTQ, Bnb8, TernaryCodes, WholeInt
-from .linear import LayerGroup, LinearScheme, listed_modules, scheme_of_every_linear
+from .linear import LayerGroup, LinearScheme, module_list_of_fields, scheme_of_every_linear
 from .mlx import TYPES_WITH_UNCERTAIN_HEAD, UNCONVERTED_COMPONENTS_BY_TYPE, MLXScheme, read_mlx
-from .modelopt import listed_groups, read_modelopt
+from .modelopt import groups_of_listed_layers, read_modelopt
 from .patterns import ModuleList
 
 CALIBRATION_FIELDS = (
@@ -31,7 +31,7 @@ CALIBRATION_FIELDS = (
 """Fields of AutoGPTQ, GPTQModel and AutoAWQ on how codes were found and which kernels run them."""
 
 
-class UnreadScheme(InputError):
+class UnsupportedScheme(InputError):
     """The error raised for an unsupported quantization config. reason: the field, its value and what is expected."""
 
     def __init__(self, reason: str) -> None:
@@ -42,7 +42,7 @@ class UnreadScheme(InputError):
 def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationScheme | None:
     """Returns the quantization scheme of a parsed `config.json`; None for unquantized weights.
 
-    Raises `UnreadScheme` for an unknown method or field, and for a value that the method does not support.
+    Raises `UnsupportedScheme` for an unknown method or field, and for a value that the method does not support.
     """
     if model_config is None:
         return None
@@ -50,13 +50,13 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
     if quantization_table is None:
         return None
     if not isinstance(quantization_table, dict):
-        raise UnreadScheme(f"quantization_config: {short_repr(quantization_table)}; expected a table of fields")
-    method_name = quantization_table.get("quant_method", _method_without_name(quantization_table))
+        raise UnsupportedScheme(f"quantization_config: {short_repr(quantization_table)}; expected a table of fields")
+    method_name = quantization_table.get("quant_method", _implied_quantization_method(quantization_table))
     method_name = METHOD_BY_OTHER_NAME.get(method_name, method_name) if isinstance(method_name, str) else method_name
     if not isinstance(method_name, str) or method_name not in READERS_BY_METHOD:
         methods_text = ", ".join(READERS_BY_METHOD)
         suggestion_text = suggest(method_name, list(READERS_BY_METHOD)) if isinstance(method_name, str) else ""
-        raise UnreadScheme(
+        raise UnsupportedScheme(
             f"quantization_config.quant_method: {short_repr(method_name)} is not known; expected one of "
             f"{methods_text}.{suggestion_text}"
         )
@@ -67,7 +67,7 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         quantization_scheme = READERS_BY_METHOD[method_name](scheme_fields)
         scheme_fields.check_all_read()
     except InputError as error:
-        raise UnreadScheme(str(error)) from None
+        raise UnsupportedScheme(str(error)) from None
     if isinstance(quantization_scheme, MLXScheme):
         model_types = {config_table.get("model_type") for config_table in (model_config, config_section)}
         unconverted_components = [
@@ -92,7 +92,7 @@ def _quantization_table(model_config: Mapping[str, Any]) -> tuple[Any, Mapping[s
     return model_config.get("quantization"), model_config  # older mlx-lm wrote this field alone
 
 
-def _method_without_name(quantization_table: Mapping[str, Any]) -> str | None:
+def _implied_quantization_method(quantization_table: Mapping[str, Any]) -> str | None:
     """Returns the quantization method for a table without `quant_method`, such as mlx-lm's or early bitsandbytes'."""
     if "load_in_4bit" in quantization_table or "load_in_8bit" in quantization_table:
         return "bitsandbytes"
@@ -115,14 +115,14 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
     config.check_choice("activation_scheme", activation_scheme, "dynamic", "static")
     config.check_choice("scale_fmt", scale_format, "float", "ue8m0", None)
     config.check_choice("expert_dtype", expert_dtype, "fp8", "fp4")
-    config.check_field("modules_to_convert", None)
-    config.check_field("store_dtype", None, "fp8")
-    config.check_field("weight_per_tensor", False, None, *(() if block_shape else (True,)))
+    config.check_field_value("modules_to_convert", None)
+    config.check_field_value("store_dtype", None, "fp8")
+    config.check_field_value("weight_per_tensor", False, None, *(() if block_shape else (True,)))
     listed_layers = config.get_table("quantized_layers")
     unconverted_groups: tuple[LayerGroup, ...] = ()
     if listed_layers is not None:
         config.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
-        unconverted_groups, _ = listed_groups(listed_layers)
+        unconverted_groups, _ = groups_of_listed_layers(listed_layers)
     has_byte_scales = scale_format == "ue8m0" and (expert_dtype == "fp4" or bool(unconverted_groups))
     scale_bytes = 1 if has_byte_scales else 4
     linear_format = FP8(
@@ -163,17 +163,17 @@ def _ignore_auto_round_settings(config: ConfigFields) -> None:
     """Marks AutoRound's fields as ignored in a checkpoint that AutoRound exported in another library's format."""
     if "autoround_version" in config.table_data or "provider" in config.table_data:
         libraries.ignore_settings_of_auto_round(config)
-        config.check_field("data_type", "int", default_value="int")
+        config.check_field_value("data_type", "int", default_value="int")
 
 
 def _read_awq(config: ConfigFields) -> QuantizationScheme:
     """Reads an AWQ config with the layout `gemm`."""
     config.ignore(*CALIBRATION_FIELDS, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
     _ignore_auto_round_settings(config)
-    config.check_field("bits", 4, default_value=4)
-    config.check_field("w_bit", 4, default_value=4)
-    config.check_field("zero_point", True, default_value=True)
-    config.check_field("modules_in_block_to_quantize", None)
+    config.check_field_value("bits", 4, default_value=4)
+    config.check_field_value("w_bit", 4, default_value=4)
+    config.check_field_value("zero_point", True, default_value=True)
+    config.check_field_value("modules_in_block_to_quantize", None)
     layout = config.get_lowercase("version", config.get("format", "gemm"))
     config.check_choice("version", layout, "gemm")
     group_size = config.get_group_size("group_size", 128)
@@ -194,11 +194,11 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
         "hf_format", "hyb_act", "offload_to_disk", "pack_impl",
     )  # fmt: skip
     _ignore_auto_round_settings(config)
-    config.check_field("method", "gptq", default_value="gptq")
+    config.check_field_value("method", "gptq", default_value="gptq")
     config.check_choice(
         "checkpoint_format", config.get_lowercase("checkpoint_format", config.get("format", "gptq")), "gptq", "gptq_v2"
     )
-    config.check_field("is_marlin_format", False, None)
+    config.check_field_value("is_marlin_format", False, None)
     bits, group_size = config.get("bits"), config.get_group_size("group_size", 128)
     config.check_choice("bits", bits, 2, 3, 4, 8)
     converts_head = config.get("lm_head", False)
@@ -215,7 +215,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
             raise config.value_error("modules_in_block_to_quantize", quantized_modules, "lists of module names")
         module_list = ModuleList(listed_names, config_field="modules_in_block_to_quantize")
     module_groups = (*_read_dynamic_rules(config, bits, group_size), LayerGroup(GPTQ(bits, group_size), module_list))
-    excluded_modules = listed_modules(config)
+    excluded_modules = module_list_of_fields(config)
     return LinearScheme(
         f"gptq-int{bits}{_group_suffix(group_size)}",
         schemes_by_name.GPTQ_SOURCE,
@@ -256,7 +256,7 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     )
     is_4_bit, is_8_bit = (config.get(name, config.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
     config.ignore("_load_in_4bit", "_load_in_8bit")
-    config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
+    config.check_field_value("llm_int8_has_fp16_weight", False, default_value=False)
     block_size = config.get_group_size("bnb_4bit_blocksize", BNB_BLOCK)
     code_type = config.get("bnb_4bit_quant_type", "fp4")
     has_double_quantization = config.get("bnb_4bit_use_double_quant", False)
@@ -287,7 +287,7 @@ BLOCKSIZE_REMARK = (
 
 def _read_mxfp4(config: ConfigFields) -> QuantizationScheme:
     config.ignore("dequantize")
-    return replace(schemes_by_name.mxfp4_scheme("mxfp4"), excluded_modules=listed_modules(config))
+    return replace(schemes_by_name.mxfp4_scheme("mxfp4"), excluded_modules=module_list_of_fields(config))
 
 
 def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
@@ -296,7 +296,7 @@ def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
     quant_mode, linear_class = config.get("quantization_mode", "offline"), config.get("linear_class", "bitlinear")
     config.check_choice("quantization_mode", quant_mode, "offline", "online")
     config.check_choice("linear_class", linear_class, "bitlinear", "autobitlinear")
-    config.check_field("use_rms_norm", False, default_value=False)
+    config.check_field_value("use_rms_norm", False, default_value=False)
     quantization_scheme = scheme_of_every_linear(
         config, LinearScheme("bitnet", schemes_by_name.BITNET_SOURCE, (), (LayerGroup(TernaryCodes()),))
     )
@@ -304,7 +304,7 @@ def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
 
 
 def _read_eetq(config: ConfigFields) -> QuantizationScheme:
-    config.check_field("weights", "int8", default_value="int8")
+    config.check_field_value("weights", "int8", default_value="int8")
     return scheme_of_every_linear(
         config, LinearScheme("eetq", schemes_by_name.EETQ_SOURCE, (), (LayerGroup(WholeInt(scale_bytes=2)),))
     )

@@ -57,7 +57,7 @@ class ConfigFields:
         ):
             raise self.value_error(field_name, field_value, "one of " + ", ".join(map(repr, allowed_values)))
 
-    def check_field(self, field_name: str, *allowed_values: Any, default_value: Any = None) -> None:
+    def check_field_value(self, field_name: str, *allowed_values: Any, default_value: Any = None) -> None:
         """Raises `InputError` for a field whose value is not among the allowed values."""
         self.check_choice(field_name, self.get(field_name, default_value), *allowed_values)
 

@@ -223,7 +223,7 @@ class _ModelRules:
             (param.tensor.shape[0] for param in params if param.kind == "experts" and len(param.tensor.shape) == 3), 0
         )
         self.has_tied_output = not any(_tensor_category(param) == "output" for param in params)
-        self.query_groups = _query_groups(params)
+        self.query_groups = _query_heads_per_kv_head(params)
 
     def tensor_category(self, param: WeightTensor) -> str:
         """Returns the tensor's category in llama.cpp's type rules; empty for a tensor that stays F32."""
@@ -237,14 +237,16 @@ class _ModelRules:
     def stored_bytes(self, param: WeightTensor) -> StoredBytes:
         """Returns the bytes of one model tensor, which may be two tensors in the file."""
         total_parts = StoredBytes()
-        for ggml_type, (row_count, column_count) in zip(self.storage_types(param), _file_shapes(param), strict=True):
+        for ggml_type, (row_count, column_count) in zip(
+            self.storage_types(param), _file_tensor_shapes(param), strict=True
+        ):
             total_parts += _type_bytes(row_count * column_count, ggml_type)
         return total_parts
 
     def storage_types(self, param: WeightTensor) -> list[str]:
         """Returns the ggml types of the file's tensors that store one model tensor."""
         tensor_kind = self.tensor_category(param)
-        file_shapes = _file_shapes(param)
+        file_shapes = _file_tensor_shapes(param)
         if tensor_kind in ("", "kept"):
             return ["F16" if tensor_kind else "F32"] * len(file_shapes)
         preferred_type = self._type_of_tensor(tensor_kind, param)
@@ -272,7 +274,7 @@ class _ModelRules:
         if gguf_mix_name in SMALLEST_MIXES:
             return self._type_in_smallest_mixes(tensor_kind, param)
         if tensor_kind in ("attn_v", "attn_qkv"):
-            return self._type_of_values(gguf_mix_name, default_type, self.value_indices[_parent_path(param)])
+            return self._type_of_value_projection(gguf_mix_name, default_type, self.value_indices[_parent_path(param)])
         if tensor_kind == "attn_k" and self.expert_count == 8:
             return "Q8_0"
         if tensor_kind in ("attn_q", "attn_k"):
@@ -304,7 +306,7 @@ class _ModelRules:
             return param.layer_index
         return self.ffn_indices[param.path]
 
-    def _type_of_values(self, gguf_mix_name: str, default_type: str, earlier_layers: int) -> str:
+    def _type_of_value_projection(self, gguf_mix_name: str, default_type: str, earlier_layers: int) -> str:
         """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: how many lower layers have this tensor."""
         ggml_type, layer_count = default_type, len(self.value_indices)
         if gguf_mix_name == "Q2_K":
@@ -440,7 +442,7 @@ def _is_in_gated_delta_net(param: WeightTensor) -> bool:
     }
 
 
-def _query_groups(params: list[WeightTensor]) -> Number:
+def _query_heads_per_kv_head(params: list[WeightTensor]) -> Number:
     """Returns the number of query heads per key/value head in the first layer, llama.cpp's `n_gqa`.
 
     It is 0 if the first layer has no attention, and 1 if no layer has. For a model with gated DeltaNets the converter
@@ -465,7 +467,7 @@ def _query_groups(params: list[WeightTensor]) -> Number:
     return attention_core.heads * attention_core.qk_dim // param.tensor.shape[0]
 
 
-def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
+def _file_tensor_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
     """Returns (rows, columns) of each of the file's tensors that store one model tensor."""
     shape = param.tensor.shape
     attention_core = next((node for node in param.parent.children if isinstance(node.op, AttentionCore)), None)

@@ -36,7 +36,7 @@ from .formats import (
     TrellisCodes,
     WholeInt,
 )
-from .linear import LayerGroup, LinearScheme, listed_modules, scheme_of_every_linear
+from .linear import LayerGroup, LinearScheme, module_list_of_fields, scheme_of_every_linear
 from .modelopt import KV_CACHE_REMARK
 from .patterns import MAX_ENTRIES, ModuleList
 
@@ -65,7 +65,7 @@ AUTO_ROUND_FIELDS = (
 def ignore_settings_of_auto_round(config: ConfigFields) -> None:
     """Marks the fields that AutoRound adds to a config as ignored, also in its AWQ and GPTQ exports."""
     config.ignore(*AUTO_ROUND_FIELDS)
-    config.check_field("provider", "auto-round", default_value="auto-round")
+    config.check_field_value("provider", "auto-round", default_value="auto-round")
 
 
 def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
@@ -114,7 +114,7 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
         "auto-round",
         (),
         (*module_groups, LayerGroup(default_format)),
-        excluded_modules=listed_modules(scheme_fields),
+        excluded_modules=module_list_of_fields(scheme_fields),
     )
 
 
@@ -154,8 +154,8 @@ HQQ_FIELDS = frozenset(
 def _hqq_format(format_fields: ConfigFields) -> HQQ:
     """Returns the storage format that a table with the fields `HQQ_FIELDS` describes."""
     weights_table = format_fields.get_table("weight_quant_params") or format_fields
-    format_fields.check_field("scale_quant_params", None)
-    format_fields.check_field("zero_quant_params", None)
+    format_fields.check_field_value("scale_quant_params", None)
+    format_fields.check_field_value("zero_quant_params", None)
     format_fields.ignore("offload_meta")
     weights_table.ignore("channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack")
     bits = weights_table.get("nbits", weights_table.get("bits", 4))
@@ -215,8 +215,8 @@ def _quark_format(config: ConfigFields) -> tuple[LinearFormat | None, str]:
     Scales of FP8 have the model's number format, unless scale_type states another one (Quark 0.13).
     """
     weights_table, input_fields = config.get_table("weight"), config.get_table("input_tensors")
-    config.check_field("output_tensors", None)
-    config.check_field("bias", None)
+    config.check_field_value("output_tensors", None)
+    config.check_field_value("bias", None)
     config.ignore("target_device")
     config.check_all_read()
     if weights_table is None:
@@ -276,7 +276,7 @@ def read_torchao(config: ConfigFields) -> QuantizationScheme:
         converts_embeddings=converts_embeddings,
         converts_outside_layers=True,
     )
-    return replace(quantization_scheme, excluded_modules=listed_modules(config))
+    return replace(quantization_scheme, excluded_modules=module_list_of_fields(config))
 
 
 def _torchao_type(typed_value: Any) -> tuple[str, dict[str, Any]]:
@@ -362,7 +362,7 @@ def _torchao_unpacked_int(
 
 def read_quanto(config: ConfigFields) -> QuantizationScheme:
     """Reads a quanto config. Each layer also stores two activation scales."""
-    config.check_field("activations", None, "int8", "float8")
+    config.check_field_value("activations", None, "int8", "float8")
     format_name = config.get("weights", "int8")
     formats_by_name: dict[str, LinearFormat] = {
         "int8": WholeInt(activation_scales=ActivationScales(2)), "float8": FP8("row", None, 2), "int4": QuantoInt(4),
@@ -372,7 +372,7 @@ def read_quanto(config: ConfigFields) -> QuantizationScheme:
     quantization_scheme = LinearScheme(
         f"quanto-{format_name}", "quanto", (), (LayerGroup(formats_by_name[format_name]),), converts_outside_layers=True
     )
-    return replace(quantization_scheme, excluded_modules=listed_modules(config))
+    return replace(quantization_scheme, excluded_modules=module_list_of_fields(config))
 
 
 def read_aqlm(config: ConfigFields) -> QuantizationScheme:
@@ -400,8 +400,8 @@ def read_vptq(config: ConfigFields) -> QuantizationScheme:
 
     Source: microsoft/VPTQ, vptq/layers/vqlinear.py, `VQuantLinear`, and transformers, integrations/vptq.py.
     """
-    config.check_field("enable_proxy_error", False, None)
-    config.check_field("shared_layer_config", None, {})
+    config.check_field_value("enable_proxy_error", False, None)
+    config.check_field_value("shared_layer_config", None, {})
     layer_tables = config.get_table("config_for_layers") or NO_FIELDS
     if len(layer_tables.table_data) > MAX_ENTRIES:
         raise config.value_error("config_for_layers", len(layer_tables.table_data), f"at most {MAX_ENTRIES:,} layers")
@@ -416,15 +416,15 @@ def read_vptq(config: ConfigFields) -> QuantizationScheme:
     )
     return LinearScheme(
         "vptq", "VPTQ", (), layer_groups, converts_head=True, converts_outside_layers=True,
-        excluded_modules=listed_modules(config),
+        excluded_modules=module_list_of_fields(config),
     )  # fmt: skip
 
 
 def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
     """Returns the VPTQ format that a layer's table describes."""
     layer_fields.ignore("in_features", "out_features", "bias", "indices_as_float")
-    layer_fields.check_field("is_indice_packed", True, default_value=True)
-    layer_fields.check_field("vector_quant_dim", "out", default_value="out")
+    layer_fields.check_field_value("is_indice_packed", True, default_value=True)
+    layer_fields.check_field_value("vector_quant_dim", "out", default_value="out")
     size_pairs = [
         layer_fields.get_integer_pair(field_name, minimum=-1) or (-1, -1)
         for field_name in ("vector_lens", "num_centroids", "num_res_centroids")

@@ -83,15 +83,15 @@ class LinearScheme(QuantizationScheme):
         return InputError(f"--quantize {self.label}: {refusal_reason}")
 
     @property
-    def depends_on_names(self) -> bool:
+    def depends_on_module_names(self) -> bool:
         return bool(self.excluded_modules.entries) or any(group.modules is not None for group in self.groups)
 
-    def mark_used(self, module_names: tuple[str, ...]) -> None:
+    def mark_entries_used(self, module_names: tuple[str, ...]) -> None:
         for module_list in (
             self.excluded_modules,
             *(module_group.modules for module_group in self.groups if module_group.modules is not None),
         ):
-            module_list.mark_used(module_names)
+            module_list.mark_entries_used(module_names)
 
     def bytes_by_tensor(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
@@ -146,19 +146,19 @@ class LinearScheme(QuantizationScheme):
     def _format_of_tensor(self, param: WeightTensor) -> LinearFormat | None:
         """Returns the storage format of a quantized tensor; None if the scheme does not quantize the tensor."""
         is_expert_stack = param.kind == "experts" and len(param.tensor.shape) == 3
-        is_single_matrix = (len(param.tensor.shape) == 2 or _is_grouped(param)) and self.scope == "linear"
+        is_single_matrix = (len(param.tensor.shape) == 2 or _is_grouped_projection(param)) and self.scope == "linear"
         if (
             not (param.tensor.role == "matrix" or (self.converts_embeddings and param.tensor.role == "table"))
             or param.kind in UNCONVERTED_COMPONENTS
             or not (is_expert_stack or is_single_matrix)
         ):
             if param.tensor.role == "matrix":
-                self.excluded_modules.mark_used(param.published_names)
+                self.excluded_modules.mark_entries_used(param.published_names)
             return None
         is_output_head = param.kind in HEAD_COMPONENTS and param.name not in ("dense", "head_proj")
         if (
             (is_output_head and not self.converts_head)
-            or (not self.converts_outside_layers and _is_skipped(param) and not is_output_head)
+            or (not self.converts_outside_layers and _is_skipped_by_quantizers(param) and not is_output_head)
             or param.published_names in self.excluded_modules
         ):
             return None
@@ -189,10 +189,10 @@ class LinearScheme(QuantizationScheme):
         )
         converted_modules = [layer_group.modules for layer_group in self.groups if layer_group.modules is not None]
         for verb, module_lists in (("excludes", [self.excluded_modules]), ("converts", converted_modules)):
-            unused_entries = [list_entry for modules in module_lists for list_entry in modules.unused_entries]
-            if unused_entries:
-                more_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
-                entries_text = ", ".join(unused_entries[:3])
+            unmatched_entries = [list_entry for modules in module_lists for list_entry in modules.unmatched_entries]
+            if unmatched_entries:
+                more_text = f" and {len(unmatched_entries) - 3} more" if len(unmatched_entries) > 3 else ""
+                entries_text = ", ".join(unmatched_entries[:3])
                 note_texts.append(f"the config {verb} modules that are not in this model: {entries_text}{more_text}")
         return [*note_texts, *self.remarks]
 
@@ -204,7 +204,7 @@ class LinearScheme(QuantizationScheme):
                 yield f"experts in {module_group.expert_format.describe()}"
 
 
-def listed_modules(config: ConfigFields, *field_names: str) -> ModuleList:
+def module_list_of_fields(config: ConfigFields, *field_names: str) -> ModuleList:
     """Returns module names listed in the config's fields with these names, by default `modules_to_not_convert`."""
     field_names = field_names or ("modules_to_not_convert",)
     return ModuleList(config.get_all_strings(*field_names), config_field=field_names[0])
@@ -213,24 +213,24 @@ def listed_modules(config: ConfigFields, *field_names: str) -> ModuleList:
 def scheme_of_every_linear(config: ConfigFields, quantization_scheme: LinearScheme, *field_names: str) -> LinearScheme:
     """Returns a scheme that converts every `nn.Linear` except the modules in the config's list, as in transformers.
 
-    field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with
-    no list, or if the list names it.
+    field_names: config fields that may hold the list, as in `module_list_of_fields`. The output head is unconverted
+    with no list, or if the list names it.
     """
     has_module_list = any(config.get(name) is not None for name in field_names or ("modules_to_not_convert",))
     return replace(
         quantization_scheme,
         converts_head=has_module_list,
         converts_outside_layers=True,
-        excluded_modules=listed_modules(config, *field_names),
+        excluded_modules=module_list_of_fields(config, *field_names),
     )
 
 
-def _is_skipped(param: WeightTensor) -> bool:
+def _is_skipped_by_quantizers(param: WeightTensor) -> bool:
     """Whether quantizers that work layer by layer skip a linear layer."""
     return param.name == "shared_expert_gate" or param.kind in COMPONENTS_OUTSIDE_LAYERS
 
 
-def _is_grouped(param: WeightTensor) -> bool:
+def _is_grouped_projection(param: WeightTensor) -> bool:
     """Whether a tensor is a grouped attention projection, whose groups one `nn.Linear` stores as rows."""
     op = next((sibling_node.op for sibling_node in param.parent.children if sibling_node.name == param.name), None)
     return param.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
@@ -241,4 +241,4 @@ def _matrix_shapes(param: WeightTensor) -> tuple[Number, Number, Number]:
     shape = param.tensor.shape
     if len(shape) == 2:
         return (1, *shape)
-    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(param) else (shape[0], shape[1], shape[2])
+    return (1, shape[0] * shape[1], shape[2]) if _is_grouped_projection(param) else (shape[0], shape[1], shape[2])

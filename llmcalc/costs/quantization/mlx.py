@@ -106,7 +106,7 @@ class MLXScheme(QuantizationScheme):
     assumption_notes: set[str] = field(default_factory=set, compare=False)
 
     @property
-    def depends_on_names(self) -> bool:
+    def depends_on_module_names(self) -> bool:
         return bool(self.listed_formats)
 
     def bytes_by_tensor(
@@ -204,11 +204,11 @@ def read_mlx(config: ConfigFields) -> QuantizationScheme:
         if module_table is not None:
             module_table.check_all_read()
         modules_by_format.setdefault(module_format, []).append(module_name)
-    listed_modules = tuple(
+    listed_formats = tuple(
         (ModuleList(module_entries, "compressed-tensors", "quantization"), storage_format)
         for storage_format, module_entries in modules_by_format.items()
     )
-    return MLXScheme(scheme_label, "mlx-lm", (), default_format, listed_modules)
+    return MLXScheme(scheme_label, "mlx-lm", (), default_format, listed_formats)
 
 
 def _module_format(config: ConfigFields) -> tuple[ModuleFormat, str]:
@@ -220,8 +220,8 @@ def _module_format(config: ConfigFields) -> tuple[ModuleFormat, str]:
         config.check_choice("group_size", group_size, 32, 64, 128)
         return ModuleFormat(MLXAffine(bits, group_size), group_size), f"mlx-int{bits}-g{group_size}"
     group_size = 16 if quant_mode == "nvfp4" else 32
-    config.check_field("group_size", group_size, default_value=group_size)
-    config.check_field("bits", 8 if quant_mode == "mxfp8" else 4, default_value=8 if quant_mode == "mxfp8" else 4)
+    config.check_field_value("group_size", group_size, default_value=group_size)
+    config.check_field_value("bits", 8 if quant_mode == "mxfp8" else 4, default_value=8 if quant_mode == "mxfp8" else 4)
     return ModuleFormat(
         FP8((1, group_size), 1) if quant_mode == "mxfp8" else FP4(group_size), group_size
     ), f"mlx-{quant_mode}"

@@ -73,7 +73,7 @@ def read_modelopt(config: ConfigFields) -> QuantizationScheme:
     if quantization_algorithm == "MIXED_PRECISION":
         if layers_table is None or not layers_table.table_data:
             raise config.value_error("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
-        module_groups, format_labels = listed_groups(layers_table)
+        module_groups, format_labels = groups_of_listed_layers(layers_table)
     else:
         if not isinstance(quantization_algorithm, str) or quantization_algorithm not in FORMAT_BY_ALGORITHM:
             raise InputError(
@@ -98,7 +98,7 @@ def read_modelopt(config: ConfigFields) -> QuantizationScheme:
     )
 
 
-def listed_groups(layers_table: ConfigFields) -> tuple[tuple[LayerGroup, ...], tuple[str, ...]]:
+def groups_of_listed_layers(layers_table: ConfigFields) -> tuple[tuple[LayerGroup, ...], tuple[str, ...]]:
     """Returns the module groups of the table `quantized_layers`; modules outside the table are not quantized.
 
     Raises `InputError` for experts of one layer with different formats.

@@ -122,7 +122,7 @@ class ModuleList:
         """Whether an entry of the list matches one of these names of a module."""
         return bool(self.entries) and any(self._matches_name(module_name) for module_name in module_names)
 
-    def mark_used(self, module_names: Iterable[str]) -> None:
+    def mark_entries_used(self, module_names: Iterable[str]) -> None:
         """Marks list entries that match a module as used, although the module's weights are not counted."""
         _ = module_names in self
 
@@ -156,12 +156,12 @@ class ModuleList:
         if self.rule != "compressed-tensors":
             yield from _path_prefixes(module_name)
         if self.rule == "awq":
-            yield from _component_sequences(module_name)
+            yield from _contiguous_subpaths(module_name)
         if self.rule in ("transformers", "awq"):
             yield from (module_name[-suffix_length:] for suffix_length in self._lengths)
 
     @property
-    def unused_entries(self) -> list[str]:
+    def unmatched_entries(self) -> list[str]:
         """Entries without a matching module, except entries for modules that no scheme converts."""
         pattern_tests, used_entries = dict(self._pattern_tests), self.used_entries
 
@@ -206,7 +206,7 @@ def _match_count_log2(module_pattern: str) -> int:
     )
 
 
-def _component_sequences(module_name: str) -> Iterable[str]:
+def _contiguous_subpaths(module_name: str) -> Iterable[str]:
     """Returns every contiguous part of a dotted module name, such as `self_attn.q_proj`."""
     path_components = module_name.split(".")
     return (

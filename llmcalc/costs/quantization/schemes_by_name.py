@@ -38,7 +38,7 @@ ZERO_BIASES_REMARK = "AutoGPTQ checkpoints also store a zero bias for every line
 JSON_DESCRIPTION_REMARK = "the JSON description of each weight in a checkpoint, about 100 bytes, is not counted"
 
 
-def scheme_of_layers(
+def scheme_of_linears_in_layers(
     scheme_label: str, format_source: str, linear_format: LinearFormat, *scheme_remarks: str
 ) -> LinearScheme:
     """Returns a scheme for all linear layers inside transformer layers, except the gates of shared experts.
@@ -48,7 +48,7 @@ def scheme_of_layers(
     return LinearScheme(scheme_label, format_source, scheme_remarks, (LayerGroup(linear_format),))
 
 
-def scheme_of_linears(
+def scheme_of_linears_without_routers(
     scheme_label: str, format_source: str, linear_format: LinearFormat, *scheme_remarks: str
 ) -> LinearScheme:
     """Returns a scheme for every `nn.Linear` except output heads and routers, as in `transformers`."""
@@ -84,41 +84,47 @@ def mlx_scheme(scheme_label: str, bits: int, group_size: int | None) -> MLXSchem
 
 
 _SCHEMES_BY_NAME: dict[str, Callable[[str], QuantizationScheme]] = {
-    "fp8": lambda label: scheme_of_linears(label, TRANSFORMERS_FP8_SOURCE, FP8("tensor")),
-    "fp8-channel": lambda label: scheme_of_linears(label, FBGEMM_SOURCE, FP8("row")),
-    "fp8-dynamic": lambda label: scheme_of_layers(label, COMPRESSED_TENSORS_SOURCE, FP8("row", None)),
+    "fp8": lambda label: scheme_of_linears_without_routers(label, TRANSFORMERS_FP8_SOURCE, FP8("tensor")),
+    "fp8-channel": lambda label: scheme_of_linears_without_routers(label, FBGEMM_SOURCE, FP8("row")),
+    "fp8-dynamic": lambda label: scheme_of_linears_in_layers(label, COMPRESSED_TENSORS_SOURCE, FP8("row", None)),
     "nf4": lambda label: bnb4_scheme(label, False),
     "nf4-double": lambda label: bnb4_scheme(label, True),
     "int8": lambda label: LinearScheme(
         label, BNB_SOURCE, (STACKED_EXPERTS_REMARK,), (LayerGroup(Bnb8()),), converts_outside_layers=True
     ),
-    "w8a8": lambda label: scheme_of_layers(label, COMPRESSED_TENSORS_SOURCE, WholeInt()),
+    "w8a8": lambda label: scheme_of_linears_in_layers(label, COMPRESSED_TENSORS_SOURCE, WholeInt()),
     "mxfp4": mxfp4_scheme,
-    "mxfp4-linear": lambda label: scheme_of_layers(label, MX_SOURCE, FP4(32)),
-    "mxfp8": lambda label: scheme_of_layers(label, MX_SOURCE, FP8((1, 32), 1)),
-    "nvfp4": lambda label: scheme_of_layers(label, NV_SOURCE, FP4(16, tensor_scale_count=1)),
+    "mxfp4-linear": lambda label: scheme_of_linears_in_layers(label, MX_SOURCE, FP4(32)),
+    "mxfp8": lambda label: scheme_of_linears_in_layers(label, MX_SOURCE, FP8((1, 32), 1)),
+    "nvfp4": lambda label: scheme_of_linears_in_layers(label, NV_SOURCE, FP4(16, tensor_scale_count=1)),
 }
 
 _SCHEMES_BY_PATTERN: tuple[tuple[str, str, Callable[[str, int, int | None], QuantizationScheme]], ...] = (
     (
         "fp8-blockN",
         r"fp8-block(?P<group>\d+)",
-        lambda label, bits, group: scheme_of_layers(label, DEEPSEEK_SOURCE, FP8((group or 128, group or 128))),
+        lambda label, bits, group: scheme_of_linears_in_layers(
+            label, DEEPSEEK_SOURCE, FP8((group or 128, group or 128))
+        ),
     ),
     (
         "awq-int4-gN",
         r"awq-int(?P<bits>4)(?:-g(?P<group>\d+))?",
-        lambda label, bits, group: scheme_of_layers(label, AWQ_SOURCE, AWQ(group)),
+        lambda label, bits, group: scheme_of_linears_in_layers(label, AWQ_SOURCE, AWQ(group)),
     ),
     (
         "gptq-intB-gN",
         r"gptq-int(?P<bits>[2348])(?:-g(?P<group>\d+))?",
-        lambda label, bits, group: scheme_of_layers(label, GPTQ_SOURCE, GPTQ(bits, group), ZERO_BIASES_REMARK),
+        lambda label, bits, group: scheme_of_linears_in_layers(
+            label, GPTQ_SOURCE, GPTQ(bits, group), ZERO_BIASES_REMARK
+        ),
     ),
     (
         "wBa16-gN",
         r"w(?P<bits>[48])a16(?:-g(?P<group>\d+))?",
-        lambda label, bits, group: scheme_of_layers(label, COMPRESSED_TENSORS_SOURCE, PackedInt(bits, group)),
+        lambda label, bits, group: scheme_of_linears_in_layers(
+            label, COMPRESSED_TENSORS_SOURCE, PackedInt(bits, group)
+        ),
     ),
     ("mlx-intB-gN", r"mlx-(?:int)?(?P<bits>[234568])(?:bit)?(?:-g(?P<group>\d+))?", mlx_scheme),
 )

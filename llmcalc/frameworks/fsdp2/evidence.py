@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, parts_of_kinds, source_code_witness
+from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, kind_and_name_pairs, source_code_witness
 from ...parallel.layout import Layout
 
 
@@ -34,7 +34,7 @@ SHARDED_EVIDENCE = _evidence_by_test(
     "tests/frameworks/fsdp2/test_fsdp2.py",
     (
         *LLAMA_PARTS,
-        *parts_of_kinds(
+        *kind_and_name_pairs(
             part="block_indexer contact_head convolution entry_indexer identity_experts indexer latent output_gate "
             "per_layer_embedding per_layer_gate pooler qk_norm relative_bias relative_embedding "
             "second_stream side_convolution token_types transform unused_embedding",

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...costs.draft import check_draft, hidden_state_reader
+from ...costs.draft import check_draft, target_state_reader
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ...sources.presets import known_checkpoint
@@ -88,7 +88,7 @@ def draft_model_of(flags: Mapping[str, Any], target_model: Preset) -> Preset | N
         draft_model = named_checkpoint[0]
     else:
         draft_model = read_draft(str(draft_name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
-    if hidden_state_reader(draft_model.model) is not None:
+    if target_state_reader(draft_model.model) is not None:
         raise InputError(f"--model-draft {draft_model.name}: reads hidden states of its target, which is not modelled")
     check_draft(target_model.model, draft_model.model, target_model.name, f"--model-draft: {draft_model.name}")
     return draft_model

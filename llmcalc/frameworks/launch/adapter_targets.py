@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
-from ...costs.adapter_targets import class_layers, joined_layers, split_targets
+from ...costs.adapter_targets import joined_layers, layers_of_projections, split_matched_targets
 from ...costs.adapters import linear_layer_names
 from ...flow.module_names import Checkpoint
 from ...model import ModelSpec
@@ -52,7 +52,7 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
     module_names = (
         checkpoint.names(node_tree, model.kind) if checkpoint is not None and checkpoint.module_names else None
     )
-    layers_of_class = class_layers(node_tree, frozenset(), module_names)
+    layers_of_class = layers_of_projections(node_tree, frozenset(), module_names)
     joined_projections = {layer.projection for layer in joined_layers((), layers_of_class)}
     known_targets: dict[str, None] = {}
     target_notes = []
@@ -60,7 +60,7 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
         component_names = (
             [target_name] if target_name in layer_names else _last_component_names(target_name, layer_names)
         )
-        layers, _ = split_targets(component_names, layer_names, layers_of_class)
+        layers, _ = split_matched_targets(component_names, layer_names, layers_of_class)
         is_fused_projection = not is_parallel and len(layers) > 1 and {*layers} <= joined_projections
         if is_fused_projection and not {*component_names} & {*layer_names}:
             known_targets |= dict.fromkeys(component_names)

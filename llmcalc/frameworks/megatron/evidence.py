@@ -8,7 +8,7 @@ from weakref import WeakSet
 from ...components.evidence import evidence_of_parts, nested_components
 from ...components.norm import Norm
 from ...errors import InputError
-from ...evidence import LLAMA_PARTS, UNTESTED, FrameworkEvidence, Witness, parts_of_kinds, source_code_witness
+from ...evidence import LLAMA_PARTS, UNTESTED, FrameworkEvidence, Witness, kind_and_name_pairs, source_code_witness
 from ...flow.record import Flow
 from ...model import ModelSpec
 from ...optional import MTP
@@ -33,7 +33,7 @@ WITNESS_BY_PART: Mapping[tuple[str, str], Witness] = {
     **dict.fromkeys(
         (
             *LLAMA_PARTS,
-            *parts_of_kinds(
+            *kind_and_name_pairs(
                 mixer="mla mamba2",
                 network="moe",
                 router="linear",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...costs.draft import check_draft, hidden_state_reader
+from ...costs.draft import check_draft, target_state_reader
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ..argument_names import keyword_of
@@ -89,7 +89,7 @@ def speculation_of(
             )
         return Speculation(tokens, uses_mtp=True)
     draft_model = read_draft(draft_path, f"{DRAFT_MODEL_FLAG}:", "a folder or a hub id")
-    states_reader = hidden_state_reader(draft_model.model)
+    states_reader = target_state_reader(draft_model.model)
     if draft_algorithm != "standalone" and states_reader is None:
         if drafts_a_block or preset.model.mtp is None:
             raise InputError(

@@ -161,7 +161,7 @@ class VLLMSettings(EngineServer):
         dtype, model_class = DTYPE_WORDS.get(dtype_name, dtype_name), (*architectures(self.preset), "")[0]
         if dtype == "float16" and self.refuses_float16:
             raise InputError(f"--dtype {dtype_name}: vLLM refuses it for {model_class}; expected bfloat16 or float32")
-        if dtype == "bfloat16" and not self.hardware.multiplies_bfloat16:
+        if dtype == "bfloat16" and not self.hardware.has_bfloat16_units:
             raise InputError(
                 f"--dtype bfloat16: vLLM refuses it on {self.hardware.title}, which has compute capability "
                 f"{self.hardware.compute_capability} and not 8.0; expected float16 or float32"
@@ -181,7 +181,7 @@ class VLLMSettings(EngineServer):
     def falls_back_to_float32(self) -> bool:
         """Whether float32 is the default format, as the device lacks bfloat16 and the class refuses float16."""
         is_default_dtype = self.flags.get("dtype", "auto") == "auto"
-        return is_default_dtype and not self.hardware.multiplies_bfloat16 and self.refuses_float16
+        return is_default_dtype and not self.hardware.has_bfloat16_units and self.refuses_float16
 
     @property
     def dtype(self) -> str | None:

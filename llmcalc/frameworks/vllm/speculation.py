@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...components.draft_heads import MedusaHeads, SpeculatorHeads
 from ...components.head import LMHead
-from ...costs.draft import check_draft, hidden_state_reader
+from ...costs.draft import check_draft, target_state_reader
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ..engines.draft_models import read_draft
@@ -104,7 +104,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
 def draft_flags(drafting_method: str, draft_model: Preset | None, draft_tokens: int) -> dict[str, Any]:
     """Returns the flags of speculative decoding. drafting_method: `mtp`, `ngram` or `model`."""
     if draft_model is not None:
-        drafting_method = "draft_model" if hidden_state_reader(draft_model.model) is None else STATE_METHODS[1]
+        drafting_method = "draft_model" if target_state_reader(draft_model.model) is None else STATE_METHODS[1]
     return {
         "speculative_config": {"method": drafting_method, "model": draft_model, "num_speculative_tokens": draft_tokens}
     }
@@ -132,7 +132,7 @@ def _check_draft(
             "draft of Medusa; "
             f"expected the method {MEDUSA_METHOD} for such drafts alone"
         )
-    if drafting_method in STATE_METHODS and hidden_state_reader(draft_model.model) is None:
+    if drafting_method in STATE_METHODS and target_state_reader(draft_model.model) is None:
         raise InputError(
             f"{SPECULATION_FLAG}: method {drafting_method}: the model {draft_model.name} reads no hidden states of "
             "its target; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ def _defaults_by_type() -> dict[str, dict[str, Any]]:
     return defaults
 
 
-def class_defaults(model_type: str) -> Mapping[str, Any]:
-    """Returns field → default of a model type's configuration class; empty for a type without a class."""
+def class_defaults(model_type: str) -> dict[str, Any]:
+    """Returns field → default of the configuration class of a model or an encoder; empty for a type without a class."""
     return _defaults_by_type().get(model_type, {})
 
 

@@ -44,7 +44,7 @@ class FusedAdapterKernels(LoraKernels):
         return (
             self.choices.fused_adapters
             and adapters is not None
-            and not adapters.has_magnitudes
+            and not adapters.has_dora_magnitudes
             and adapters.base_storage != "int8"
             and len(self.frames) > 1
             and self.frames[-2].layer_index is not None

@@ -140,7 +140,7 @@ class LoraKernels(FakeQuantizationKernels):
         ):
             return tensors
         shapes: list[Shape] = [(adapters.rank, counted_op.op.n_in), (counted_op.op.n_out, adapters.rank)]
-        shapes += [(counted_op.op.n_out,)] if adapters.has_magnitudes else []
+        shapes += [(counted_op.op.n_out,)] if adapters.has_dora_magnitudes else []
         return [
             *tensors,
             *(empty(self.graph.meter, shape, adapters.dtype, is_leaf=self.has_trained_weights) for shape in shapes),
@@ -376,7 +376,7 @@ class LoraKernels(FakeQuantizationKernels):
         lora_b = self.adapter_matrix(
             f"{parameter_name}.lora_B.weight", (base_output.shape[-1], adapters.rank), module_path
         )
-        if adapters.has_magnitudes:
+        if adapters.has_dora_magnitudes:
             magnitude = self.adapter_matrix(f"{parameter_name}.magnitude", (base_output.shape[-1],), module_path)
             return self._add_decomposed_adapter(x, base_output, weight, bias, lora_a, lora_b, magnitude)
         if adapters.library != "peft":  # torchtune/modules/peft/lora.py and lit_gpt/lora.py, `LoRALinear`

@@ -69,6 +69,7 @@ def read_towers(
         try:
             tower_tables, remarks = _read_section(
                 root_model_type,
+                family,
                 root_config,
                 section_name,
                 supported_sections[section_name],
@@ -111,6 +112,7 @@ def _unread_sections(family: Family, root_config: Mapping[str, Any], read_names:
 
 def _read_section(
     root_model_type: str,
+    family: Family,
     root_config: Mapping[str, Any],
     section_name: str,
     tower_section: TowerSection,
@@ -120,6 +122,7 @@ def _read_section(
 ) -> tuple[Table, list[str]]:
     """Reads the encoder in one config section. Raises `InputError` if the section is not supported.
 
+    family: the wrapper's record.
     class_aliases, root_aliases: the `attribute_map` of the configuration classes of the section and of the wrapper.
     """
     section_fields = (
@@ -142,7 +145,8 @@ def _read_section(
     defaults = tower_section.defaults_by_type[model_type]
     aliases = {**class_aliases, **tower_section.aliases}
     config = Config(section_fields, defaults, model_type, location=f"{section_name}.", aliases=aliases)
-    wrapper_config = Config(root_config, tower_section.wrapper_defaults, root_model_type, aliases=root_aliases)
+    wrapper_defaults = {**family.defaults, **tower_section.wrapper_defaults}
+    wrapper_config = Config(root_config, wrapper_defaults, root_model_type, aliases=root_aliases)
     tower_tables = tower_section.read_tower(wrapper_config, config, text_hidden_size)
     for tower_name, tower_fields in tower_tables.items():
         try:

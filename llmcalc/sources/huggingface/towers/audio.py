@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm, rope
@@ -245,79 +246,17 @@ PHI4_TILES = 36
 PHI4_POSITIONS = 500
 """The most positions that the layers of Phi-4-multimodal's audio encoder read at once."""
 
-QWEN2_AUDIO_DEFAULTS: Table = {
-    "num_mel_bins": 128,
-    "encoder_layers": 32,
-    "encoder_attention_heads": 20,
-    "encoder_ffn_dim": 5120,
-    "d_model": 1280,
-    "activation_function": "gelu",
-    "max_source_positions": 1500,
-}
+QWEN2_AUDIO_DEFAULTS: Table = class_defaults("qwen2_audio_encoder")
 
-VOXTRAL_DEFAULTS: Table = {
-    "hidden_size": 1280,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 20,
-    "activation_function": "gelu",
-    "num_mel_bins": 128,
-    "max_source_positions": 1500,
-}
+VOXTRAL_DEFAULTS: Table = class_defaults("voxtral_encoder")
 
-GLMASR_DEFAULTS: Table = {
-    **{
-        name: value
-        for name, value in VOXTRAL_DEFAULTS.items()
-        if name not in ("activation_function", "max_source_positions")
-    },
-    "num_key_value_heads": None,
-    "hidden_act": "gelu",
-}
+GLMASR_DEFAULTS: Table = class_defaults("glmasr_encoder")
 
-VOXTRAL_REALTIME_DEFAULTS: Table = {
-    "hidden_size": 1280,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "head_dim": 64,
-    "num_mel_bins": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 1500,
-    "rms_norm_eps": 1e-5,
-}
+VOXTRAL_REALTIME_DEFAULTS: Table = class_defaults("voxtral_realtime_encoder")
 
-PHI4_VISION_DEFAULTS: Table = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 448,
-    "patch_size": 14,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-}
+PHI4_VISION_DEFAULTS: Table = class_defaults("phi4_multimodal_vision")
 
-PHI4_AUDIO_DEFAULTS: Table = {
-    "hidden_size": 1024,
-    "intermediate_size": 1536,
-    "num_blocks": 24,
-    "num_attention_heads": 16,
-    "activation": "swish",
-    "ext_pw_out_channel": 1024,
-    "depthwise_separable_out_channel": 1024,
-    "depthwise_multiplier": 1,
-    "kernel_size": 3,
-    "conv_activation": "swish",
-    "input_size": 80,
-    "conv_glu_type": "swish",
-    "time_reduction": 8,
-    "bias_max_distance": 1000,
-    "bias_symmetric": False,
-    "nemo_conv_channels": 1024,
-    "downsample_rate": 1,
-}
+PHI4_AUDIO_DEFAULTS: Table = class_defaults("phi4_multimodal_audio")
 
 AUDIO_FIELDS = field_names("""
     activation_dropout audio_token_id chunk_size dropout_rate encoder_layerdrop feature_layer layerdrop left_chunk
@@ -356,8 +295,7 @@ WHISPER_NAMES = {
 
 FLAMINGO_SECTION = TowerSection(
     _read_audio_flamingo,
-    {"audioflamingo3_encoder": VOXTRAL_DEFAULTS, "musicflamingo_encoder": VOXTRAL_DEFAULTS},
-    {"projector_hidden_act": "gelu", "projector_bias": True},
+    dict.fromkeys(("audioflamingo3_encoder", "musicflamingo_encoder"), class_defaults("audioflamingo3_encoder")),
     ignored_fields=AUDIO_FIELDS,
     aliases=WHISPER_NAMES,
 )
@@ -372,7 +310,6 @@ WRAPPERS = {
         "audio_config": TowerSection(
             _read_voxtral,
             {"voxtral_encoder": VOXTRAL_DEFAULTS},
-            {"projector_hidden_act": "gelu"},
             ignored_fields=AUDIO_FIELDS | {"head_dim"},
         )
     },
@@ -381,17 +318,7 @@ WRAPPERS = {
     "moss_transcribe_diarize": {
         "audio_config": TowerSection(
             _read_moss,
-            {
-                "moss_transcribe_diarize_audio": {
-                    **VOXTRAL_DEFAULTS,
-                    "hidden_size": 1024,
-                    "intermediate_size": 4096,
-                    "num_hidden_layers": 24,
-                    "num_attention_heads": 16,
-                    "num_mel_bins": 80,
-                }
-            },
-            {"projector_hidden_act": "silu", "projector_bias": True, "audio_merge_size": 4},
+            {"moss_transcribe_diarize_audio": class_defaults("moss_transcribe_diarize_audio")},
             ignored_fields=AUDIO_FIELDS,
             aliases=WHISPER_NAMES,
         )
@@ -400,7 +327,6 @@ WRAPPERS = {
         "audio_config": TowerSection(
             _read_glmasr,
             {"glmasr_encoder": GLMASR_DEFAULTS},
-            {"projector_hidden_act": "gelu"},
             ignored_fields=AUDIO_FIELDS | {"partial_rotary_factor", "rope_parameters"},
         )
     },
@@ -408,7 +334,6 @@ WRAPPERS = {
         "audio_config": TowerSection(
             _read_voxtral_realtime,
             {"voxtral_realtime_encoder": VOXTRAL_REALTIME_DEFAULTS},
-            {"projector_hidden_act": "gelu", "downsample_factor": 4},
             ignored_fields=AUDIO_FIELDS | {"rope_parameters", "sliding_window"},
         )
     },

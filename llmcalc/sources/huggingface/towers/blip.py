@@ -6,6 +6,7 @@ InstructBLIP (Dai 2023, arXiv:2305.06500, §2.2). transformers: models/blip (`Bl
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, QKV_BIASES, Table, biases, layer_table, layernorm, mlp
@@ -62,40 +63,18 @@ def _encoder_with_qformer(
     }
 
 
-VISION_DEFAULTS: Table = {
-    "hidden_size": 1408,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 39,
-    "num_attention_heads": 16,
-    "image_size": 224,
-    "patch_size": 14,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-6,
-    "qkv_bias": True,
-}
+VISION_DEFAULTS: Table = class_defaults("blip_2_vision_model")
 
-BLIP_VISION_DEFAULTS: Table = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 384,
-    "patch_size": 16,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-5,
-}
+BLIP_VISION_DEFAULTS: Table = class_defaults("blip_vision_model")
 BLIP_FIELDS = field_names("dropout initializer_factor num_channels")
 
 WRAPPERS = {
     "blip": vision_section(_read_blip, {"blip_vision_model": BLIP_VISION_DEFAULTS}, ignored_fields=BLIP_FIELDS),
-    "blip-2": vision_section(
-        _read_blip_2, {"blip_2_vision_model": VISION_DEFAULTS}, {"num_query_tokens": 32}, ignored_fields=BLIP_FIELDS
-    ),
+    "blip-2": vision_section(_read_blip_2, {"blip_2_vision_model": VISION_DEFAULTS}, ignored_fields=BLIP_FIELDS),
     **{
         kind: vision_section(
             _read_instruct_blip,
             {f"{kind}_vision_model": VISION_DEFAULTS},
-            {"num_query_tokens": 32},
             ignored_fields=BLIP_FIELDS,
         )
         for kind in ("instructblip", "instructblipvideo")

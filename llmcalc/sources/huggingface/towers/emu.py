@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import log2
 
 from ....components.base import LARGEST_SIZE
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..parts import ACTIVATIONS, QKV_BIASES, QKVO_BIASES, Table, attention_biases, biases, layer_table, layernorm, mlp
 from .section import TowerSection, patches_per_side, projector, self_attention, vision_transformer
@@ -165,67 +166,12 @@ def _read_numbers(config: Config, field_name: str, minimum: int) -> list[int]:
     return list(listed_numbers)
 
 
-EMU3_DEFAULTS: Table = {
-    "codebook_size": 32768,
-    "embed_dim": 4,
-    "latent_channels": 4,
-    "double_latent": False,
-    "in_channels": 3,
-    "out_channels": 3,
-    "temporal_downsample_factor": 4,
-    "base_channels": 256,
-    "channel_multiplier": (1, 2, 2, 4),
-    "num_res_blocks": 2,
-    "attn_resolutions": (3,),
-    "hidden_size": 1024,
-    "num_attention_heads": 1,
-}
+EMU3_DEFAULTS: Table = class_defaults("emu3_vqgan")
 
-JANUS_VISION_DEFAULTS: Table = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 384,
-    "patch_size": 16,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-6,
-    "mlp_ratio": 4.0,
-    "attention_bias": True,
-    "projection_dim": 2048,
-    "use_qk_norm": False,
-    "depth": 2,
-    "num_image_tokens": 576,
-}
-JANUS_TOKENIZER_DEFAULTS: Table = {
-    "embed_dim": 8,
-    "num_embeddings": 16384,
-    "double_latent": False,
-    "latent_channels": 256,
-    "in_channels": 3,
-    "base_channels": 128,
-    "channel_multiplier": (1, 1, 2, 2, 4),
-    "num_res_blocks": 2,
-    "out_channels": 3,
-    "projection_dim": 2048,
-    "num_hidden_layers": 2,
-    "hidden_act": "gelu",
-    "image_token_embed_dim": 2048,
-}
+JANUS_VISION_DEFAULTS: Table = class_defaults("janus_vision_model")
+JANUS_TOKENIZER_DEFAULTS: Table = class_defaults("janus_vqgan")
 
-CHAMELEON_DEFAULTS: Table = {
-    "embed_dim": 256,
-    "num_embeddings": 8192,
-    "double_latent": False,
-    "latent_channels": 256,
-    "resolution": 512,
-    "in_channels": 3,
-    "base_channels": 128,
-    "channel_multiplier": (1, 1, 2, 2, 4),
-    "num_res_blocks": 2,
-    "attn_resolutions": None,
-    "attn_type": "vanilla",
-}
+CHAMELEON_DEFAULTS: Table = class_defaults("chameleon_vqgan")
 
 WRAPPERS = {
     "chameleon": {"vq_config": TowerSection(_read_chameleon_tokenizer, {"chameleon_vqgan": CHAMELEON_DEFAULTS})},

@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, mlp
@@ -120,24 +121,7 @@ def _position_counts(config: Config, is_own_code: bool) -> Table:
     }
 
 
-CLASS_DEFAULTS: Table = {
-    "in_channels": 3,
-    "depths": (1, 1, 9, 1),
-    "patch_size": (7, 3, 3, 3),
-    "patch_stride": (4, 2, 2, 2),
-    "patch_padding": (3, 1, 1, 1),
-    "patch_prenorm": (False, True, True, True),
-    "embed_dim": (128, 256, 512, 1024),
-    "num_heads": (4, 8, 16, 32),
-    "num_groups": (4, 8, 16, 32),
-    "window_size": 12,
-    "mlp_ratio": 4.0,
-    "qkv_bias": True,
-    "activation_function": "gelu",
-    "projection_dim": 1024,
-    "max_position_embeddings": 50,
-    "max_temporal_embeddings": 100,
-}
+CLASS_DEFAULTS: Table = class_defaults("florence_vision")
 OWN_CODE_DEFAULTS: Table = {
     **CLASS_DEFAULTS,
     "embed_dim": (256, 512, 1024, 2048),

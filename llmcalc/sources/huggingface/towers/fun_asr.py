@@ -5,6 +5,7 @@ Gao 2020 (arXiv:2006.01713). transformers: models/fun_asr_nano.
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, layer_table, layernorm, mlp
 from .section import TowerSection, projector, self_attention
@@ -58,18 +59,7 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
     return {"audio_tower": tower, "multi_modal_projector": multi_modal_projector}
 
 
-FUN_ASR_DEFAULTS: Table = {
-    "num_mel_bins": 80,
-    "hidden_size": 512,
-    "num_attention_heads": 4,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 70,
-    "layer_norm_eps": 1e-5,
-    "hidden_act": "relu",
-    "num_stacked_frames": 7,
-    "num_timestamp_prediction_layers": 20,
-    "fsmn_kernel_size": 11,
-}
+FUN_ASR_DEFAULTS: Table = class_defaults("fun_asr_nano_encoder")
 ADAPTOR_DEFAULTS: Table = {
     "num_attention_heads": 8,
     "num_hidden_layers": 2,

@@ -15,10 +15,4 @@ def _read_fuyu(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     return {"vision_embed_tokens": {"type": "patches", "hidden_size": text_hidden_size, "patches": patch_fields}}
 
 
-WRAPPERS = {
-    "fuyu": {
-        "vision_embed_tokens": TowerSection(
-            _read_fuyu, {"patches": {}}, {"patch_size": 30, "num_channels": 3}, is_flat=True
-        )
-    }
-}
+WRAPPERS = {"fuyu": {"vision_embed_tokens": TowerSection(_read_fuyu, {"patches": {}}, is_flat=True)}}

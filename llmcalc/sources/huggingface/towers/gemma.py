@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....components.base import LARGEST_SIZE
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm_fields, rmsnorm
@@ -200,60 +201,14 @@ def _read_pairs(config: Config, field_name: str) -> list[list[int]]:
     ]
 
 
-GEMMA4_VISION_DEFAULTS: Table = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 12,
-    "head_dim": 64,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "rms_norm_eps": 1e-6,
-    "pooling_kernel_size": 3,
-    "patch_size": 16,
-    "position_embedding_size": 10240,
-    "use_clipped_linears": False,
-    "standardize": False,
-}
+GEMMA4_VISION_DEFAULTS: Table = class_defaults("gemma4_vision")
 
-GEMMA4_AUDIO_DEFAULTS: Table = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 8,
-    "hidden_act": "silu",
-    "subsampling_conv_channels": [128, 32],
-    "conv_kernel_size": 5,
-    "attention_chunk_size": 12,
-    "attention_context_left": 13,
-    "attention_context_right": 0,
-    "use_clipped_linears": True,
-    "rms_norm_eps": 1e-6,
-    "output_proj_dims": 1536,
-}
+GEMMA4_AUDIO_DEFAULTS: Table = class_defaults("gemma4_audio")
 
-UNIFIED_VISION_DEFAULTS: Table = {
-    "patch_size": 16,
-    "pooling_kernel_size": 3,
-    "mm_embed_dim": 3840,
-    "mm_posemb_size": 1120,
-    "output_proj_dims": 3840,
-    "rms_norm_eps": 1e-6,
-}
+UNIFIED_VISION_DEFAULTS: Table = class_defaults("gemma4_unified_vision")
 
 GEMMA3N_AUDIO_DEFAULTS: Table = {
-    "vocab_size": 128,
-    "input_feat_size": 128,
-    "hidden_size": 1536,
-    "rms_norm_eps": 1e-6,
-    "conf_attention_chunk_size": 12,
-    "conf_attention_context_left": 13,
-    "conf_attention_context_right": 0,
-    "conf_num_attention_heads": 8,
-    "conf_num_hidden_layers": 12,
-    "conf_reduction_factor": 4,
-    "conf_conv_kernel_size": 5,
-    "sscp_conv_channel_size": (128, 32),
-    "sscp_conv_group_norm_eps": 1e-3,
+    **class_defaults("gemma3n_audio"),
     "sscp_conv_kernel_size": ((3, 3), (3, 3)),
     "sscp_conv_stride_size": ((2, 2), (2, 2)),
 }
@@ -300,7 +255,6 @@ WRAPPERS = {
                     "model_args": None,
                 }
             },
-            {"vision_soft_tokens_per_image": 256},
             ignored_fields=IMAGE_FIELDS,
         ),
         "audio_config": TowerSection(

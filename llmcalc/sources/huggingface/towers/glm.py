@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..parts import (
     ACTIVATIONS,
@@ -100,30 +101,9 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
     }
 
 
-GLM4V_DEFAULTS: Table = {
-    "depth": 24,
-    "hidden_size": 1536,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "num_heads": 12,
-    "in_channels": 3,
-    "image_size": 336,
-    "patch_size": 14,
-    "rms_norm_eps": 1e-5,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "out_hidden_size": 4096,
-    "intermediate_size": 13696,
-}
+GLM4V_DEFAULTS: Table = class_defaults("glm4v_vision")
 
-GLM_OCR_DEFAULTS: Table = {
-    **GLM4V_DEFAULTS,
-    "hidden_size": 1024,
-    "attention_bias": True,
-    "num_heads": 16,
-    "out_hidden_size": 1536,
-    "intermediate_size": 4096,
-}
+GLM_OCR_DEFAULTS: Table = class_defaults("glm_ocr_vision")
 
 WRAPPERS = {
     "glm_ocr": vision_section(_read_glm_ocr, {"glm_ocr_vision": GLM_OCR_DEFAULTS}),

@@ -5,6 +5,7 @@ transformers: models/granite_speech, granite_speech_plus, blip_2 (`Blip2QFormerM
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, mlp
@@ -106,19 +107,7 @@ def qformer(
     return qformer_fields if window is None else {**qformer_fields, "window": window}
 
 
-GRANITE_DEFAULTS: Table = {
-    "input_dim": 160,
-    "num_layers": 10,
-    "hidden_dim": 1024,
-    "feedforward_mult": 4,
-    "num_heads": 8,
-    "dim_head": None,
-    "output_dim": 42,
-    "context_size": 200,
-    "max_pos_emb": 512,
-    "conv_kernel_size": 15,
-    "conv_expansion_factor": 2,
-}
+GRANITE_DEFAULTS: Table = class_defaults("granite_speech_encoder")
 QFORMER_DEFAULTS: Table = {
     "model_type": "blip_2_qformer",
     "hidden_size": 768,
@@ -136,7 +125,6 @@ QFORMER_FIELDS = field_names("""
     initializer_range max_position_embeddings pad_token_id position_embedding_type vocab_size
     """)
 """Fields of the Q-Former's config that change no count."""
-PROJECTOR_DEFAULTS: Table = {"window_size": 15, "downsample_rate": 5}
 ALIASES = {
     "hidden_dim": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -147,14 +135,13 @@ ALIASES = {
 WRAPPERS = {
     "granite_speech": {
         "encoder_config": TowerSection(
-            _read_granite_speech, {"granite_speech_encoder": GRANITE_DEFAULTS}, PROJECTOR_DEFAULTS, aliases=ALIASES
+            _read_granite_speech, {"granite_speech_encoder": GRANITE_DEFAULTS}, aliases=ALIASES
         )
     },
     "granite_speech_plus": {
         "encoder_config": TowerSection(
             _read_granite_speech,
             {"granite_speech_plus_encoder": {**GRANITE_DEFAULTS, "cat_hidden_layers": None}},
-            PROJECTOR_DEFAULTS,
             aliases=ALIASES,
         )
     },

@@ -6,11 +6,12 @@ models/kosmos2, kosmos2_5, pix2struct (`Pix2StructVisionModel`).
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import QKVO_BIASES, Table, biases, glu, layer_table, rmsnorm
 from .section import projector, vision_section, vision_transformer
-from .siglip import CLIP_LARGE_DEFAULTS, clip_encoder
+from .siglip import clip_encoder
 
 
 def _image_to_text(root_config: Config, encoder_width: int, text_hidden_size: int, **projector_fields: object) -> Table:
@@ -68,25 +69,8 @@ def _read_pix2struct(root_config: Config, config: Config, text_hidden_size: int)
     return {"vision_model": _page_encoder(config, *config.integer_fields("d_ff", "d_kv", "seq_len").values())}
 
 
-PAGE_DEFAULTS: Table = {"patch_embed_hidden_size": 768, "dense_act_fn": "gelu_new", "layer_norm_eps": 1e-6}
-KOSMOS2_5_DEFAULTS: Table = {
-    **PAGE_DEFAULTS,
-    "hidden_size": 1536,
-    "intermediate_size": 3968,
-    "head_dim": 64,
-    "num_hidden_layers": 18,
-    "num_attention_heads": 24,
-    "max_num_patches": 4096,
-}
-PIX2STRUCT_DEFAULTS: Table = {
-    **PAGE_DEFAULTS,
-    "hidden_size": 768,
-    "d_ff": 2048,
-    "d_kv": 64,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "seq_len": 4096,
-}
+KOSMOS2_5_DEFAULTS: Table = class_defaults("kosmos_2_5_vision_model")
+PIX2STRUCT_DEFAULTS: Table = class_defaults("pix2struct_vision_model")
 PAGE_FIELDS = field_names("""
     dropout_rate initializer_factor layer_norm_bias relative_attention_max_distance relative_attention_num_buckets
     """)
@@ -94,14 +78,12 @@ PAGE_FIELDS = field_names("""
 WRAPPERS = {
     "kosmos-2": vision_section(
         _read_kosmos2,
-        {"kosmos_2_vision_model": CLIP_LARGE_DEFAULTS},
-        {"latent_query_num": 64},
+        {"kosmos_2_vision_model": class_defaults("kosmos_2_vision_model")},
         ignored_fields=frozenset({"initializer_factor"}),
     ),
     "kosmos-2.5": vision_section(
         _read_kosmos2_5,
         {"kosmos_2_5_vision_model": KOSMOS2_5_DEFAULTS},
-        {"latent_query_num": 2048},
         ignored_fields=PAGE_FIELDS,
     ),
     "pix2struct": vision_section(

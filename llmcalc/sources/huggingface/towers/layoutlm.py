@@ -26,6 +26,4 @@ def _read_patches(root_config: Config, config: Config, text_hidden_size: int) ->
     }
 
 
-DEFAULTS = {"visual_embed": True, "input_size": 224, "patch_size": 16, "num_channels": 3, "layer_norm_eps": 1e-5}
-
-WRAPPERS = {"layoutlmv3": {"vision_embeddings": TowerSection(_read_patches, {"patches": {}}, DEFAULTS, is_flat=True)}}
+WRAPPERS = {"layoutlmv3": {"vision_embeddings": TowerSection(_read_patches, {"patches": {}}, is_flat=True)}}

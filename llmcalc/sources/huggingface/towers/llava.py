@@ -9,6 +9,7 @@ idefics3, smolvlm, internvl, qianfan_ocr.
 from __future__ import annotations
 
 from ....components.base import LARGEST_SIZE
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import (
@@ -325,29 +326,9 @@ def _square_size(config: Config, field_name: str) -> int:
     return config.integer(field_name)
 
 
-IDEFICS3_DEFAULTS: Table = {
-    "hidden_size": 1152,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-}
+IDEFICS3_DEFAULTS: Table = class_defaults("idefics3_vision")
 
-GRANITE_DOCLING_DEFAULTS: Table = {
-    **IDEFICS3_DEFAULTS,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "image_size": 512,
-    "patch_size": 16,
-    "out_hidden_size": 1024,
-    "scale_factor": 4,
-    "deepstack_visual_indexes": [3, 7, 10],
-    "use_fine_route": True,
-}
+GRANITE_DOCLING_DEFAULTS: Table = {**class_defaults("granite_docling_vision"), "deepstack_visual_indexes": [3, 7, 10]}
 IDEFICS2_DEFAULTS: Table = {**IDEFICS3_DEFAULTS, "hidden_size": 768, "num_attention_heads": 12}
 PERCEIVER_DEFAULTS: Table = {
     "hidden_act": "silu",
@@ -386,23 +367,7 @@ ONEVISION_DEFAULTS: Table = {
     "image_grid_pinpoints": [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)],
     "vision_aspect_ratio": "anyres_max_9",
 }
-INTERNVL_DEFAULTS: Table = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "attention_bias": False,
-    "use_qk_norm": False,
-    "intermediate_size": 4096,
-    "hidden_act": "gelu",
-    "norm_type": "layer_norm",
-    "layer_norm_eps": 1e-6,
-    "image_size": (448, 448),
-    "patch_size": (14, 14),
-    "num_channels": 3,
-    "use_mask_token": False,
-    "use_absolute_position_embeddings": True,
-    "use_mean_pooling": True,
-}
+INTERNVL_DEFAULTS: Table = class_defaults("internvl_vision")
 INTERNVL_PROJECTOR_DEFAULTS: Table = {
     "projector_hidden_act": "gelu",
     "downsample_ratio": 0.5,
@@ -420,16 +385,15 @@ DEFAULTS_BY_TYPE = {
 }
 
 WRAPPERS = {
-    "llava": vision_section(_read_llava, DEFAULTS_BY_TYPE, LLAVA_DEFAULTS, VIT_L),
+    "llava": vision_section(_read_llava, DEFAULTS_BY_TYPE, default_section=VIT_L),
     "llava_next": vision_section(_read_llava_next, DEFAULTS_BY_TYPE, LLAVA_NEXT_DEFAULTS, VIT_L),
     "minimax_vl_01": vision_section(_read_minimax_vl, {"clip_vision_model": CLIP_DEFAULTS}, MINIMAX_VL_DEFAULTS, VIT_L),
     "llava_next_video": vision_section(_read_llava_next, DEFAULTS_BY_TYPE, LLAVA_NEXT_DEFAULTS, VIT_L),
-    "video_llava": vision_section(_read_video_llava, DEFAULTS_BY_TYPE, LLAVA_DEFAULTS, {**VIT_L, "image_size": 224}),
+    "video_llava": vision_section(_read_video_llava, DEFAULTS_BY_TYPE, default_section={**VIT_L, "image_size": 224}),
     "vipllava": vision_section(
         _read_vipllava,
         DEFAULTS_BY_TYPE,
-        {"projector_hidden_act": "gelu", "projector_layernorm_eps": 1e-5, "vision_feature_layer": (-2, -5, -8, -11, 6)},
-        VIT_L,
+        default_section=VIT_L,
     ),
     "deepseek_vl": vision_section(_read_deepseek_vl, {"siglip_vision_model": SIGLIP_DEFAULTS}),
     "llava_onevision": vision_section(
@@ -439,9 +403,7 @@ WRAPPERS = {
         {**SO400M, "image_size": 384, "num_hidden_layers": 26},
     ),
     "idefics2": vision_section(_read_idefics2, {"idefics2_vision": IDEFICS2_DEFAULTS, "idefics2": IDEFICS2_DEFAULTS}),
-    "idefics3": vision_section(
-        _read_idefics3, {"idefics3_vision": IDEFICS3_DEFAULTS, "idefics3": IDEFICS3_DEFAULTS}, {"scale_factor": 2}
-    ),
+    "idefics3": vision_section(_read_idefics3, {"idefics3_vision": IDEFICS3_DEFAULTS, "idefics3": IDEFICS3_DEFAULTS}),
     "aria": vision_section(
         _read_aria,
         {"idefics3_vision": IDEFICS3_DEFAULTS},
@@ -451,18 +413,12 @@ WRAPPERS = {
     "granite_docling": vision_section(
         _read_granite_docling,
         {"granite_docling_vision": GRANITE_DOCLING_DEFAULTS},
-        {"density_router_hidden_size": None},
     ),
-    "smolvlm": vision_section(
-        _read_idefics3, {"smolvlm_vision": IDEFICS3_DEFAULTS, "smolvlm": IDEFICS3_DEFAULTS}, {"scale_factor": 2}
-    ),
-    "internvl": vision_section(
-        read_internvl, {"internvl_vision": INTERNVL_DEFAULTS}, INTERNVL_PROJECTOR_DEFAULTS, ignored_fields=BEIT_FIELDS
-    ),
+    "smolvlm": vision_section(_read_idefics3, {"smolvlm_vision": IDEFICS3_DEFAULTS, "smolvlm": IDEFICS3_DEFAULTS}),
+    "internvl": vision_section(read_internvl, {"internvl_vision": INTERNVL_DEFAULTS}, ignored_fields=BEIT_FIELDS),
     "qianfan_ocr": vision_section(
         read_internvl,
         {"qianfan_ocr_vision": {**INTERNVL_DEFAULTS, "attention_bias": True}},
-        INTERNVL_PROJECTOR_DEFAULTS,
         ignored_fields=BEIT_FIELDS,
     ),
 }

@@ -5,6 +5,7 @@ Grattafiori 2024 (arXiv:2407.21783), §7.1. transformers: models/mllama.
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp
 from .section import patches_per_side, projector, self_attention, vision_section, vision_transformer
@@ -44,18 +45,8 @@ def _aspect_ratio_count(config: Config) -> int:
 
 
 VISION_DEFAULTS: Table = {
-    "hidden_size": 1280,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 32,
-    "num_global_layers": 8,
+    **class_defaults("mllama_vision_model"),
     "num_attention_heads": 16,
-    "num_channels": 3,
-    "hidden_act": "gelu",
-    "norm_eps": 1e-5,
-    "image_size": 448,
-    "patch_size": 14,
-    "vision_output_dim": 7680,
-    "max_num_tiles": 4,
     "intermediate_layers_indices": [3, 7, 15, 23, 30],
     "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
 }

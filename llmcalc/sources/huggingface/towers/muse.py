@@ -5,6 +5,7 @@ transformers: models/muse_glimmer, muse_spark.
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, layernorm, listed_kinds, stack_of_variants
 from .section import ROTARY_POSITION, biased_layer, projector, vision_section, vision_transformer
@@ -38,27 +39,12 @@ def _read_muse(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 LAYER_TYPES = {"full_attention": "full", "window_attention": "window"}
 
-VISION_DEFAULTS: Table = {
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 50,
-    "num_attention_heads": 16,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-5,
-    "patch_size": 14,
-    "patch_temporal": 2,
-    "merge_size": 2,
-    "pos_emb_height": 32,
-    "pos_emb_width": 32,
-    "layer_types": None,
-}
-PROJECTOR_DEFAULTS: Table = {"out_hidden_size": 6144, "projector_hidden_size": 4096, "projector_hidden_act": "gelu"}
+VISION_DEFAULTS: Table = class_defaults("muse_glimmer_vision")
 
 WRAPPERS = {
     kind: vision_section(
         _read_muse,
         {f"{kind}_vision": VISION_DEFAULTS},
-        PROJECTOR_DEFAULTS,
         ignored_fields=frozenset({"rope_parameters"}),
     )
     for kind in ("muse_glimmer", "muse_spark")

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, layer_table, layernorm, mlp
-from .audio import AUDIO_FIELDS, QWEN2_AUDIO_DEFAULTS, WHISPER_NAMES
+from .audio import AUDIO_FIELDS, WHISPER_NAMES
 from .qwen import IGNORED_FIELDS, QWEN2_5_DEFAULTS, QWEN3_DEFAULTS, read_qwen2_5, read_qwen3
 from .section import TowerSection, projector, self_attention, two_linear_layers
 
@@ -93,21 +94,9 @@ def _read_qwen3_asr(root_config: Config, config: Config, text_hidden_size: int) 
 QWEN2_5_SECONDS, QWEN3_ASR_SAMPLES = 300, 8000
 """The longest recording of Qwen2.5-Omni's processors in seconds, and the fewest samples of Qwen3-ASR's processor."""
 
-QWEN2_5_AUDIO_DEFAULTS: Table = {**QWEN2_AUDIO_DEFAULTS, "n_window": 100, "output_dim": 3584}
-QWEN3_AUDIO_DEFAULTS: Table = {
-    **{name: value for name, value in QWEN2_AUDIO_DEFAULTS.items() if name != "max_source_positions"},
-    "n_window": 50,
-    "output_dim": 3584,
-    "n_window_infer": 800,
-    "downsample_hidden_size": 480,
-}
-QWEN3_ASR_DEFAULTS: Table = {
-    **QWEN3_AUDIO_DEFAULTS,
-    "encoder_layers": 24,
-    "encoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "d_model": 1024,
-}
+QWEN2_5_AUDIO_DEFAULTS: Table = class_defaults("qwen2_5_omni_audio_encoder")
+QWEN3_AUDIO_DEFAULTS: Table = class_defaults("qwen3_omni_moe_audio_encoder")
+QWEN3_ASR_DEFAULTS: Table = class_defaults("qwen3_asr_encoder")
 QWEN3_AUDIO_SECTION = TowerSection(
     _read_qwen3_audio,
     {"qwen3_omni_moe_audio_encoder": QWEN3_AUDIO_DEFAULTS},

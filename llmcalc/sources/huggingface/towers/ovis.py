@@ -8,6 +8,7 @@ and vllm/transformers_utils/processors/ovis2_5.py of vllm-project/vllm at v0.19.
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..parts import QKVO_BIASES, Table, biases, glu, layer_table, layernorm, rmsnorm
 from .section import (
@@ -124,22 +125,7 @@ def _visual_vocabulary(
     return {"visual_head": head, "visual_embeddings_table": visual_embeddings_table}
 
 
-AIMV2_DEFAULTS: Table = {
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 8,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 14,
-    "rms_norm_eps": 1e-5,
-    "qkv_bias": False,
-    "mlp_bias": False,
-    "hidden_act": "silu",
-    "vocab_size": 16384,
-    "hidden_stride": 1,
-    "num_visual_indicator_tokens": 5,
-}
+AIMV2_DEFAULTS: Table = class_defaults("ovis2_vision")
 OVIS_DEFAULTS: Table = {
     "vocab_size": 16384,
     "hidden_stride": 1,
@@ -190,7 +176,6 @@ WRAPPERS = {
     "ovis2": vision_section(
         _read_ovis2,
         {"ovis2_vision": AIMV2_DEFAULTS},
-        {"hidden_size": 1536},
         ignored_fields=frozenset({"attention_dropout", "tokenize_function"}),
     ),
 }

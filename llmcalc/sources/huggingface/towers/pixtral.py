@@ -6,6 +6,7 @@ lighton_ocr; models/llama4, lfm3_vl, hunyuan_vl.
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import (
@@ -161,64 +162,11 @@ def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) ->
 HUNYUAN_PIXELS = {"min_pixels": 512 * 512, "max_pixels": 2048 * 2048}
 """The least and the most pixels of an image in the processor of HunyuanOCR."""
 
-PIXTRAL_DEFAULTS: Table = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 1024,
-    "patch_size": 16,
-    "hidden_act": "gelu",
-}
+PIXTRAL_DEFAULTS: Table = class_defaults("pixtral")
 
-MISTRAL3_DEFAULTS: Table = {
-    "projector_hidden_act": "gelu",
-    "vision_feature_layer": -1,
-    "multimodal_projector_bias": False,
-    "spatial_merge_size": 2,
-}
-LLAMA4_DEFAULTS: Table = {
-    "hidden_size": 768,
-    "hidden_act": "gelu",
-    "num_hidden_layers": 34,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "intermediate_size": 5632,
-    "vision_output_dim": 7680,
-    "image_size": 448,
-    "patch_size": 14,
-    "norm_eps": 1e-5,
-    "pixel_shuffle_ratio": 0.5,
-    "projector_input_dim": 4096,
-    "projector_output_dim": 4096,
-}
-LFM3_DEFAULTS: Table = {
-    "hidden_size": 1024,
-    "intermediate_size": 2560,
-    "in_channels": 3,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "num_hidden_layers": 14,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "layer_types": None,
-    "conv_kernel_size": 3,
-    "norm_eps": 1e-5,
-}
-HUNYUAN_DEFAULTS: Table = {
-    "hidden_act": "gelu",
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "rms_norm_eps": 1e-5,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "num_hidden_layers": 27,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "max_image_size": 2048,
-}
+LLAMA4_DEFAULTS: Table = class_defaults("llama4_vision_model")
+LFM3_DEFAULTS: Table = class_defaults("lfm3_vl_vision")
+HUNYUAN_DEFAULTS: Table = class_defaults("hunyuan_vl_vision")
 HUNYUAN_FIELDS = field_names("""
     add_patchemb_bias anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views cat_extra_token
     hidden_size_text img_max_token_num interpolate_mode max_vit_seq_len min_image_size num_key_value_heads
@@ -229,13 +177,12 @@ HUNYUAN_FIELDS = field_names("""
 
 WRAPPERS = {
     "mistral3": vision_section(
-        _read_mistral3, {"pixtral": PIXTRAL_DEFAULTS}, MISTRAL3_DEFAULTS, {"patch_size": 14, "image_size": 1540}
+        _read_mistral3, {"pixtral": PIXTRAL_DEFAULTS}, default_section={"patch_size": 14, "image_size": 1540}
     ),
     "mistral_large4": vision_section(
         _read_mistral3,
         {"pixtral": PIXTRAL_DEFAULTS},
-        MISTRAL3_DEFAULTS,
-        {
+        default_section={
             "hidden_size": 2048,
             "intermediate_size": 6144,
             "num_hidden_layers": 30,
@@ -247,14 +194,12 @@ WRAPPERS = {
     "lighton_ocr": vision_section(
         _read_lighton,
         {"pixtral": PIXTRAL_DEFAULTS},
-        {"spatial_merge_size": 2},
-        {"patch_size": 14, "image_size": 1540, "hidden_act": "silu"},
+        default_section={"patch_size": 14, "image_size": 1540, "hidden_act": "silu"},
     ),
     "llama4": vision_section(_read_llama4, {"llama4_vision_model": LLAMA4_DEFAULTS}),
     "lfm3_vl": vision_section(
         _read_lfm3,
         {"lfm3_vl_vision": LFM3_DEFAULTS},
-        {"projector_hidden_act": "gelu", "projector_hidden_size": 4096, "projector_bias": True},
     ),
     "hunyuan_vl": vision_section(_read_hunyuan, {"hunyuan_vl_vision": HUNYUAN_DEFAULTS}, ignored_fields=HUNYUAN_FIELDS),
 }

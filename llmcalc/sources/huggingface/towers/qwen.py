@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, mlp, rmsnorm
@@ -262,47 +263,11 @@ MINIMAX_PIXELS, ERNIE_PIXELS = 451_584, 28 * 28 * 6177
 """The most pixels of an image in the processors of MiniMax-M3 and ERNIE 4.5 VL."""
 
 
-QWEN2_DEFAULTS: Table = {
-    "depth": 32,
-    "embed_dim": 1280,
-    "hidden_size": 3584,
-    "hidden_act": "quick_gelu",
-    "mlp_ratio": 4,
-    "num_heads": 16,
-    "in_channels": 3,
-    "patch_size": 14,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-}
+QWEN2_DEFAULTS: Table = class_defaults("qwen2_vl_vision")
 
-QWEN2_5_DEFAULTS: Table = {
-    "depth": 32,
-    "hidden_size": 3584,
-    "hidden_act": "silu",
-    "intermediate_size": 3420,
-    "num_heads": 16,
-    "in_channels": 3,
-    "patch_size": 14,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "out_hidden_size": 3584,
-    "window_size": 112,
-    "fullatt_block_indexes": (7, 15, 23, 31),
-}
+QWEN2_5_DEFAULTS: Table = class_defaults("qwen2_5_omni_vision_encoder")
 
-QWEN3_5_DEFAULTS: Table = {
-    "depth": 27,
-    "hidden_size": 1152,
-    "hidden_act": "gelu_pytorch_tanh",
-    "intermediate_size": 4304,
-    "num_heads": 16,
-    "in_channels": 3,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "out_hidden_size": 3584,
-    "num_position_embeddings": 2304,
-}
+QWEN3_5_DEFAULTS: Table = class_defaults("qwen3_5_vision")
 
 QWEN3_DEFAULTS: Table = {**QWEN3_5_DEFAULTS, "deepstack_visual_indexes": (8, 16, 24)}
 
@@ -318,43 +283,11 @@ KIMI_FIELDS = field_names("""
     """)
 """Fields of Kimi K2.5's encoder that change no count."""
 
-KIMI_DEFAULTS: Table = {
-    "patch_size": 14,
-    "pos_emb_height": 64,
-    "pos_emb_width": 64,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 27,
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "hidden_act": "gelu_pytorch_tanh",
-    "merge_kernel_size": (2, 2),
-}
+KIMI_DEFAULTS: Table = class_defaults("kimi_k25_vision")
 
-ERNIE_DEFAULTS: Table = {
-    "depth": 32,
-    "hidden_size": 1280,
-    "hidden_act": "quick_gelu",
-    "num_heads": 16,
-    "in_channels": 3,
-    "patch_size": 14,
-    "spatial_merge_size": 2,
-    "intermediate_size": 5120,
-    "temporal_merge_size": 2,
-    "rms_norm_eps": 1e-6,
-}
+ERNIE_DEFAULTS: Table = class_defaults("ernie4_5_vl_moe_vision")
 
-MINIMAX_DEFAULTS: Table = {
-    "hidden_size": 1280,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "patch_size": 14,
-    "temporal_patch_size": 2,
-    "spatial_merge_size": 2,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-5,
-}
+MINIMAX_DEFAULTS: Table = class_defaults("minimax_m3_vl_vision")
 
 MINIMAX_FIELDS = field_names("position_embedding_type rope_mode rope_theta vision_segment_max_frames")
 """Fields of MiniMax-M3's published encoder that change no count; its class has rotary positions in three dimensions."""
@@ -388,7 +321,6 @@ WRAPPERS = {
     "kimi_k25": vision_section(
         _read_kimi,
         {"kimi_k25_vision": KIMI_DEFAULTS},
-        {"projection_hidden_size": 1152},
         ignored_fields=KIMI_FIELDS,
         aliases=KIMI_NAMES,
     ),
@@ -396,7 +328,6 @@ WRAPPERS = {
     "minimax_m3_vl": vision_section(
         _read_minimax,
         {"minimax_m3_vl_vision": MINIMAX_DEFAULTS, "clip_vision_model": MINIMAX_DEFAULTS},
-        {"projector_hidden_size": 6144},
         ignored_fields=MINIMAX_FIELDS,
     ),
 }

@@ -5,6 +5,7 @@ Heinrich 2024 (arXiv:2412.07679); Rekesh 2023 (arXiv:2305.05084). transformers: 
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..families.seq2seq.fast_conformer import IGNORED_FIELDS, PARAKEET_DEFAULTS, PARAKEET_FIELDS, parakeet_encoder
 from ..family import field_names
@@ -76,23 +77,7 @@ def _read_nemotron_audio(root_config: Config, config: Config, text_hidden_size: 
     return {"audio_tower": audio_tower, "embed_audio": projector(hidden_size, *linear_layers, norm=rmsnorm(1e-5))}
 
 
-RADIO_DEFAULTS: Table = {
-    "hidden_size": 1280,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "mlp_ratio": 4.0,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-6,
-    "use_swiglu_ffn": False,
-    "qkv_bias": True,
-    "num_channels": 3,
-    "patch_size": 16,
-    "max_img_size": 2048,
-    "num_cls_tokens": 3,
-    "num_registers": 7,
-    "video_temporal_patch_size": None,
-    "summary_idxs": None,
-}
+RADIO_DEFAULTS: Table = class_defaults("radio")
 RADIO_IGNORED_FIELDS = field_names("""
     attention_probs_dropout_prob drop_path_rate hidden_dropout_prob layerscale_value norm_mean norm_std patch_dim
     video_patch_dim
@@ -104,14 +89,8 @@ WRAPPERS = {
         "vision_config": TowerSection(
             _read_nemotron,
             {"radio": RADIO_DEFAULTS},
-            {
-                "downsample_ratio": 0.5,
-                "projector_hidden_size": 4096,
-                "vision_hidden_size": 1280,
-                "video_temporal_patch_size": 2,
-            },
-            {"video_temporal_patch_size": 2},
-            RADIO_IGNORED_FIELDS,
+            default_section={"video_temporal_patch_size": 2},
+            ignored_fields=RADIO_IGNORED_FIELDS,
         ),
         "audio_config": TowerSection(
             _read_nemotron_audio,

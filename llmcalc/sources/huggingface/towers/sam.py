@@ -8,6 +8,7 @@ deepseek-ai/DeepSeek-OCR-2.
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, QKV_BIASES, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
@@ -173,23 +174,7 @@ def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> 
     }
 
 
-GOT_DEFAULTS: Table = {
-    "hidden_size": 768,
-    "output_channels": 256,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_channels": 3,
-    "image_size": 1024,
-    "patch_size": 16,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-6,
-    "qkv_bias": True,
-    "use_abs_pos": True,
-    "use_rel_pos": True,
-    "window_size": 14,
-    "global_attn_indexes": (2, 5, 8, 11),
-    "mlp_dim": 3072,
-}
+GOT_DEFAULTS: Table = class_defaults("got_ocr2_vision")
 SAM_DEFAULTS: Table = {**GOT_DEFAULTS, "model_type": "sam_vision_model", "mlp_ratio": 4.0, "mlp_dim": None}
 OCR_QUERIES: Table = {
     "hidden_size": 4096,

@@ -20,7 +20,7 @@ class TowerSection:
 
     defaults_by_type: supported model types of the section → defaults of their configuration classes; the first is the
         wrapper's default.
-    wrapper_defaults: defaults of the wrapper's fields that `read_tower` reads.
+    wrapper_defaults: defaults of the wrapper's fields that `read_tower` reads, beside those of its `Family`.
     default_section: the fields of a section that the config lacks; None if the class then builds no encoder.
     ignored_fields: fields of the section that change no count.
     aliases: usual name of a field of the section → another name for it, which its class reads too.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....errors import short_repr
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
@@ -305,13 +306,7 @@ COMMON_DEFAULTS: Table = {
 }
 SIGLIP_DEFAULTS: Table = {**COMMON_DEFAULTS, "image_size": 224}
 SIGLIP2_DEFAULTS: Table = {**COMMON_DEFAULTS, "num_patches": 256}
-CLIP_DEFAULTS: Table = {
-    **VIT_B,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "quick_gelu",
-    "layer_norm_eps": 1e-5,
-}
+CLIP_DEFAULTS: Table = class_defaults("clip_vision_model")
 CLIP_LARGE_DEFAULTS: Table = {**CLIP_DEFAULTS, **VIT_L, "image_size": 224}
 
 ONLY_SIGLIP = {"siglip_vision_model": SIGLIP_DEFAULTS}
@@ -327,51 +322,34 @@ SO400M: Table = {
 VIDEO_LLAMA_DEFAULTS: Table = {
     field_name: size for field_name, size in COMMON_DEFAULTS.items() if field_name != "vision_use_head"
 }
-PADDLEOCR_DEFAULTS: Table = {
-    **VIDEO_LLAMA_DEFAULTS,
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "image_size": 384,
-    "patch_size": 14,
-    "spatial_merge_size": 2,
-}
-COSMOS3_EDGE_DEFAULTS: Table = {
-    **{field_name: size for field_name, size in PADDLEOCR_DEFAULTS.items() if field_name != "image_size"},
-    "patch_size": 16,
-    "num_patches": 256,
-}
+PADDLEOCR_DEFAULTS: Table = class_defaults("paddleocr_vl_vision")
+COSMOS3_EDGE_DEFAULTS: Table = class_defaults("cosmos3_edge_vision")
 
 MINICPM: Table = {**{name: size for name, size in SIGLIP_DEFAULTS.items() if name != "vision_use_head"}}
 MINICPM["window_kernel_size"] = (2, 2)
-MINICPM_MERGERS: Table = {"insert_layer_id": 6, "merge_kernel_size": (2, 2), "merger_times": 1}
 MINICPM_FIELDS = frozenset({"attention_dropout", "insert_layer_id"})
 
 WRAPPERS = {
-    "gemma3": vision_section(_read_gemma3, ONLY_SIGLIP, {"mm_tokens_per_image": 256}),
+    "gemma3": vision_section(_read_gemma3, ONLY_SIGLIP),
     "t5gemma2": vision_section(_read_t5gemma2, ONLY_SIGLIP, {"mm_tokens_per_image": 256, "tie_word_embeddings": True}),
-    "shieldgemma2": vision_section(_read_gemma3, ONLY_SIGLIP, {"mm_tokens_per_image": 256}),
+    "shieldgemma2": vision_section(_read_gemma3, ONLY_SIGLIP),
     "paligemma": vision_section(
         _read_paligemma,
         ONLY_SIGLIP,
-        {"projection_dim": 2048},
-        {**SO400M, "intermediate_size": 4096, "image_size": 224, "num_hidden_layers": 27},
+        default_section={**SO400M, "intermediate_size": 4096, "image_size": 224, "num_hidden_layers": 27},
     ),
     "aya_vision": vision_section(
         _read_aya,
         ONLY_SIGLIP,
-        {"downsample_factor": 2, "adapter_layer_norm_eps": 1e-6},
-        {**SO400M, "image_size": 384, "num_hidden_layers": 26, "num_attention_heads": 14},
+        default_section={**SO400M, "image_size": 384, "num_hidden_layers": 26, "num_attention_heads": 14},
     ),
     "cohere2_vision": vision_section(
         _read_cohere2,
         ONLY_SIGLIP,
-        {"downsample_factor": 2, "alignment_intermediate_size": 36864},
-        {"hidden_size": 1152, "image_size": 512, "num_hidden_layers": 27},
+        default_section={"hidden_size": 1152, "image_size": 512, "num_hidden_layers": 27},
     ),
     **{
-        kind: vision_section(_read_minicpm, {f"{kind}_vision": MINICPM}, MINICPM_MERGERS, ignored_fields=MINICPM_FIELDS)
+        kind: vision_section(_read_minicpm, {f"{kind}_vision": MINICPM}, ignored_fields=MINICPM_FIELDS)
         for kind in ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
     },
     "video_llama_3": vision_section(
@@ -387,33 +365,17 @@ WRAPPERS = {
         dict.fromkeys(("paddleocr_vl_vision", "paddleocr_vl"), PADDLEOCR_DEFAULTS),  # the second in published configs
         ignored_fields=field_names("rope_parameters temporal_patch_size tokens_per_second"),
     ),
-    **{
-        kind: vision_section(_read_clip, {f"{kind}_vision_model": CLIP_DEFAULTS}, {"projection_dim": 512})
-        for kind in ("clip", "metaclip_2")
-    },
-    "git": vision_section(
-        _read_git, {"git_vision_model": {**CLIP_DEFAULTS, "patch_size": 16}}, {"num_image_with_embedding": None}
-    ),
+    **{kind: vision_section(_read_clip, {f"{kind}_vision_model": CLIP_DEFAULTS}) for kind in ("clip", "metaclip_2")},
+    "git": vision_section(_read_git, {"git_vision_model": class_defaults("git_vision_model")}),
     "siglip": vision_section(lambda _, config, width: {"vision_model": siglip_encoder(config)}, ONLY_SIGLIP),
     "siglip2": vision_section(
         lambda _, config, width: {"vision_model": siglip2_encoder(config)}, {"siglip2_vision_model": SIGLIP2_DEFAULTS}
     ),
-    "cosmos3_edge": vision_section(
-        _read_cosmos3_edge, {"cosmos3_edge_vision": COSMOS3_EDGE_DEFAULTS}, {"projector_hidden_size": 11520}
-    ),
-    "modernvbert": vision_section(_read_modernvbert, ONLY_SIGLIP, {"pixel_shuffle_factor": 4}),
-    "ultravbert": vision_section(
-        _read_modernvbert, ONLY_SIGLIP, {"pixel_shuffle_factor": 4}, {"vision_use_head": False}
-    ),
+    "cosmos3_edge": vision_section(_read_cosmos3_edge, {"cosmos3_edge_vision": COSMOS3_EDGE_DEFAULTS}),
+    "modernvbert": vision_section(_read_modernvbert, ONLY_SIGLIP),
+    "ultravbert": vision_section(_read_modernvbert, ONLY_SIGLIP, default_section={"vision_use_head": False}),
     "lfm2_vl": vision_section(
         _read_lfm2,
         {"siglip2_vision_model": SIGLIP2_DEFAULTS},
-        {
-            "projector_hidden_act": "gelu",
-            "projector_hidden_size": 2560,
-            "projector_bias": True,
-            "projector_use_layernorm": True,
-            "downsample_factor": 2,
-        },
     ),
 }

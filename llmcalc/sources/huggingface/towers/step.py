@@ -6,6 +6,7 @@ transformers: models/step3p7. vllm/model_executor/models/step_vl.py of vllm-proj
 from __future__ import annotations
 
 from ....components.base import LARGEST_SIZE
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, mlp
@@ -50,17 +51,7 @@ def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     }
 
 
-VISION_DEFAULTS: Table = {
-    "hidden_size": 1536,
-    "num_hidden_layers": 47,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 728,
-    "patch_size": 14,
-    "hidden_act": "quick_gelu",
-    "layer_norm_eps": 1e-5,
-    "mlp_ratio": 8960 / 1536,
-}
+VISION_DEFAULTS: Table = class_defaults("step3p5_vision")
 
 VISION_SECTION = vision_section(
     _read_step,

@@ -5,6 +5,7 @@ Peng 2025 (arXiv:2508.19205). transformers: models/vibevoice, vibevoice_asr, vib
 
 from __future__ import annotations
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, biases, mlp, rmsnorm
 from .section import TowerReader, TowerSection, projector
@@ -71,17 +72,7 @@ def _read_acoustic(root_config: Config, config: Config, text_hidden_size: int) -
     return {"acoustic_audio_encoder": encoder, **_audio_connector("acoustic", config, text_hidden_size)}
 
 
-ENCODER_DEFAULTS: Table = {
-    "channels": 1,
-    "hidden_size": 64,
-    "kernel_size": 7,
-    "rms_norm_eps": 1e-5,
-    "num_filters": 32,
-    "downsampling_ratios": (2, 2, 4, 5, 5, 8),
-    "depths": (3, 3, 3, 3, 3, 3, 8),
-    "hidden_act": "gelu",
-    "ffn_expansion": 4,
-}
+ENCODER_DEFAULTS: Table = class_defaults("vibevoice_acoustic_tokenizer")
 IGNORED_FIELDS = frozenset({"layer_scale_init_value", "vae_std"})
 DIFFUSION_HEAD_DEFAULTS: Table = {
     "model_type": "vibevoice_diffusion",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from ..class_defaults import class_defaults
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, QKV_BIASES, Table, biases, layer_table, layernorm, mlp
@@ -42,7 +43,7 @@ def _projector_to_decoder(root_config: Config, hidden_size: int, text_hidden_siz
     """Returns the projection to the decoder's width; empty if the widths are equal or cross-attention reads the
     encoder's.
     """
-    decoder_fields = root_config.get("decoder")
+    decoder_fields = root_config.table("decoder")
     if hidden_size != text_hidden_size and decoder_fields.get("cross_attention_hidden_size") is None:
         return {"enc_to_dec_projector": projector(hidden_size, (text_hidden_size, True, "identity"))}
     return {}
@@ -95,33 +96,8 @@ def _read_encoder(root_config: Config, config: Config, text_hidden_size: int) ->
     return read_tower(root_config, config, text_hidden_size)
 
 
-VIT_DEFAULTS: Table = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-    "image_size": 224,
-    "patch_size": 16,
-    "num_channels": 3,
-    "qkv_bias": True,
-    "pooler_output_size": None,
-}
-SWIN_DEFAULTS: Table = {
-    "image_size": 224,
-    "patch_size": 4,
-    "num_channels": 3,
-    "embed_dim": 96,
-    "depths": (2, 2, 6, 2),
-    "num_heads": (3, 6, 12, 24),
-    "window_size": 7,
-    "mlp_ratio": 4.0,
-    "qkv_bias": True,
-    "hidden_act": "gelu",
-    "use_absolute_embeddings": False,
-    "layer_norm_eps": 1e-5,
-}
+VIT_DEFAULTS: Table = class_defaults("vit")
+SWIN_DEFAULTS: Table = class_defaults("donut-swin")
 
 WRAPPERS = {
     "vision-encoder-decoder": {

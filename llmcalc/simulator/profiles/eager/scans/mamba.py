@@ -240,7 +240,7 @@ class MambaKernels(ScanModuleKernels):
         Source: peft/tuners/tuners_utils.py, `BaseTunerLayer.weight`, which is the frozen layer's.
         """
         adapters = self.adapters
-        is_bypassed = adapters is not None and adapters.library == "peft" and not adapters.has_magnitudes
+        is_bypassed = adapters is not None and adapters.library == "peft" and not adapters.has_dora_magnitudes
         if adapters is None or not is_bypassed or operation.name not in adapters.targets:
             return self.unadapted_weight(operation)
         weight = self.linear_weight(operation)
