@@ -96,7 +96,7 @@ def layout_of(layout_request: LayoutRequest, trained_spec: ModelSpec | None = No
     return layout_rules.layout_of(layout_request, trains_experts=trains_experts)
 
 
-def plugins() -> dict[str, Plugin]:
+def plugin_by_framework() -> dict[str, Plugin]:
     """Returns name → framework, for the frameworks that accelerate and the Trainer can select."""
     plugins_by_name = ((framework_name, framework(framework_name).plugin) for framework_name in FRAMEWORK_NAMES)
     return {framework_name: plugin for framework_name, plugin in plugins_by_name if plugin is not None}

@@ -378,7 +378,7 @@ def memory_question(
             run_options, settings=with_implied_phase(run_options.settings, run_options.layout, is_setting_given)
         )
         return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run_options))
-    from ..frameworks.launch.adapter_targets import translate_targets
+    from ..frameworks.launch.adapter_targets import translate_adapter_targets
     from ..frameworks.launch.read_launch_file import read_launch
 
     gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED_ACCELERATOR
@@ -447,7 +447,9 @@ def memory_question(
             )
         preset = _with_score_head(preset, launched_run.score_label_count)
         launched_run = replace(launched_run, settings=_without_logits(launched_run.settings))
-    launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
+    launched_run = translate_adapter_targets(
+        with_published_weights(launched_run, preset), preset.model, preset.checkpoint
+    )
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
     launched_run = launched_run.with_chunked_loss(preset.model.vocab_size)
     run_options = replace(run_options, settings=Settings(**{"phase": "training", **launched_run.settings}))

@@ -29,7 +29,7 @@ from ..launch.launch_types import (
     LaunchSource,
     Table,
     allocator_segment_type,
-    reader_of,
+    launch_reader,
     record_allocator_options,
 )
 from ..launch.shell_arithmetic import evaluate_expression
@@ -139,7 +139,7 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
         env_variables = arguments_table.get("env_vars")
         arguments_table = arguments_table[MEASUREMENT_ARGUMENTS_KEY]
         source_file = replace(source_file, env=env_variables if isinstance(env_variables, Mapping) else {})
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         environment = {str(env_name): _environment_text(env_value) for env_name, env_value in source_file.env.items()}
         return _read_arguments(reader, _argument_table(reader, arguments_table, environment), environment)
 
@@ -191,8 +191,8 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     if world_size is None:
         world_size = smallest_world_size(settings)
         if world_size > 1:
-            devices_advice = f"; {source_file.devices_advice()}" if source_file.unset_count_variables else ""
-            reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{devices_advice}")
+            device_count_advice = f"; {source_file.device_count_advice()}" if source_file.unset_count_variables else ""
+            reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{device_count_advice}")
     smallest_device_count = smallest_world_size(settings)
     if world_size % smallest_device_count:
         raise reader.argument_error(
@@ -226,7 +226,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
             f"linear layers multiply in 8 bits by the recipe {settings.fp8_recipe}; what ranks send is counted in 16"
         )
     record_allocator_options(reader, env)
-    reader.check_unknown()
+    reader.check_unknown_arguments()
     settings = _with_vocabulary_of_tokenizer(settings, reader)
     spec = model_of_arguments(settings, reader.name_in_errors)
     layout = settings.layout()

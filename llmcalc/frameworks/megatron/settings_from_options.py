@@ -97,7 +97,7 @@ def megatron_settings_of(
         "micro_batch_size": batch,
         "global_batch_size": batch * layout.dp * (options.num_microbatches or 1),
         "seq_length": int(memory_use.workload.seq),
-        **_format_arguments(options),
+        **_number_format_arguments(options),
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
         "attention_backend": "auto" if options.attn_implementation in (None, "flash", "sdpa") else "unfused",
@@ -244,7 +244,7 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weight_format: str) ->
     return ParallelAdapters(adapters.library, adapters.rank, adapters.target_names, bool(options.lora_dropout))
 
 
-def _format_arguments(options: Settings) -> dict[str, Any]:
+def _number_format_arguments(options: Settings) -> dict[str, Any]:
     """Returns the arguments for the number formats of weights, main gradients and optimizer states."""
     weight_format = "float16" if options.dtype is not None and dtype(options.dtype) == "float16" else "bfloat16"
     if options.dtype is not None and dtype(options.dtype) != weight_format:
@@ -288,7 +288,7 @@ def _format_arguments(options: Settings) -> dict[str, Any]:
 
 def optimizer_bytes(options: Settings) -> tuple[int, int]:
     """Returns the bytes per parameter of main gradients, and of main weights plus Adam's states."""
-    settings = MegatronSettings(**_format_arguments(options))
+    settings = MegatronSettings(**_number_format_arguments(options))
     if settings.optimizer_cpu_offload:
         return 4 if settings.reduces_in_fp32 else 2, 0
     if settings.use_precision_aware_optimizer:

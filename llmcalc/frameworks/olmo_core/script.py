@@ -16,9 +16,9 @@ from typing import Any
 from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.presets import load_preset
-from ..fsdp2.plugin import sharded_launch
+from ..fsdp2.plugin import fsdp_or_torch_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_integer, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, launch_reader, read_integer
 from ..launch.python_source import UnknownValue, dotted_name_of, expression_value, parse_python
 
 PRESET_BY_MODEL_NAME = {
@@ -79,7 +79,7 @@ TRAIN_MODULE_CLASS = "TransformerTrainModuleConfig"
 
 def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.name_in_errors)
         variables = dict(_number_assignments(syntax_tree.body, {}))
         sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
@@ -152,7 +152,7 @@ def _argument_values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _model_of(
+def _model_spec_and_name(
     reader: LaunchReader,
     call_nodes: list[ast.Call],
     variables: Mapping[str, Any],
@@ -233,7 +233,7 @@ def _launch_of_calls(
     tokenizer_match: re.Match[str] | None,
 ) -> Launch:
     """Returns the training run of a script's calls. model_changes: the result of `_model_changes`."""
-    spec, model_id = _model_of(reader, call_nodes, variables, model_changes, tokenizer_match)
+    spec, model_id = _model_spec_and_name(reader, call_nodes, variables, model_changes, tokenizer_match)
     module_arguments = _train_module_arguments(call_nodes, variables)
     if module_arguments is None:
         raise reader.argument_error(
@@ -274,7 +274,7 @@ def _launch_of_calls(
     replica_count = 1
     if parallel_arguments.get("name") == "DataParallelType.hsdp" and is_sharded:
         replica_count = _replica_count(reader, parallel_arguments, world_size, sequence_ranks)
-    return sharded_launch(
+    return fsdp_or_torch_launch(
         reader, world_size, run_settings, fsdp_settings, replica_count=replica_count, spec=spec, model_name=model_id
     )
 

@@ -50,8 +50,8 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         source=SOURCE_FILES,
         engine=engine_name,
         flags=flags,
-        sleeps_while_idle=reader.flag(config, f"{ROLLOUT_PREFIX}.free_cache_engine", True),
-        is_separate_process=True,
+        engine_sleeps_while_idle=reader.flag(config, f"{ROLLOUT_PREFIX}.free_cache_engine", True),
+        has_separate_process=True,
         offloaded_states=frozenset(
             states
             for states_name, states in STATES_BY_OFFLOAD_KEY.items()
@@ -62,12 +62,12 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         sequence_count=sequence_count,
         tokens_per_sequence=token_count,
         logit_tokens_per_sequence=token_count,
-        logit_bytes=0
+        bytes_per_logit=0
         if has_fused_kernels
         else 2
         if is_compiled and not is_megatron
         else 6,  # a compiled entropy keeps no copy; else two more of bf16
-        transfer_bytes=reader.integer(config, bucket_key, 2048) << 20,
+        weight_transfer_bytes=reader.integer(config, bucket_key, 2048) << 20,
     )
 
 
