@@ -54,7 +54,9 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
     """Returns the framework in a layout's request, or the framework that the options imply."""
     if layout_request.framework is not None:
         return framework(layout_request.framework)
-    implied_frameworks = (record for name in FRAMEWORK_NAMES if (record := framework(name)).implied_by is not None)
+    implied_frameworks = (
+        record for name in FRAMEWORK_NAMES if (record := framework(name)).implying_options is not None
+    )
     return next(
         (record for record in implied_frameworks if record.is_implied(layout_request)),
         framework(DEFAULT_FRAMEWORK),

@@ -599,10 +599,10 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
 def check_loss(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for a cross-entropy implementation that belongs to the library of another framework."""
     loss = settings.cross_entropy
-    if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
+    if loss in FRAMEWORK_LOSSES and loss not in framework_record.library_losses:
         from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
-        frameworks_text = " or ".join(name for name in FRAMEWORK_NAMES if loss in framework(name).losses)
+        frameworks_text = " or ".join(name for name in FRAMEWORK_NAMES if loss in framework(name).library_losses)
         raise InputError(
             f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {frameworks_text}"
         )
@@ -626,10 +626,10 @@ def check_framework(settings: Settings, framework_record: Framework) -> None:
 def _check_precision(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled under the framework."""
     precision = settings.precision or ""
-    if precision in PRODUCT_FORMAT_BY_PRECISION and precision not in framework_record.narrow_precisions:
+    if precision in PRODUCT_FORMAT_BY_PRECISION and precision not in framework_record.low_precision_formats:
         from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
-        supporting_frameworks = [name for name in FRAMEWORK_NAMES if precision in framework(name).narrow_precisions]
+        supporting_frameworks = [name for name in FRAMEWORK_NAMES if precision in framework(name).low_precision_formats]
         expected_text = "llmcalc time, which has it, or bf16-master"
         if supporting_frameworks:
             expected_text = f"--framework {' or '.join(supporting_frameworks)}"

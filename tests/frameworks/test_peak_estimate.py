@@ -69,7 +69,7 @@ def test_a_rank_that_is_measured_already_tells_that_a_layout_is_too_large() -> N
     """The second of two stages is measured already and exceeds the bytes by itself: the first one is not measured."""
     estimate, _ = estimate_of()
     layout = Layout(pp=2, pp_layout=(13, 14))
-    largest = estimate.largest_bytes(layout, 2)
+    largest = estimate.largest_rank_bytes(layout, 2)
     peaks = estimate.peaks_by_stage(layout, 2)
     assert not estimate.exceeds(layout, 2, lambda bytes: bytes > largest)
     assert estimate.exceeds(layout, 2, lambda bytes: bytes >= largest)

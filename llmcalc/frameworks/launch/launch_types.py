@@ -205,7 +205,7 @@ class Launch:
             "ignored": list(self.ignored_arguments),
             "unknown": dict(self.unknown_arguments),
             "notes": list(self.notes),
-            **({} if self.frozen_model is None else {"frozen_model": self.frozen_model.data()}),
+            **({} if self.frozen_model is None else {"frozen_model": self.frozen_model.json_data()}),
             **({} if self.rollout is None else {"rollout": self.rollout.json_data()}),
         }
 

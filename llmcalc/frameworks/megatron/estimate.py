@@ -9,13 +9,13 @@ from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
 from ...simulator.layer_loops import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
-from ...simulator.module_visits import PassVisits, VisitMeter, forward_with_repeat, passes_with_repeat
+from ...simulator.module_visits import PassVisits, VisitMeter, bytes_with_added_repeat, forward_with_repeat
 from ...simulator.simulated_work import SIMULATED_WORK
 from ...simulator.tensor import Tensor
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
 from ..stage_layers import StageLayers
 from .rank_run import ForwardOutput, RankRun
-from .settings_from_options import megatron_settings_of, optimizer_bytes
+from .settings_from_options import main_gradient_and_state_bytes, megatron_settings_of
 
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
@@ -28,7 +28,8 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
         1 if memory_use.adapters is None else memory_use.trained_parameters / memory_use.parameter_count.total
     )
     gradient_bytes, state_bytes = (
-        trained_fraction * bytes_per_parameter for bytes_per_parameter in optimizer_bytes(memory_estimate.settings)
+        trained_fraction * bytes_per_parameter
+        for bytes_per_parameter in main_gradient_and_state_bytes(memory_estimate.settings)
     )
     parameter_bytes = BytesPerParameter(2, gradient_bytes, state_bytes)
     included_parts = memory_estimate.states.parameter_count.include
@@ -51,11 +52,11 @@ def measure_passes(
     if list(repeat_counts) != short_run_counts:
         return list(map(stage_run.run_passes, repeat_counts))
     shorter_pass = stage_run.run_passes(SHORT_RUN_REPEATS)
-    derived_passes = stage_run.passes_with_repeat()
+    derived_passes = stage_run.bytes_with_added_repeat()
     if derived_passes is not None:
         return derived_passes
     longer_run = StageRun(memory_estimate, layout, pipeline_stage, SHORT_RUN_REPEATS + 1)
-    if not stage_run.stage_layers.has_one_kind:  # a shorter run has parameters of its own
+    if not stage_run.stage_layers.has_one_layer_kind:  # a shorter run has parameters of its own
         return [longer_run.run_passes(SHORT_RUN_REPEATS + 1), shorter_pass]
     SIMULATED_WORK.subtract_work_since(units_before)
     return list(map(longer_run.run_passes, short_run_counts))
@@ -95,11 +96,11 @@ class StageRun:
                 self._run_forward()
             self._first_pass = self.meter.pass_visits(0)
         if not stage_chunk.is_first:  # so does the chunk: its input, which has a gradient
-            stage_chunk.input_tensor = rank_run.receive_hidden()
+            stage_chunk.input_tensor = rank_run.receive_hidden_states()
             stage_chunk.input_tensor.grad = rank_run.receive_gradient()
 
     def _run_forward(self) -> tuple[Tensor | None, ForwardOutput]:
-        chunk_input = None if self.model_chunk.is_first else self.rank_run.receive_hidden()
+        chunk_input = None if self.model_chunk.is_first else self.rank_run.receive_hidden_states()
         return chunk_input, self.rank_run.forward(self.model_chunk, chunk_input)
 
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
@@ -121,7 +122,7 @@ class StageRun:
         )
         return pass_bytes
 
-    def passes_with_repeat(self) -> list[MicroBatchBytes] | None:
+    def bytes_with_added_repeat(self) -> list[MicroBatchBytes] | None:
         """Extrapolates a micro-batch's bytes to four layer repeats, from the last measured run, which has three.
 
         Returns them, and those of three. The passes count as work as if they had run, so that a search ends at the same
@@ -130,7 +131,7 @@ class StageRun:
         if self._latest_passes is None or self.stage_layers.stack is None:
             return None
         saved_bytes, remaining_bytes, forward_visits, backward_visits = self._latest_passes
-        longer_passes = passes_with_repeat(forward_visits, backward_visits, self.stage_layers.stack)
+        longer_passes = bytes_with_added_repeat(forward_visits, backward_visits, self.stage_layers.stack)
         if longer_passes is None:
             return None
         longer_forward, longer_backward, repeat_bytes = longer_passes
@@ -143,7 +144,7 @@ class StageRun:
             first_pass, dispatcher_bytes = longer_first_pass
             work_units += first_pass.work_units
             longer_remaining_bytes += dispatcher_bytes
-            if self.stage_layers.has_one_kind:  # one run has both numbers of repeats
+            if self.stage_layers.has_one_layer_kind:  # one run has both numbers of repeats
                 work_units -= self._first_pass.work_units
                 remaining_bytes = longer_remaining_bytes
         SIMULATED_WORK.units += work_units

@@ -34,13 +34,13 @@ from ..launch.launch_types import (
 )
 from ..launch.shell_arithmetic import evaluate_expression
 from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_reason
-from .arguments import FIELD_BY_OLD_NAME, ModelKind, flag_of
+from .arguments import FIELD_BY_OLD_NAME, ModelKind, flag_of_field
 from .cuda_graphs import layer_graphs_note
 from .ignored_flags import IGNORED_ARGUMENTS, OLD_IGNORED_ARGUMENTS
 from .kernel_choices import CROSS_ENTROPY_BY_IMPLEMENTATION, choose_loss_implementation
 from .model_from_flags import model_of_arguments
 from .settings import MegatronSettings
-from .time_stack import captures_layers
+from .time_stack import captures_cuda_graphs
 from .unsupported import unmodelled_arguments
 
 REMOVED_ARGUMENTS = {
@@ -181,7 +181,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     source_file = reader.source
     field_values = _field_values(reader, arguments)
     argument_values = {flag.replace("-", "_").lstrip("_"): argument_value for flag, argument_value in arguments.items()}
-    model_kind = _model_kind(field_values, argument_values, source_file.script_name)
+    model_kind = _script_kind(field_values, argument_values, source_file.script_name)
     if field_values.get("recompute_activations"):
         field_values.setdefault("recompute_granularity", "selective")
     settings = MegatronSettings(
@@ -211,7 +211,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
             "--overlap-moe-expert-parallel-comm: an estimate; the passes of two micro-batches are taken one after the "
             "other"
         )
-    if captures_layers(settings):
+    if captures_cuda_graphs(settings):
         reader.notes.append(layer_graphs_note(settings.pp))
     if settings.step_batch_size_schedule is not None:
         reader.notes.append(
@@ -314,7 +314,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
                 flag[:60], f"is no argument; expected --name{'.' * bool(flag_suggestion)}{flag_suggestion}"
             )
         argument_name = FIELD_BY_OLD_NAME.get(argument_name, argument_name)
-        if argument_name in _field_types() and flag_of(argument_name) in flags:
+        if argument_name in _field_types() and flag_of_field(argument_name) in flags:
             field_value = typed_flag_value(reader, flag, _field_types()[argument_name], written_value)
             if field_value is not None:
                 if argument_name in field_values and field_values[argument_name] != field_value:
@@ -328,7 +328,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
                 reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
         elif argument_name in REMOVED_ARGUMENTS:
             raise reader.argument_error(flag, REMOVED_ARGUMENTS[argument_name])
-        elif {flag[2:], flag_of(argument_name)[2:]} & (IGNORED_ARGUMENTS | OLD_IGNORED_ARGUMENTS):
+        elif {flag[2:], flag_of_field(argument_name)[2:]} & (IGNORED_ARGUMENTS | OLD_IGNORED_ARGUMENTS):
             reader.ignored_arguments.append(flag)
         elif written_value is not False:
             ignored_reason = next(
@@ -353,7 +353,7 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
     if isinstance(written_value, str) and is_unresolved(written_value):
         raise reader.argument_error(flag_name, unresolved_reason(written_value))
     if value_type is bool:
-        return _flag_value(reader, flag_name, written_value)
+        return _boolean_flag_value(reader, flag_name, written_value)
     if written_value is None or written_value is False:
         return None
     possible_types = [
@@ -370,7 +370,7 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
     raise reader.value_error(flag_name, written_value, _type_description(possible_types))
 
 
-def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> bool | None:
+def _boolean_flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> bool | None:
     """Returns the value of an argument without parameters, such as `--swiglu`, as a boolean, or None."""
     if written_value in (True, None, "") or written_value == []:
         return True
@@ -461,7 +461,7 @@ def _environment_text(variable_value: Any) -> str:
 # ---- what the arguments mean
 
 
-def _model_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, Any], script_file: str) -> ModelKind:
+def _script_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, Any], script_file: str) -> ModelKind:
     """Returns the kind of pretraining script, by its file name or by arguments that only this script has."""
     script_name = script_file.lower()
     for name_part, model_kind in MODEL_KIND_BY_SCRIPT.items():

@@ -104,7 +104,7 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
         changed_values["global_batch_size"] = batch * options["num_microbatches"] * replica_count
     if "seq" in options:
         changed_values["max_position_embeddings"] = max(
-            options["seq"], _argument_number(config, "max_position_embeddings") or 0
+            options["seq"], _integer_argument(config, "max_position_embeddings") or 0
         )
     return _with_changed_arguments(config, changed_values)
 
@@ -122,7 +122,7 @@ def _argument_name(flag: str) -> str:
     return flag.replace("-", "_").lstrip("_")
 
 
-def _argument_number(config: Table, argument_name: str) -> int | None:
+def _integer_argument(config: Table, argument_name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
     argument_value = next(
         (value for flag, value in _find_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),

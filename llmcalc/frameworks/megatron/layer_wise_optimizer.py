@@ -32,13 +32,17 @@ FULL_BUCKET_FRACTION = 0.9
 """A bucket ends once it has this fraction of (largest tensor · ranks) elements."""
 
 
-def pack_buffer(
-    parameters: list[Parameter], is_expert: bool, settings: MegatronSettings, layout: Layout, bucket_limit: int | None
+def make_unsplit_buffer(
+    parameters: list[Parameter],
+    is_expert: bool,
+    settings: MegatronSettings,
+    layout: Layout,
+    bucket_elements: int | None,
 ) -> GradientBuffer:
     """Returns a buffer in which no tensor is split between shards.
 
     The costliest tensors come first, each in the shard with the emptiest to compute.
-    bucket_limit: elements after which a bucket ends; None for a single bucket.
+    bucket_elements: elements after which a bucket ends; None for a single bucket.
     """
     shard_count = layout.expert_shards if is_expert else layout.shards
     bucket_divisor = math.lcm(
@@ -81,12 +85,12 @@ def pack_buffer(
     pending_parameters: list[Parameter] = []
     shard_loads, largest_load = [0] * shard_count, 0
     for parameter in reversed(parameters):
-        if bucket_limit is not None and pending_parameters:
+        if bucket_elements is not None and pending_parameters:
             fits_in_padding = round_up(min(shard_loads), PARAMETER_ALIGNMENT) + parameter.element_count <= round_up(
                 max(shard_loads), shard_multiple
             )
             is_bucket_full = sum(parameter.element_count for parameter in pending_parameters) >= max(
-                bucket_limit, int(shard_count * largest_load * FULL_BUCKET_FRACTION)
+                bucket_elements, int(shard_count * largest_load * FULL_BUCKET_FRACTION)
             )
             if is_bucket_full and not fits_in_padding:
                 emit_bucket(pending_parameters)

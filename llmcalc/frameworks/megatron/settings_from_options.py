@@ -32,7 +32,7 @@ from .named_arguments import NamedModelArguments
 from .parallel_adapters import ADAPTER_SETTINGS, ParallelAdapters
 from .rank_run import STATE_BYTES_BY_DTYPE
 from .settings import CP_EXCHANGE_BY_COMM_TYPE, MegatronSettings
-from .unsupported import gpu_runs_recipe
+from .unsupported import gpu_supports_fp8_recipe
 
 ARGUMENTS_BY_RECOMPUTE_MODE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -121,7 +121,7 @@ def megatron_settings_of(
     if named_arguments is not None:
         arguments |= named_arguments.arguments(options, "num_experts" in arguments, spec)
     settings = MegatronSettings(**arguments)
-    if settings.fp8_format is not None and not gpu_runs_recipe(settings):
+    if settings.fp8_format is not None and not gpu_supports_fp8_recipe(settings):
         raise InputError(
             f"--precision {options.precision}: Megatron's recipe {settings.fp8_recipe} does not run on {gpu}; "
             "expected bf16-master, fp8 from Hopper on, or mxfp8 from Blackwell on"
@@ -286,7 +286,7 @@ def _number_format_arguments(options: Settings) -> dict[str, Any]:
     return arguments
 
 
-def optimizer_bytes(options: Settings) -> tuple[int, int]:
+def main_gradient_and_state_bytes(options: Settings) -> tuple[int, int]:
     """Returns the bytes per parameter of main gradients, and of main weights plus Adam's states."""
     settings = MegatronSettings(**_number_format_arguments(options))
     if settings.optimizer_cpu_offload:

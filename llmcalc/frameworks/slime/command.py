@@ -18,7 +18,7 @@ from ..launch.grpo import SFT_NOTE
 from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, launch_reader
 from ..launch.rollout import Rollout, with_arguments_for_flags
 from ..launch.unresolved import is_unresolved
-from ..megatron.arguments import flag_of
+from ..megatron.arguments import flag_of_field
 from ..megatron.ignored_flags import IGNORED_ARGUMENTS
 from ..megatron.named_model import (
     HOST_OPTIMIZER_ARGUMENTS,
@@ -179,7 +179,9 @@ def _actor_launch_settings(reader: LaunchReader, config: Table) -> tuple[LaunchS
         cp=cp,
         ep=parallel_sizes["expert_model"],
         etp=reader.integer(config, "expert_tensor_parallel_size", parallel_sizes["tensor_model"]),
-        stage_sizes=stage_sizes_of_layout(reader, flag_of(STAGE_LAYOUT), config.get("pipeline_model_parallel_layout")),
+        stage_sizes=stage_sizes_of_layout(
+            reader, flag_of_field(STAGE_LAYOUT), config.get("pipeline_model_parallel_layout")
+        ),
         end_stage_layers=end_stage_layers(
             reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         ),
@@ -207,7 +209,7 @@ def _actor_launch_settings(reader: LaunchReader, config: Table) -> tuple[LaunchS
         settings["grad_dtype"] = "bf16"
     for name, description in UPPER_BOUND_NOTES.items():
         if config.get(name) not in (None, False, -1):
-            reader.notes.append(f"{flag_of(name)}: {description} is counted without, an upper bound")
+            reader.notes.append(f"{flag_of_field(name)}: {description} is counted without, an upper bound")
     return megatron_launch_settings(reader, megatron_run, world_size, settings), rank_tokens
 
 
@@ -271,7 +273,7 @@ def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
         if not _is_server_argument(argument_name):
             continue
         if flag_name not in known_keywords:
-            reader.refuse(flag_of(argument_name), "no flag of SGLang that is known")
+            reader.refuse(flag_of_field(argument_name), "no flag of SGLang that is known")
         else:
             flags[flag_name] = argument_value
     try:

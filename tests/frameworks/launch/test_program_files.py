@@ -368,7 +368,7 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
     }
     assert launch.framework_settings.arguments(options.with_changes(recompute="full"), False, spec) == {}
     assert any(note.startswith("CUDA graphs: ") for note in launch.notes)
-    assert framework("megatron").stack_name(launch, False, True) == "megatron-layer-graphs"
+    assert framework("megatron").time_stack_name(launch, False, True) == "megatron-layer-graphs"
     for written, other, message in [
         ('"hybridep"', '"ncclep"', "moe_token_dispatcher_type (flex by ncclep is not modelled"),
         ('["attn"]', '["full_iteration"]', "cuda_graph_impl (a CUDA graph of the whole step"),
@@ -472,7 +472,7 @@ def test_a_recipe_applies_the_backend_of_the_flex_dispatcher() -> None:
         recipes = text.replace("    return cfg\n", lines + "    return cfg\n", 1)
         launch = launch_from_text(recipes, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
         assert len([note for note in launch.notes if note.startswith("DeepEP: ")]) == note_count
-        assert framework("megatron").stack_name(launch, False, True) == stack
+        assert framework("megatron").time_stack_name(launch, False, True) == stack
 
 
 def test_verl_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:

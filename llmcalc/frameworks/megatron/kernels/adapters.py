@@ -90,7 +90,7 @@ class AdapterKernels(DiscardedOutputKernels):
         if adapters is None:
             return layer_output
         x = self._with_dropout(x, adapters)
-        was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        was_in_expert, self.is_in_expert = self.is_in_expert, self.rank_choices.ep > 1
         if adapters.library == "mcore-bridge":
             adapter_weights = [
                 self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width, str(i))
@@ -102,7 +102,7 @@ class AdapterKernels(DiscardedOutputKernels):
             lora_a, lora_b = self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width)
             low_rank_x = self._core_linear(x, lora_a)
             lora_output = self._core_linear(low_rank_x, lora_b)
-        self.in_expert = was_in_expert
+        self.is_in_expert = was_in_expert
         del x, low_rank_x
         return self._add_scaled(layer_output, lora_output)
 
@@ -125,12 +125,12 @@ class AdapterKernels(DiscardedOutputKernels):
         lora_rank = adapters.rank // tp if linear_role in ("column", "matrix") else adapters.rank
         local_width = output_width // tp if linear_role in ("row", "matrix") else output_width
         shapes_by_name: dict[str, Shape] = {"lora_A": (lora_rank, input_width), "lora_B": (local_width, adapters.rank)}
-        self.in_adapter = True
+        self.is_in_adapter = True
         lora_a, lora_b = (
             self.with_role(linear_role, partial(self.weight, f"{operation.name}.{name}.weight{expert_index}", shape))
             for name, shape in shapes_by_name.items()
         )
-        self.in_adapter = False
+        self.is_in_adapter = False
         return lora_a, lora_b
 
     def _with_dropout(self, x: Tensor, adapters: ParallelAdapters) -> Tensor:

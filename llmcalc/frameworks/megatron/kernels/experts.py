@@ -40,7 +40,7 @@ class ExpertKernels(HeadKernels):
         if shared_experts:
             remaining_items = [module_item for module_item in module_scope.items if module_item not in shared_experts]
             router_position = 0
-            if not self.rank_choices.shared_experts_first:
+            if not self.rank_choices.runs_shared_experts_first:
                 router_position = 1 + next(
                     i for i, item in enumerate(remaining_items) if isinstance(item, Step) and item.verb == "dispatch"
                 )
@@ -232,8 +232,8 @@ class ExpertKernels(HeadKernels):
 
         The graph of its probabilities refers to the layer's detached input.
         """
-        self.persistent.module_tensors[(id(self), "layer", *self.module_path())] = self.detached_input
-        self.persistent.module_tensors[(id(self), *self.module_path())] = [tensor.detached() for tensor in tensors]
+        self.persistent.tensors_by_module[(id(self), "layer", *self.module_path())] = self.detached_input
+        self.persistent.tensors_by_module[(id(self), *self.module_path())] = [tensor.detached() for tensor in tensors]
 
     def _all_gather_tokens(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAllGatherTokenDispatcher: gathers all ranks' tokens and selects the tokens of local experts."""
@@ -394,7 +394,7 @@ class ExpertKernels(HeadKernels):
         self.record_node("dispatch", (x, probs), [expert_rows, row_probs], backward, *dispatch_handle)
         self.keep_in_dispatcher(local_tensors["routing_map"], probs, row_probs)
         layer_indices = [module_call.layer_index for module_call in self.frames]
-        self.persistent.module_tensors[(id(self), "handle", *self.module_path(), *layer_indices)] = (
+        self.persistent.tensors_by_module[(id(self), "handle", *self.module_path(), *layer_indices)] = (
             dispatch_handle  # the graph of its probabilities
         )
         local_tensors["hidden_states"], local_tensors["dispatched_input"] = x, expert_rows
@@ -508,7 +508,7 @@ class ExpertKernels(HeadKernels):
         self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, weight_role: str
     ) -> Tensor:
         """Runs the linear layer of a single expert."""
-        was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        was_in_expert, self.is_in_expert = self.is_in_expert, self.rank_choices.ep > 1
         expert_path = (*self.module_path(), expert_index)
         weight = self.with_role(
             weight_role, lambda: self.weight(f"{operation.name}.weight", (output_width, input_width), expert_path)
@@ -518,7 +518,7 @@ class ExpertKernels(HeadKernels):
             if operation.options["bias"]
             else None
         )
-        self.in_expert = was_in_expert
+        self.is_in_expert = was_in_expert
         uses_transformer_engine, row_count = self.rank_choices.uses_transformer_engine, x.shape[0]
         self.use_workspace(uses_transformer_engine, "forward")
         expert_output = self.new_tensor(row_count, output_width)
@@ -549,7 +549,7 @@ class ExpertKernels(HeadKernels):
         self, operation: Step, input_width: Number, output_width: Number, weight_role: str
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Returns this rank's weights and biases of one linear layer of all its experts."""
-        was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        was_in_expert, self.is_in_expert = self.is_in_expert, self.rank_choices.ep > 1
         previous_role, self.role = self.role, weight_role
         expert_weights = [
             self.weight(f"{operation.name}.weight{i}", (output_width, input_width))
@@ -558,7 +558,7 @@ class ExpertKernels(HeadKernels):
         biases: list[Tensor] = []
         if operation.options["bias"]:
             biases = [self.weight(f"{operation.name}.bias{i}", (output_width,)) for i in range(self.local_expert_count)]
-        self.in_expert, self.role = was_in_expert, previous_role
+        self.is_in_expert, self.role = was_in_expert, previous_role
         return expert_weights, biases
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:

@@ -25,7 +25,9 @@ class HeadKernels(ElementwiseKernels):
     def do_table(self, operation: Step) -> None:
         """Looks up embeddings of tokens, positions or segments."""
         index_kind, table_output = operation.options["by"], operation.output_values[0]
-        table = self.shared_embedding_weight("table", operation) if index_kind == "ids" else self.positions(operation)
+        table = (
+            self.shared_embedding_weight("table", operation) if index_kind == "ids" else self.position_table(operation)
+        )
         row_count = self.rows(table_output)
         token_ids = self.graph.new_tensor((row_count, 1), INT64) if index_kind == "ids" else None
         embeddings = self.new_tensor(row_count, table.shape[1])
@@ -40,7 +42,7 @@ class HeadKernels(ElementwiseKernels):
         """Allocates an embedding table that no pass reads."""
         self.shared_embedding_weight("table", operation)
 
-    def positions(self, operation: Step) -> Tensor:
+    def position_table(self, operation: Step) -> Tensor:
         """Returns the table of learned positions, which encoder and decoder share (t5_model.py, `embedding`)."""
         assert operation.weight is not None
         table_key = (
