@@ -247,7 +247,7 @@ class PeakEstimate:
         ]
         return [layer_kind for scopes in stack_layers if scopes for layer_kind in types_of_layers(scopes)]
 
-    def share_parameter_counts(self, other_estimate: PeakEstimate) -> None:
+    def take_over_parameter_counts(self, other_estimate: PeakEstimate) -> None:
         """Takes over the counted parameters and static bytes of another `PeakEstimate` for the same model."""
         if self.spec is other_estimate.spec and (self.bytes_per_parameter, self.included_parts, self.pads_shards) == (
             other_estimate.bytes_per_parameter,
@@ -284,17 +284,17 @@ class PeakEstimate:
         micro_batches: of a step; its first rank also saves the layers whose saved bytes are known from other stages.
             0 (default) for bytes of any run.
         """
-        bytes_by_rank = self._static_bytes_by_rank(layout)
+        bytes_by_rank = self._static_bytes_of_pipeline_ranks(layout)
         first_rank_bytes = bytes_by_rank[0]
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
             first_rank_stages = [stage for stage in stages(layout, self.layer_count) if stage.pipeline_rank == 0]
-            saved_bytes = [self._least_saved_bytes(layout, stage) for stage in first_rank_stages]
+            saved_bytes = [self._saved_bytes_lower_bound(layout, stage) for stage in first_rank_stages]
             if any(saved_bytes):
                 distinct_microbatch_count = distinct_micro_batch_count(layout, micro_batches)
                 first_rank_bytes += peak_in_flight(layout, distinct_microbatch_count, 0, saved_bytes)[0]
         return self.fixed_bytes + max(first_rank_bytes, *bytes_by_rank)
 
-    def _static_bytes_by_rank(self, layout: Layout) -> list[int]:
+    def _static_bytes_of_pipeline_ranks(self, layout: Layout) -> list[int]:
         """Returns the bytes of weights, gradients and optimizer states of each rank of a pipeline."""
         if layout not in self._static_bytes_by_layout:
             rank_bytes, bytes_by_stage_kind = [0] * layout.pp, dict[tuple[object, ...], int]()
@@ -306,7 +306,7 @@ class PeakEstimate:
             self._static_bytes_by_layout[layout] = rank_bytes
         return self._static_bytes_by_layout[layout]
 
-    def _least_saved_bytes(self, layout: Layout, stage: Stage) -> int:
+    def _saved_bytes_lower_bound(self, layout: Layout, stage: Stage) -> int:
         """Returns a lower bound of the bytes that a micro-batch saves in a stage, from already measured layers."""
         activation_shape = _activation_shape(layout)
         return sum(
@@ -424,9 +424,9 @@ class PeakEstimate:
                 )
                 if in_flight_count
             )
-        static_bytes = self._static_bytes_by_rank(layout)[rank]
+        static_bytes = self._static_bytes_of_pipeline_ranks(layout)[rank]
         if layout.is_bidirectional:
-            static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
+            static_bytes += self._static_bytes_of_pipeline_ranks(layout)[layout.pp - 1 - rank]
         received_bytes = micro_batches * sum(chunk_bytes.received_bytes for chunk_bytes in bytes_by_chunk)
         bytes_by_moment = (
             saved_bytes + pass_peak + transient_bytes.during_passes,
@@ -606,7 +606,7 @@ class PeakEstimate:
         if not stage_kinds or any(layer_kind is not stage_kinds[0] for layer_kind in stage_kinds):
             first_layer, pattern_length, pattern_repeats = find_layer_pattern(stage_kinds)
             if pattern_repeats < FEWEST_EXTRAPOLATED:
-                return self._with_more_last_layers(stage) or (start_layer, end_layer, None)
+                return self._measured_layers_with_longer_end(stage) or (start_layer, end_layer, None)
             skipped_layer_count = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
             if start_layer + first_layer + pattern_repeats * pattern_length == end_layer and not stage.has_head:
                 end_layer -= skipped_layer_count
@@ -633,7 +633,7 @@ class PeakEstimate:
             return stage.layers.start, stage.layers.stop, None
         return start_layer, end_layer, len(stage.layers)
 
-    def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
+    def _measured_layers_with_longer_end(self, stage: Stage) -> tuple[int, int, int] | None:
         """Returns `_measured_layers`, computed as if the equal layers at the end of a stage were more numerous.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.

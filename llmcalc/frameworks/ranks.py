@@ -157,7 +157,7 @@ class Cluster:
             layers[stage.pipeline_rank].append(Counter(layer_names[layer_index] for layer_index in stage.layers))
         middle_stages: list[int] = []
         for pp in range(1, self.layout.pp - 1):
-            if not any(_has_all_layers(layers[earlier_stage], layers[pp]) for earlier_stage in middle_stages):
+            if not any(_covers_all_layers(layers[earlier_stage], layers[pp]) for earlier_stage in middle_stages):
                 middle_stages.append(pp)
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.layout.world_size - 1}))
@@ -331,7 +331,7 @@ def _with_added_bytes(
     )
 
 
-def _has_all_layers(layers_by_chunk: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
+def _covers_all_layers(layers_by_chunk: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
     """Whether each pipeline chunk contains all layers of the same chunk in `smaller_chunks`."""
     return all(layers >= smaller_layers for layers, smaller_layers in zip(layers_by_chunk, smaller_chunks, strict=True))
 

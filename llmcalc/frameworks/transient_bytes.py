@@ -164,13 +164,14 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     copy_bytes, gradient_element_bytes = FLOAT32.bytes if has_gradient_copies else 0, gradient_type.bytes
     if has_flat_parameters:
         return OptimizerStepBytes(
-            _step_peak(training_config, gradient_type, has_gradient_copies, 1, has_flat_parameters=True)
+            _optimizer_step_peak(training_config, gradient_type, has_gradient_copies, 1, has_flat_parameters=True)
             / matrix_elements,
             gradient_copy_bytes=copy_bytes,
             gradient_element_bytes=gradient_element_bytes,
         )
     peak_of_1_matrix, peak_of_2_matrices, peak_of_3_matrices = (
-        _step_peak(training_config, gradient_type, has_gradient_copies, count) / matrix_elements for count in (1, 2, 3)
+        _optimizer_step_peak(training_config, gradient_type, has_gradient_copies, count) / matrix_elements
+        for count in (1, 2, 3)
     )
     bytes_per_parameter = max(0.0, peak_of_3_matrices - peak_of_2_matrices)
     largest_matrix_bytes = max(0.0, peak_of_1_matrix - bytes_per_parameter)
@@ -178,7 +179,8 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     bytes_per_adamw_parameter = None
     if optimizer(training_config.optimizer).separates_layer_matrices:
         adamw_peak_bytes_per_element = (
-            _step_peak(training_config, gradient_type, has_gradient_copies, 1, is_matrix=False) / matrix_elements
+            _optimizer_step_peak(training_config, gradient_type, has_gradient_copies, 1, is_matrix=False)
+            / matrix_elements
         )
         bytes_per_adamw_parameter = max(0.0, adamw_peak_bytes_per_element - bytes_per_parameter)
     return OptimizerStepBytes(
@@ -191,7 +193,7 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     )
 
 
-def _step_peak(
+def _optimizer_step_peak(
     training_config: TrainingConfig,
     gradient_type: Dtype,
     has_gradient_copies: bool,

@@ -243,7 +243,7 @@ class DerivedPasses(NamedTuple):
     repeat_bytes: int
 
 
-def bytes_without_last_repeat(
+def passes_without_repeat(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> DerivedPasses | None:
     """Derives passes with three layer repeats from passes with four; None if the inner repeats differ."""
@@ -255,7 +255,7 @@ def bytes_without_last_repeat(
     return None if backward_visits is None else DerivedPasses(forward_visits, backward_visits, repeat_bytes)
 
 
-def bytes_with_added_repeat(
+def passes_with_repeat(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> DerivedPasses | None:
     """Derives passes with four layer repeats from passes with three; None if the repeats differ."""

@@ -88,11 +88,11 @@ def test_runs_with_another_recomputation_share_counts_of_parameters() -> None:
     layout = Layout(pp=2, pp_layout=(13, 14))
     separate_bytes = recomputing_estimate.lower_bound_bytes(layout)
     estimate.lower_bound_bytes(layout)
-    recomputing_estimate.share_parameter_counts(estimate)
+    recomputing_estimate.take_over_parameter_counts(estimate)
     assert recomputing_estimate._parameters_by_stage is estimate._parameters_by_stage
     assert recomputing_estimate.lower_bound_bytes(layout) == separate_bytes
     other_format = replace(recomputing_estimate, included_parts=frozenset({"mtp"}), _parameters_by_stage={})
-    other_format.share_parameter_counts(estimate)
+    other_format.take_over_parameter_counts(estimate)
     assert other_format._parameters_by_stage is not estimate._parameters_by_stage
 
 

@@ -201,13 +201,13 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
     with launch_reader(source_file) as reader:
         _record_unmodelled_keys(reader, config)
         model_table = reader.table(config, "model")
-        model_name = _model_name(reader, model_table)
+        model_name = _hub_model_name(reader, model_table)
         if config.get("freeze_config") is not None:
             reader.read_frozen_encoders(reader.table(config, "freeze_config"), "freeze_vision_tower", is_frozen=True)
         if _is_classifier(config, model_table):
             reader.score_label_count = reader.integer(model_table, "num_labels", 2)
         distributed_table = reader.table(config, "distributed")
-        layout = _layout(reader, config, distributed_table)
+        layout = _parallel_layout(reader, config, distributed_table)
         step_scheduler = reader.table(config, "step_scheduler")
         local_batch = reader.integer(step_scheduler, "local_batch_size", 1)
         global_batch = reader.integer(step_scheduler, "global_batch_size", local_batch * layout.dp)
@@ -253,7 +253,7 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         )
 
 
-def _recipe_name(config: Table) -> str:
+def _recipe_class_name(config: Table) -> str:
     """Returns the class name of a recipe without its module; `None` as text if the file names no class."""
     recipe = config.get("recipe")
     return str(recipe.get(TARGET_KEY) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
@@ -262,7 +262,7 @@ def _recipe_name(config: Table) -> str:
 def _is_classifier(config: Table, model_table: Table) -> bool:
     """Whether the model is a classifier, whose loss recipes/llm/train_seq_cls.py computes."""
     return (
-        _recipe_name(config) == CLASSIFIER_RECIPE
+        _recipe_class_name(config) == CLASSIFIER_RECIPE
         or f"{CLASSIFIER}." in str(model_table.get(TARGET_KEY) or "")[:120]
         or model_table.get("num_labels") is not None
     )
@@ -270,7 +270,7 @@ def _is_classifier(config: Table, model_table: Table) -> bool:
 
 def _record_unmodelled_keys(reader: LaunchReader, config: Table) -> None:
     """Reports ignored, unknown and unmodelled tables and keys of a recipe."""
-    recipe_name = _recipe_name(config)
+    recipe_name = _recipe_class_name(config)
     if config.get("recipe") is not None and recipe_name not in RECIPES:
         raise reader.argument_error(
             "recipe", f"{short_repr(recipe_name)} is not modelled; expected one of {', '.join(RECIPES)}"
@@ -288,7 +288,7 @@ def _record_unmodelled_keys(reader: LaunchReader, config: Table) -> None:
             reader.refuse(f"{table_name}.enabled", f"{description} is not modelled")
 
 
-def _model_name(reader: LaunchReader, model_table: Table) -> str:
+def _hub_model_name(reader: LaunchReader, model_table: Table) -> str:
     """Returns the model's name on the Hugging Face hub; reports changes of its config as unknown arguments."""
     builder_path = str(model_table.get(TARGET_KEY) or "")[:120]
     if builder_path and not any(f"{builder}." in builder_path for builder in MODEL_CLASSES):
@@ -317,7 +317,7 @@ def _parallel_group_size(reader: LaunchReader, distributed_table: Table, key: st
     return 1 if str(group_size).lower() == "none" else read_integer(reader, f"distributed.{key}", group_size)
 
 
-def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> Layout:
+def _parallel_layout(reader: LaunchReader, config: Table, distributed_table: Table) -> Layout:
     """Returns the parallel layout; with expert parallelism, FSDP2 keeps layers gathered by default."""
     reader.ignored_arguments += [f"distributed.{key}" for key in distributed_table if key in DISTRIBUTED_IGNORED]
     record_unknown_keys(reader, distributed_table, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")

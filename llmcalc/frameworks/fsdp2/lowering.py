@@ -70,28 +70,28 @@ class FsdpProfile(RingAttentionKernels):
 
     communication_state: the communication state of the groups; None in a run that only lists the parameters.
     stack_paths: per stack, the path of its layers.
-    outer_groups: the groups of parameters outside the layers, beside the group of the model.
+    outer_group_keys: the groups of parameters outside the layers, beside the group of the model.
     groups: the group of the model first, and the group of each layer.
     sharded: the parameters by their paths, in the order of their first use.
     """
 
     communication_state: CommunicationState | None = None
     stack_paths: Collection[str] = ()
-    outer_groups: Collection[ParamGroupKey] = ()
+    outer_group_keys: Collection[ParamGroupKey] = ()
 
     def shard(
         self,
         communication_state: CommunicationState,
         stack_paths: Collection[str],
-        outer_groups: Collection[ParamGroupKey],
+        outer_group_keys: Collection[ParamGroupKey],
     ) -> None:
         """Makes all parameters created from now on sharded.
 
-        outer_groups: the groups of parameters outside the layers, beside the group of the model.
+        outer_group_keys: the groups of parameters outside the layers, beside the group of the model.
         """
         self.communication_state: CommunicationState = communication_state
         self.stack_paths: Collection[str] = stack_paths
-        self.outer_groups = outer_groups
+        self.outer_group_keys = outer_group_keys
         self.groups: dict[ParamGroupKey, ParamGroup] = {
             MODEL_GROUP: ParamGroup(communication_state, "", reshards_after_forward=False)
         }
@@ -221,7 +221,7 @@ class FsdpProfile(RingAttentionKernels):
 
     def group_key_of_parameter(self, parameter_key: ModulePath) -> ParamGroupKey:
         """Returns the key of a parameter's FSDP group: a layer, the embedding, the head, or the whole model."""
-        if self.outer_groups and len(parameter_key) > 1:
+        if self.outer_group_keys and len(parameter_key) > 1:
             top_module = str(parameter_key[1]).partition(".")[0]
             outer_group = (
                 EMBEDDING_GROUP
@@ -230,7 +230,7 @@ class FsdpProfile(RingAttentionKernels):
                 if top_module in HEAD_MODULES
                 else MODEL_GROUP
             )
-            if outer_group in self.outer_groups:
+            if outer_group in self.outer_group_keys:
                 return outer_group
         if UNREAD_LAYERS in parameter_key:
             return ParamGroupKey(UNREAD_LAYERS, 0)
@@ -292,7 +292,7 @@ class FsdpProfile(RingAttentionKernels):
         is_embedding = (
             len(self.frames) <= 1 and operation.name == EMBEDDING_GROUP.path and bool(operation.output_values)
         )
-        if self.communication_state is None or EMBEDDING_GROUP not in self.outer_groups or not is_embedding:
+        if self.communication_state is None or EMBEDDING_GROUP not in self.outer_group_keys or not is_embedding:
             super().run_step(operation)
             return
         embedding_group = self.groups[EMBEDDING_GROUP]
@@ -303,7 +303,7 @@ class FsdpProfile(RingAttentionKernels):
     def run_module(self, module_call: ModuleFrame) -> None:
         """Runs a module; for the output head, its FSDP group is gathered before and freed after."""
         module_scope = module_call.scope
-        is_in_head = HEAD_GROUP in self.outer_groups and len(self.frames) == 1 and module_scope.name in HEAD_MODULES
+        is_in_head = HEAD_GROUP in self.outer_group_keys and len(self.frames) == 1 and module_scope.name in HEAD_MODULES
         if self.communication_state is None or not is_in_head:
             super().run_module(module_call)
             return
@@ -355,7 +355,7 @@ class FsdpProfile(RingAttentionKernels):
             received_rows = self._exchange_rows(
                 self.flat_rows(self.tensor_of(dispatched_rows), len(dispatched_rows.axes))
             )
-            self.store_tensor(dispatched_rows, self._reorder_rows(received_rows))
+            self.store_tensor(dispatched_rows, self._sort_rows_by_expert(received_rows))
 
     @compared(TORCH_WITNESS)
     def do_combine(self, operation: Step) -> None:
@@ -363,7 +363,7 @@ class FsdpProfile(RingAttentionKernels):
         if self.exchanges_token_rows:
             expert_rows = operation.input_values[0]
             combined_rows = self.flat_rows(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
-            self.tensors_by_value[id(expert_rows)] = self._exchange_rows(self._reorder_rows(combined_rows))
+            self.tensors_by_value[id(expert_rows)] = self._exchange_rows(self._sort_rows_by_expert(combined_rows))
         super().do_combine(operation)
 
     @property
@@ -371,7 +371,7 @@ class FsdpProfile(RingAttentionKernels):
         """Whether experts are divided over ranks, so that ranks exchange rows of tokens."""
         return self.communication_state is not None and self.communication_state.sharding.expert_sharding is not None
 
-    def _reorder_rows(self, expert_rows: Tensor) -> Tensor:
+    def _sort_rows_by_expert(self, expert_rows: Tensor) -> Tensor:
         """Reorders the rows of tokens by expert; autograd saves the index of the new order."""
         return self.aten.index_select(expert_rows, self.aten.new_tensor((expert_rows.shape[0],), INT64))
 

@@ -191,7 +191,7 @@ def counted_run_of_rank(
             (earlier_rank for earlier_rank in earlier_ranks if earlier_rank.ring_position == cp_rank), None
         )
         if equal_rank is None:
-            new_counted_rank = _count_rank(fsdp_rank_setup, cuda_runtime)
+            new_counted_rank = _record_counted_rank(fsdp_rank_setup, cuda_runtime)
             same_event_ranks = (
                 earlier_rank
                 for earlier_rank in earlier_ranks
@@ -221,7 +221,7 @@ class CountedRank:
     recording_units: int
 
 
-def _count_rank(fsdp_rank_setup: FsdpRankSetup, cuda_runtime: CudaRuntime) -> CountedRank:
+def _record_counted_rank(fsdp_rank_setup: FsdpRankSetup, cuda_runtime: CudaRuntime) -> CountedRank:
     """Records the training of a rank without pipeline stages, and counts its tensors."""
     spec = fsdp_rank_setup.spec
     layout = fsdp_rank_setup.layout
@@ -235,25 +235,19 @@ def _count_rank(fsdp_rank_setup: FsdpRankSetup, cuda_runtime: CudaRuntime) -> Co
         fsdp_rank_setup.training_config, seq=sequence_tokens_of_rank(layout, fsdp_rank_setup.training_config.seq)
     )
 
+    run_arguments = spec, rank_training, rank_sharding, fsdp_settings, layout.reshard
+
     def record_few_layers(layers_per_stack: Mapping[int, int], workspace_bytes: int) -> Sequence[RecordedEvents]:
         """Records two steps with the given number of layers per stack, or with all layers."""
         if layers_per_stack and fsdp_settings.prefetched_layer_count > 1:
             raise NotRepeatingError(
                 f"the first and last {fsdp_settings.prefetched_layer_count} layers gather others than those between"
             )
-        return [
-            record_fsdp_run(
-                spec,
-                rank_training,
-                rank_sharding,
-                fsdp_settings,
-                layout.reshard,
-                layers_per_stack,
-                workspace_bytes,
-                program,
-                context_ring,
-            )
-        ]
+
+        def create_run(memory_meter: EventRecorder) -> FsdpRun:
+            return FsdpRun(*run_arguments, layers_per_stack, workspace_bytes, memory_meter, program, context_ring)
+
+        return [record_fsdp_run(create_run)]
 
     counted_run = CountedRun(spec, record_few_layers, cuda_runtime, fsdp_rank_setup.training_config.layer_period)
     has_equal_parts = program is None or program.divides_evenly
@@ -270,7 +264,7 @@ def host_terms(fsdp_rank_setup: FsdpRankSetup) -> tuple[MemoryTerm, ...]:
     optimizer_record = optimizer(fsdp_rank_setup.training_config.optimizer)
     weight_bytes = gradient_bytes = state_bytes = 0
     for layer, parameter_group in _run_of_few_layers(fsdp_rank_setup).lowering.groups.items():
-        represented_layers = _represented_layer_count(layer, model_stacks)
+        represented_layers = _layer_count_represented_by(layer, model_stacks)
         for parameter in parameter_group.parameters:
             shard_bytes = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
             weight_bytes += represented_layers * shard_bytes
@@ -384,37 +378,29 @@ def step_collectives_of_rank(
     reduction_count = training_config.microbatches if fsdp_settings.reduces_each_microbatch else 1
     model_stacks = layer_stacks(spec)
     collectives_by_key: dict[tuple[object, ...], Collective] = {}
+
+    def add_collective(stack_path: str, collective: Collective, layer_count: int) -> None:
+        """Adds a collective of a recorded layer, repeated for the layers that this layer represents."""
+        collective_key = stack_path, *collective[1:6]
+        first_collective = collectives_by_key.setdefault(collective_key, collective._replace(repetitions=0))
+        repetitions = first_collective.repetitions + layer_count * collective.repetitions
+        collectives_by_key[collective_key] = first_collective._replace(repetitions=repetitions)
+
     for layer, parameter_group in training_run.lowering.groups.items():
-        represented_layers = _represented_layer_count(layer, model_stacks)
         for collective in parameter_group.step_collectives(training_config.microbatches, reduction_count):
-            collective_key = layer.path, *collective[1:6]
-            previous_collective = collectives_by_key.get(collective_key)
-            collectives_by_key[collective_key] = (
-                collective._replace(repetitions=represented_layers * collective.repetitions)
-                if previous_collective is None
-                else _with_repetitions(previous_collective, collective, represented_layers)
-            )
+            add_collective(layer.path, collective, _layer_count_represented_by(layer, model_stacks))
     if isinstance(training_run.lowering, FsdpTensorParallelProfile):
         training_run.next_batch()
         training_run.forward_and_backward()
         for allocation_place, collective in training_run.lowering.messages:
-            weight_path = next(
-                (
-                    layer_stack.path
-                    for layer_stack in model_stacks
-                    if allocation_place.layer_index >= 0 and allocation_place.path.startswith(layer_stack.path)
-                ),
-                "",
+            stack_paths = (
+                layer_stack.path
+                for layer_stack in model_stacks
+                if allocation_place.layer_index >= 0 and allocation_place.path.startswith(layer_stack.path)
             )
-            represented_layers = training_config.microbatches * _represented_layer_count(
-                ParamGroupKey(weight_path, allocation_place.layer_index), model_stacks
-            )
-            previous_collective = collectives_by_key.get((weight_path, *collective[1:6]))
-            collectives_by_key[weight_path, *collective[1:6]] = (
-                collective._replace(repetitions=represented_layers)
-                if previous_collective is None
-                else _with_repetitions(previous_collective, collective, represented_layers)
-            )
+            layer = ParamGroupKey(next(stack_paths, ""), allocation_place.layer_index)
+            represented_layers = training_config.microbatches * _layer_count_represented_by(layer, model_stacks)
+            add_collective(layer.path, collective, represented_layers)
     return list(collectives_by_key.values())
 
 
@@ -439,13 +425,6 @@ def messages_of_rank(training_run: RunOnRanks, rank: int) -> list[Message] | Non
     return [message._replace(count=message_count) for message, message_count in message_counts.items()]
 
 
-def _with_repetitions(previous_collective: Collective, collective: Collective, repetition_count: int) -> Collective:
-    """Returns a collective with its count increased by the repetitions of an equal collective."""
-    return previous_collective._replace(
-        repetitions=previous_collective.repetitions + repetition_count * collective.repetitions
-    )
-
-
 def _run_of_few_layers(fsdp_rank_setup: FsdpRankSetup) -> FsdpRun:
     """Returns a run, after set-up, in which long stacks have only a few layers."""
     spec = fsdp_rank_setup.spec
@@ -458,23 +437,15 @@ def _run_of_few_layers(fsdp_rank_setup: FsdpRankSetup) -> FsdpRun:
         for i, layer_stack in enumerate(layer_stacks(spec))
         if layer_stack.repeat_count > RECORDED_REPEATS
     }
-    rank_sharding = sharding_of_rank(training_config, layout, rank, fsdp_rank_setup.fsdp_settings)
-    training_run = FsdpRun(
-        spec,
-        training_config,
-        rank_sharding,
-        fsdp_rank_setup.fsdp_settings,
-        layout.reshard,
-        layers_per_stack,
-        0,
-        EventRecorder(),
-        rank_flow,
-    )
+    fsdp_settings = fsdp_rank_setup.fsdp_settings
+    rank_sharding = sharding_of_rank(training_config, layout, rank, fsdp_settings)
+    run_arguments = spec, training_config, rank_sharding, fsdp_settings, layout.reshard
+    training_run = FsdpRun(*run_arguments, layers_per_stack, 0, EventRecorder(), rank_flow)
     training_run.set_up()
     return training_run
 
 
-def _represented_layer_count(layer: ParamGroupKey, model_stacks: list[LayerStack]) -> int:
+def _layer_count_represented_by(layer: ParamGroupKey, model_stacks: list[LayerStack]) -> int:
     """Returns how many of the model's layers are represented by a layer of `_run_of_few_layers`."""
     for stack in model_stacks:
         is_in_loop = (

@@ -47,7 +47,7 @@ OPTIMIZER_IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
 """Value of torchtitan's `implementation` of the optimizer → value of `--optimizer-impl`."""
 
 
-def _keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
+def _parse_keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
     """Parses lines `section_name: key key …` and returns the list of keys by section."""
     keys_by_section: dict[str, set[str]] = {}
     for key_or_section in list_text.split():
@@ -58,7 +58,7 @@ def _keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
     return {section_name: frozenset(section_keys) for section_name, section_keys in keys_by_section.items()}
 
 
-KEYS_READ = _keys_by_section(
+KEYS_READ = _parse_keys_by_section(
     """
     model: name flavor converters
     training: batch_size local_batch_size global_batch_size seq_len compile dtype mixed_precision_param
@@ -103,7 +103,7 @@ MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Key → the only values that are modelled."""
 
-KEYS_IGNORED = _keys_by_section(
+KEYS_IGNORED = _parse_keys_by_section(
     """
     job: config_file save_config_file dump_folder description use_for_integration_test print_args print_config
     model: tokenizer_path hf_assets_path print_after_conversion

@@ -6,7 +6,7 @@ in torchtitan float32 and bfloat16, with gradients summed in float32. The optimi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import pairwise
@@ -447,39 +447,14 @@ def no_head_group_reason(spec: ModelSpec, training_config: TrainingConfig) -> st
     return ""
 
 
-def record_fsdp_run(
-    spec: ModelSpec,
-    training_config: TrainingConfig,
-    fsdp_sharding: FsdpSharding,
-    fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS,
-    reshards: bool = True,
-    layers: Mapping[int, int] | None = None,
-    workspace_bytes: int = 0,
-    program: RankFlow | None = None,
-    context_ring: ContextParallelRing | None = None,
-) -> RecordedEvents:
-    """Records a rank's set-up and two training steps. layers, program: as in `FsdpRun`."""
-
-    def new_run(memory_meter: EventRecorder) -> FsdpRun:
-        return FsdpRun(
-            spec,
-            training_config,
-            fsdp_sharding,
-            fsdp_settings,
-            reshards,
-            layers,
-            workspace_bytes,
-            memory_meter,
-            program,
-            context_ring,
-        )
-
-    training_run = new_run(memory_meter := EventRecorder())
+def record_fsdp_run(create_run: Callable[[EventRecorder], FsdpRun]) -> RecordedEvents:
+    """Records a rank's set-up and two training steps. create_run: returns a new run on a meter."""
+    training_run = create_run(memory_meter := EventRecorder())
     training_run.set_up()
     set_up_events = memory_meter.take_events()
     training_run.next_batch()
     batch_events = memory_meter.take_events()
     training_run.run_micro_batches()
     recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.take_events())
-    recorded_run = recorded_run or record_two_steps(new_run(memory_meter := EventRecorder()), memory_meter)
+    recorded_run = recorded_run or record_two_steps(create_run(memory_meter := EventRecorder()), memory_meter)
     return replace(recorded_run, depends_on_shard=not training_run.has_equal_shards)

@@ -32,10 +32,10 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
         self,
         communication_state: CommunicationState,
         stack_paths: Collection[str],
-        outer_groups: Collection[ParamGroupKey],
+        outer_group_keys: Collection[ParamGroupKey],
     ) -> None:
         """Makes all parameters created from now on sharded."""
-        super().shard(communication_state, stack_paths, outer_groups)
+        super().shard(communication_state, stack_paths, outer_group_keys)
         self.divides_loss: bool = communication_state.sharding.uses_loss_parallel
         self.copies_gathered: bool = communication_state.sharding.copies_gathered_tokens
 

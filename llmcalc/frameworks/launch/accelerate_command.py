@@ -67,7 +67,7 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
     return config
 
 
-def process_count_of(config: Table) -> int | None:
+def stated_process_count(config: Table) -> int | None:
     """Returns the number of processes that an accelerate config states; None if it states none."""
     process_count = config.get("num_processes")
     if isinstance(process_count, int) and not isinstance(process_count, bool) and 0 < process_count < 10**7:

@@ -16,7 +16,7 @@ from ...errors import InputError, one_line
 from ...sources.files import parse_json, parse_toml, read_text
 from ..argument_names import keyword_of
 from ..registry import FRAMEWORK_NAMES, framework
-from .accelerate_command import accelerate_config_table, process_count_of
+from .accelerate_command import accelerate_config_table, stated_process_count
 from .command_config import config_file_and_words, with_typed_values
 from .command_line import (
     CONSOLE_PROGRAMS,
@@ -440,7 +440,7 @@ def _read_training_command(
         )
         if world_size is None:
             launcher_config = accelerate_config_table(command_line.launcher, name_in_errors, readable_source.read_text)
-            world_size = process_count_of(launcher_config)
+            world_size = stated_process_count(launcher_config)
         if world_size is None and starts_on_all_devices:
             world_size = visible_process_count(launcher_words, source_env)
         skipped_variables = {
@@ -507,7 +507,7 @@ def _read_training_command(
             try:
                 return read_with_options(config_kind, config_kind.read_tables, arguments_table, command_source, options)
             except InputError as error:
-                raise _error_about_unresolved_argument(error, command_words, name_in_errors) from None
+                raise _unresolved_argument_error(error, command_words, name_in_errors) from None
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
 
 
@@ -522,9 +522,7 @@ def _named_file_exists(source_file: LaunchSource, path: str) -> bool:
     return True
 
 
-def _error_about_unresolved_argument(
-    error: InputError, arguments: Mapping[str, Any], name_in_errors: str
-) -> InputError:
+def _unresolved_argument_error(error: InputError, arguments: Mapping[str, Any], name_in_errors: str) -> InputError:
     """Returns an error that names the script variable which leaves the argument unresolved; other errors unchanged."""
     for flag, written_value in arguments.items():
         is_named = str(error).startswith(f"{name_in_errors}: {keyword_of(flag)}: ")
@@ -537,7 +535,7 @@ def _read_by_arguments(
     shell_script: ShellScript,
     command_lines: list[CommandLine],
     source_file: LaunchSource,
-    source_function: Callable[[CommandLine], LaunchSource],
+    source_of_command: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch:
     """Returns the training run of a command whose program is unknown, recognized by its arguments."""
@@ -560,8 +558,8 @@ def _read_by_arguments(
             )
         command = _only_training_command(program_lines, name_in_errors)
         arguments = parse_arguments(command.words, name_in_errors)
-        return read_with_options(file_kind, file_kind.read_arguments, arguments, source_function(command), options)
-    launch_of_python = _read_python_of_command(command_lines, source_function, options)
+        return read_with_options(file_kind, file_kind.read_arguments, arguments, source_of_command(command), options)
+    launch_of_python = _read_python_of_command(command_lines, source_of_command, options)
     if launch_of_python is not None:
         return launch_of_python
     start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
@@ -597,12 +595,12 @@ def _read_by_arguments(
 
 def _read_python_of_command(
     command_lines: Sequence[CommandLine],
-    source_function: Callable[[CommandLine], LaunchSource],
+    source_of_command: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch | None:
     """Returns the training run of the Python file that a command runs, if the file exists and trains."""
     for line in command_lines:
-        source_file = source_function(line)
+        source_file = source_of_command(line)
         if not line.path or is_unresolved(line.path):
             continue
         try:
@@ -750,7 +748,7 @@ mpirun is a process, unless it starts another launcher.
 """
 
 
-def _launcher_counts(launcher_words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _counts_of_launcher(launcher_words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (kind of count, number as text) for each count, such as machines, in a launcher's arguments."""
     for i, command_word in enumerate(launcher_words):
         option_name, equals_sign, option_value = command_word.partition("=")
@@ -772,7 +770,7 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
     """
     launcher_words = command_line.launcher
     program_names = [command_word.rpartition("/")[2] for command_word in launcher_words]
-    count_texts = [count_text for _, count_text in _launcher_counts(launcher_words)]
+    count_texts = [count_text for _, count_text in _counts_of_launcher(launcher_words)]
     if any(count_text in ("gpu", "auto") for count_text in count_texts):
         return True
     if any(map(is_unresolved, count_texts)):
@@ -801,7 +799,7 @@ def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str
         return None
     machine_count_texts = [
         environment.get("NNODES", ""),
-        *(count_text for count_kind, count_text in _launcher_counts(launcher) if count_kind == "machines"),
+        *(count_text for count_kind, count_text in _counts_of_launcher(launcher) if count_kind == "machines"),
     ]
     machine_counts = [
         int(count_text) for count_text in machine_count_texts if re.fullmatch(r"[1-9][0-9]{0,5}", count_text)
@@ -811,7 +809,7 @@ def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str
 
 def unset_count_variables(launcher: Sequence[str]) -> tuple[str, ...]:
     """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
-    launcher_counts = sorted(_launcher_counts(launcher), key=lambda kind_and_count: kind_and_count[0] == "machines")
+    launcher_counts = sorted(_counts_of_launcher(launcher), key=lambda kind_and_count: kind_and_count[0] == "machines")
     count_variables = (
         re.sub(r"\W+", "", printable_word(count_text))
         for _, count_text in launcher_counts
@@ -831,7 +829,7 @@ def process_count(launcher: list[str], environment: Mapping[str, str], *, counts
         count_text = environment.get(variable_name, "")
         if count_text.isascii() and count_text.isdecimal() and len(count_text) < 7 and int(count_text) > 0:
             counts_by_kind[count_kind] = int(count_text)
-    for count_kind, count_text in _launcher_counts(launcher):
+    for count_kind, count_text in _counts_of_launcher(launcher):
         if count_text.isascii() and count_text.isdecimal() and len(count_text) < 7 and int(count_text) > 0:
             counts_by_kind[count_kind] = int(count_text)
     machine_count = counts_by_kind.get("machines", 1)

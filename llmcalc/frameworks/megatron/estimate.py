@@ -9,7 +9,7 @@ from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
 from ...simulator.layer_loops import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
-from ...simulator.module_visits import PassVisits, VisitMeter, bytes_with_added_repeat, forward_with_repeat
+from ...simulator.module_visits import PassVisits, VisitMeter, forward_with_repeat, passes_with_repeat
 from ...simulator.simulated_work import SIMULATED_WORK
 from ...simulator.tensor import Tensor
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
@@ -50,16 +50,16 @@ def measure_passes(
     first_repeats = SHORT_RUN_REPEATS if list(repeat_counts) == short_run_counts else repeat_counts[0]
     stage_run = StageRun(memory_estimate, layout, pipeline_stage, first_repeats)
     if list(repeat_counts) != short_run_counts:
-        return list(map(stage_run.run_passes, repeat_counts))
-    shorter_pass = stage_run.run_passes(SHORT_RUN_REPEATS)
+        return list(map(stage_run.measure_micro_batch, repeat_counts))
+    shorter_pass = stage_run.measure_micro_batch(SHORT_RUN_REPEATS)
     derived_passes = stage_run.bytes_with_added_repeat()
     if derived_passes is not None:
         return derived_passes
     longer_run = StageRun(memory_estimate, layout, pipeline_stage, SHORT_RUN_REPEATS + 1)
     if not stage_run.stage_layers.has_one_layer_kind:  # a shorter run has parameters of its own
-        return [longer_run.run_passes(SHORT_RUN_REPEATS + 1), shorter_pass]
+        return [longer_run.measure_micro_batch(SHORT_RUN_REPEATS + 1), shorter_pass]
     SIMULATED_WORK.subtract_work_since(units_before)
-    return list(map(longer_run.run_passes, short_run_counts))
+    return list(map(longer_run.measure_micro_batch, short_run_counts))
 
 
 class StageRun:
@@ -103,7 +103,7 @@ class StageRun:
         chunk_input = None if self.model_chunk.is_first else self.rank_run.receive_hidden_states()
         return chunk_input, self.rank_run.forward(self.model_chunk, chunk_input)
 
-    def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
+    def measure_micro_batch(self, layer_repeats: int | None) -> MicroBatchBytes:
         """Runs a micro-batch's passes, and returns their saved and peak bytes. layer_repeats: as in `set_repeats`."""
         meter, rank_run, stage_chunk = self.meter, self.rank_run, self.model_chunk
         self.stage_layers.set_repeats(layer_repeats)
@@ -116,7 +116,7 @@ class StageRun:
         backward_visits = meter.pass_visits(start_bytes)
         del chunk_input, forward_output
         remaining_bytes = meter.live_bytes - self._set_up_bytes + self.buffer_meter.live_bytes
-        pass_bytes = _micro_batch_bytes(saved_bytes, forward_visits, backward_visits, remaining_bytes)
+        pass_bytes = _bytes_of_passes(saved_bytes, forward_visits, backward_visits, remaining_bytes)
         self._latest_passes = (
             (saved_bytes, remaining_bytes, forward_visits, backward_visits) if meter.live_bytes == start_bytes else None
         )
@@ -131,7 +131,7 @@ class StageRun:
         if self._latest_passes is None or self.stage_layers.stack is None:
             return None
         saved_bytes, remaining_bytes, forward_visits, backward_visits = self._latest_passes
-        longer_passes = bytes_with_added_repeat(forward_visits, backward_visits, self.stage_layers.stack)
+        longer_passes = passes_with_repeat(forward_visits, backward_visits, self.stage_layers.stack)
         if longer_passes is None:
             return None
         longer_forward, longer_backward, repeat_bytes = longer_passes
@@ -149,12 +149,12 @@ class StageRun:
                 remaining_bytes = longer_remaining_bytes
         SIMULATED_WORK.units += work_units
         return [
-            _micro_batch_bytes(saved_bytes + repeat_bytes, longer_forward, longer_backward, longer_remaining_bytes),
-            _micro_batch_bytes(saved_bytes, forward_visits, backward_visits, remaining_bytes),
+            _bytes_of_passes(saved_bytes + repeat_bytes, longer_forward, longer_backward, longer_remaining_bytes),
+            _bytes_of_passes(saved_bytes, forward_visits, backward_visits, remaining_bytes),
         ]
 
 
-def _micro_batch_bytes(
+def _bytes_of_passes(
     saved_bytes: int, forward_visits: PassVisits, backward_visits: PassVisits, remaining_bytes: int
 ) -> MicroBatchBytes:
     """Returns the saved and peak bytes of a micro-batch. remaining_bytes: bytes allocated after its passes."""

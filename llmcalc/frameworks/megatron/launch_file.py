@@ -140,7 +140,9 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
         arguments_table = arguments_table[MEASUREMENT_ARGUMENTS_KEY]
         source_file = replace(source_file, env=env_variables if isinstance(env_variables, Mapping) else {})
     with launch_reader(source_file) as reader:
-        environment = {str(env_name): _environment_text(env_value) for env_name, env_value in source_file.env.items()}
+        environment = {
+            str(env_name): _environment_value_text(env_value) for env_name, env_value in source_file.env.items()
+        }
         return _read_arguments(reader, _argument_table(reader, arguments_table, environment), environment)
 
 
@@ -159,7 +161,7 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.value_error("ENV_VARS", variables_table, "a table of name: value")
-        environment.update((str(name), _environment_text(value)) for name, value in variables_table.items())
+        environment.update((str(name), _environment_value_text(value)) for name, value in variables_table.items())
         for table_key in arguments_table:
             if table_key not in READ_TEST_KEYS:
                 _record_table_key(reader, table_key)
@@ -230,7 +232,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     settings = _with_vocabulary_of_tokenizer(settings, reader)
     spec = model_of_arguments(settings, reader.name_in_errors)
     layout = settings.layout()
-    _check_layers(settings, layout)
+    _check_stage_division(settings, layout)
     command_settings = options_of_arguments(settings)
     if source_file.unset_variables:
         reader.notes.append(f"{', '.join(sorted(source_file.unset_variables)[:10])}: taken as not set")
@@ -275,7 +277,7 @@ def smallest_world_size(settings: MegatronSettings) -> int:
     )
 
 
-def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
+def _check_stage_division(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
     layers_per_stage, stage_count = settings.layers_per_stage, layout.pp * layout.vpp
     layer_count = settings.layer_count + (settings.decoder_layer_count if settings.kind == "t5" else 0)
@@ -364,7 +366,7 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
     if written_value is True or written_value == "":
         raise reader.argument_error(flag_name, "has no value; expected one")
     for possible_type in possible_types:
-        parsed_value = _parse_single_value(possible_type, written_value)
+        parsed_value = _converted_value(possible_type, written_value)
         if parsed_value is not None:
             return parsed_value
     raise reader.value_error(flag_name, written_value, _type_description(possible_types))
@@ -383,7 +385,7 @@ def _boolean_flag_value(reader: LaunchReader, flag_name: str, written_value: Any
     return boolean_values[value_text]
 
 
-def _parse_single_value(value_type: Any, written_value: Any) -> Any:
+def _converted_value(value_type: Any, written_value: Any) -> Any:
     """Returns a value converted to a type; None if the conversion fails."""
     if get_origin(value_type) is Literal:
         value_text = str(written_value)[:100]
@@ -394,7 +396,7 @@ def _parse_single_value(value_type: Any, written_value: Any) -> Any:
         list_elements = list(written_value) if isinstance(written_value, list | tuple) else []
         if value_type is str and list_elements and all(isinstance(list_element, str) for list_element in list_elements):
             return " ".join(list_elements)[:2000]
-        return _parse_single_value(value_type, list_elements[0]) if len(list_elements) == 1 else None
+        return _converted_value(value_type, list_elements[0]) if len(list_elements) == 1 else None
     value_text = (
         str(written_value).strip() if not isinstance(written_value, int) or abs(written_value) < LARGEST_SIZE else ""
     )
@@ -431,7 +433,7 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
             .replace(")", " ")
             .split()
         )
-    parsed_values = [_parse_single_value(value_type, list_element) for list_element in list_elements]
+    parsed_values = [_converted_value(value_type, list_element) for list_element in list_elements]
     if not parsed_values or any(parsed_value is None for parsed_value in parsed_values) or len(parsed_values) > 20_000:
         return None
     return tuple(parsed_values)
@@ -451,7 +453,7 @@ def _type_description(value_types: Sequence[Any]) -> str:
     return " or ".join(type_descriptions)
 
 
-def _environment_text(variable_value: Any) -> str:
+def _environment_value_text(variable_value: Any) -> str:
     """Returns the value of an environment variable as text."""
     if isinstance(variable_value, bool):
         return str(variable_value)

@@ -53,7 +53,7 @@ def make_unsplit_buffer(
     tensor_ranges: dict[int, tuple[ElementRange, int]] = {}
     shard_costs = [0] * shard_count
 
-    def emit_bucket(bucket_parameters: list[Parameter]) -> None:
+    def assign_bucket_to_shards(bucket_parameters: list[Parameter]) -> None:
         """Assigns the tensors of one bucket to shards, and appends the bucket to the buffer's buckets."""
         element_limit = (
             sum(parameter.element_count for parameter in bucket_parameters) / shard_count * LARGEST_SHARD_IMBALANCE
@@ -93,7 +93,7 @@ def make_unsplit_buffer(
                 bucket_elements, int(shard_count * largest_load * FULL_BUCKET_FRACTION)
             )
             if is_bucket_full and not fits_in_padding:
-                emit_bucket(pending_parameters)
+                assign_bucket_to_shards(pending_parameters)
                 pending_parameters, shard_loads, largest_load = [], [0] * shard_count, 0
         emptiest_shard = min(range(shard_count), key=lambda i: shard_loads[i])
         shard_loads[emptiest_shard] = (
@@ -101,7 +101,7 @@ def make_unsplit_buffer(
         )
         pending_parameters.append(parameter)
         largest_load = max(largest_load, parameter.element_count)
-    emit_bucket(pending_parameters)
+    assign_bucket_to_shards(pending_parameters)
     return GradientBuffer(
         parameters, is_expert, shard_count, buckets[-1].end, buckets, tensor_ranges, has_unsplit_parameters=True
     )
@@ -114,7 +114,7 @@ def _orthogonalization_cost(parameter: Parameter) -> int:
     return muon_cost
 
 
-def updates_of_rank(
+def optimizer_updates_of_rank(
     buffers: Sequence[GradientBuffer], layout: Layout, rank_coordinates: Coordinates
 ) -> list[OptimizerUpdate]:
     """Returns this rank's optimizer updates: ranges of Adam's parameters, and whole matrices of the rank's shards."""
@@ -135,7 +135,7 @@ def updates_of_rank(
     return unpacked_updates
 
 
-def updates_in_rank_order(
+def optimizer_updates_in_rank_order(
     buffers: Sequence[GradientBuffer], layout: Layout, rank_coordinates: Coordinates
 ) -> tuple[list[OptimizerUpdate], list[int]]:
     """Returns the parameters that this rank's optimizer updates, and the elements that a step all-gathers.

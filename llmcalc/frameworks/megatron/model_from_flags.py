@@ -190,7 +190,7 @@ def _experts_table(settings: MegatronSettings) -> Table:
         "type": "moe",
         "num_experts": settings.num_experts,
         "num_experts_per_tok": settings.moe_router_topk,
-        "expert": _network_table(settings, settings.expert_width, has_bias),
+        "expert": _network_table(settings, settings.expert_ffn_width, has_bias),
         "router": router_table,
     }
     if shared_width is not None:

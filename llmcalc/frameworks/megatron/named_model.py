@@ -261,7 +261,7 @@ def megatron_launch_settings(
     recompute_value = _recompute_setting(reader, megatron_run)
     if recompute_value is not None:
         run_settings["recompute"] = recompute_value
-    flex_backend = _flex_backend(reader, megatron_run)
+    flex_backend = _flex_dispatcher_backend(reader, megatron_run)
     named_arguments = NamedModelArguments(
         recompute_modules=_recomputed_modules(reader, megatron_run) if recompute_value is None else None,
         uses_hybridep=flex_backend == "hybridep",
@@ -309,7 +309,7 @@ def _recomputed_modules(reader: LaunchReader, megatron_run: MegatronRunSettings)
     return modelled_names
 
 
-def _flex_backend(reader: LaunchReader, megatron_run: MegatronRunSettings) -> str:
+def _flex_dispatcher_backend(reader: LaunchReader, megatron_run: MegatronRunSettings) -> str:
     """Returns the flex dispatcher's backend: `hybridep`, `deepep` or empty (all-to-all). Refuses other backends."""
     if megatron_run.dispatcher in ("alltoall", None):
         return ""

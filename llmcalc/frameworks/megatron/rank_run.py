@@ -54,7 +54,7 @@ from .kernel_choices import (
 )
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
 from .kernels.rank_choices import RankKernelChoices
-from .layer_wise_optimizer import make_unsplit_buffer, updates_in_rank_order, updates_of_rank
+from .layer_wise_optimizer import make_unsplit_buffer, optimizer_updates_in_rank_order, optimizer_updates_of_rank
 from .param_and_grad_buffer import (
     GradientBuffer,
     bucket_elements_of_chunk,
@@ -404,11 +404,11 @@ class RankRun:
         """
         settings = self.settings
         if self.optimizer_sharding == "turns":
-            rank_updates, self.step_gather_element_counts = updates_in_rank_order(
+            rank_updates, self.step_gather_element_counts = optimizer_updates_in_rank_order(
                 self.buffers, self.layout, self.coordinates
             )
         elif self.optimizer_sharding == "layout":
-            rank_updates = updates_of_rank(self.buffers, self.layout, self.coordinates)
+            rank_updates = optimizer_updates_of_rank(self.buffers, self.layout, self.coordinates)
         else:
             rank_updates = list(
                 optimizer_updates(

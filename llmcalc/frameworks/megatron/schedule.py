@@ -168,7 +168,7 @@ class InterleavedSchedule:
         """Runs the schedule's three phases: warm-up, alternating forward and backward passes, and cool-down."""
         self.inputs[0].append(None if self.is_first(0) else self.rank_run.receive_hidden_states())
         for slot_number in range(self.warmup_pass_count):
-            self._warm_up(slot_number)
+            self._run_warm_up(slot_number)
         for slot_number in range(self.remaining_pass_count):
             if self.overlaps_communication:
                 self._forward_and_backward_overlapped(slot_number)
@@ -179,9 +179,9 @@ class InterleavedSchedule:
         if not self.remaining_pass_count:
             self.gradients[-1].append(None if self.last else self.rank_run.receive_gradient())
         for slot_number in range(self.remaining_pass_count, self.forward_pass_count):
-            self._cool_down(slot_number)
+            self._run_cool_down(slot_number)
 
-    def _warm_up(self, slot_number: int) -> None:
+    def _run_warm_up(self, slot_number: int) -> None:
         """Runs a warm-up forward pass. The last warm-up pass also receives the first gradient."""
         receives_input, next_chunk_index = self.next_received_chunk(slot_number, True)
         receives_input = receives_input and slot_number != self.forward_pass_count - 1
@@ -256,7 +256,7 @@ class InterleavedSchedule:
             self.backward_buffer[(slot_number + 1) % buffer_length] = None
         self.output = forward_output
 
-    def _cool_down(self, slot_number: int) -> None:
+    def _run_cool_down(self, slot_number: int) -> None:
         """Runs one slot of the cool-down: a backward pass without a forward pass."""
         receives_gradient, gradient_chunk_index = self.next_received_chunk(slot_number, False)
         receives_gradient = receives_gradient and slot_number != self.forward_pass_count - 1

@@ -98,7 +98,7 @@ class MegatronSettings(MegatronArguments):
         return int((4 * hidden_size * 2 / 3) / 64) * 64 if self.swiglu else 4 * hidden_size
 
     @property
-    def expert_width(self) -> int:
+    def expert_ffn_width(self) -> int:
         """Width of an expert's feed-forward network."""
         return self.moe_ffn_hidden_size or self.ffn_width
 

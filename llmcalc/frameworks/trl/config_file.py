@@ -120,20 +120,20 @@ def is_trl(config: Table) -> bool:
     return "model_name_or_path" in config and has_trl_argument and any(name in config for name in trainer_arguments)
 
 
-def read_trl(config: Table, source_file: LaunchSource, earlier_name: str = "") -> Launch:
+def read_trl(config: Table, source_file: LaunchSource, earlier_argument_name: str = "") -> Launch:
     """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument.
 
-    earlier_name: an argument of the file beside `config` that TRL before 0.20 alone has; empty for none.
+    earlier_argument_name: an argument of the file beside `config` that TRL before 0.20 alone has; empty for none.
     """
     with launch_reader(source_file) as reader:
         config = _with_model_arguments(reader, config)
         if config.get("use_liger") is not None:  # SFTConfig before TRL 0.16
             config = {"use_liger_kernel": config["use_liger"], **config}
         config = with_launcher_arguments(without_script_arguments(reader, config), source_file)
-        earlier_name = earlier_name or earlier_argument(config)
-        earlier_defaults = {**TRANSFORMERS_DEFAULTS, **EARLIER_TRAINER_DEFAULTS} if earlier_name else {}
+        earlier_argument_name = earlier_argument_name or earlier_argument(config)
+        earlier_defaults = {**TRANSFORMERS_DEFAULTS, **EARLIER_TRAINER_DEFAULTS} if earlier_argument_name else {}
         if earlier_defaults:
-            add_earlier_version_note(reader, earlier_name, "TRL before 0.20")
+            add_earlier_version_note(reader, earlier_argument_name, "TRL before 0.20")
         defaults = {**ARGUMENT_DEFAULTS, **earlier_defaults}
         is_grpo, is_reward = any(argument_name in config for argument_name in GRPO_ARGUMENTS), REWARD_ARGUMENT in config
         ignored_names = (
@@ -169,7 +169,7 @@ def read_trl(config: Table, source_file: LaunchSource, earlier_name: str = "") -
         elif loss_key:
             run_settings |= _preference_settings(reader, config, run_settings)
         else:
-            run_settings |= sft_loss_settings(reader, config, run_settings, earlier_name)
+            run_settings |= sft_loss_settings(reader, config, run_settings, earlier_argument_name)
         format_settings, _ = weight_format_settings(reader, arguments, "float32")
         launched_run = launch_under_selected_framework(reader, arguments, run_settings | format_settings)
         bytes_per_weight = 2 if "dtype" in format_settings else 4

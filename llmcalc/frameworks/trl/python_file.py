@@ -189,16 +189,16 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         if trl_config and config_class != trl_config:
             base_config = {**TRANSFORMERS_DEFAULTS, **SETTINGS_BY_CONFIG_CLASS[trl_config]}
         config = {**base_config, **_arguments_of_call(named_calls, config_class)}
-        trainer_argument = _earlier_trainer_argument(named_calls)
-        is_earlier = bool(trainer_argument or earlier_argument(config))
-        config |= _model_arguments(reader, named_calls, is_earlier)
+        trainer_argument = _trainer_argument_of_earlier_trl(named_calls)
+        is_earlier_trl = bool(trainer_argument or earlier_argument(config))
+        config |= _model_arguments(reader, named_calls, is_earlier_trl)
         call_nodes = [call.node for call in named_calls if call.node is not None]
         model_changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
         if "dtype" in model_changes.arguments:
             config.pop("torch_dtype", None)
         config.pop("model_init_kwargs", None)
         config |= model_changes.arguments | _arguments_of_model_calls(named_calls)
-        config |= _dtype_for_adapters_of_trainer(named_calls, config) if is_earlier else {}
+        config |= _dtype_for_adapters_of_trainer(named_calls, config) if is_earlier_trl else {}
         if not is_trl_run:
             config |= _sample_length_arguments(reader, named_calls)
         if config_class == ARGUMENTS_CLASS:
@@ -272,7 +272,7 @@ def _dtype_for_adapters_of_trainer(named_calls: list[NamedCall], config: Mapping
     return {"dtype": "bfloat16" if is_copied_back else EARLIER_DTYPE, "torch_dtype": None}
 
 
-def _earlier_trainer_argument(named_calls: list[NamedCall]) -> str:
+def _trainer_argument_of_earlier_trl(named_calls: list[NamedCall]) -> str:
     """Returns the first `argument of trainer` in the file that only earlier releases of TRL have; empty if none."""
     return next(
         (
@@ -327,11 +327,11 @@ def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArgumen
     return "is known only when the file runs"
 
 
-def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earlier: bool) -> dict[str, Any]:
+def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earlier_trl: bool) -> dict[str, Any]:
     """Returns the arguments of model, adapters and quantized weights under the names of TRL's `ModelConfig`.
 
     A trainer loads a model that it is named; the file may load it once more afterwards.
-    is_earlier: whether the file is of transformers before 5.
+    is_earlier_trl: whether the file is of transformers before 5.
     """
     trainer_call = next((call for call in named_calls if call.name.endswith("Trainer")), NamedCall("", {}, None))
     trainer_arguments = trainer_call.arguments
@@ -369,8 +369,8 @@ def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earl
             if argument_name in call_arguments
         }
     if loading_call is not None and not {"dtype", "torch_dtype"} & {*arguments}:
-        arguments["dtype"] = dtype_before_version_5(arguments) if is_earlier else AUTO_DTYPE
-        if is_earlier:
+        arguments["dtype"] = dtype_before_version_5(arguments) if is_earlier_trl else AUTO_DTYPE
+        if is_earlier_trl:
             loaded_dtype = arguments["dtype"]
             reader.notes.append(f"transformers before 5 loads weights in {loaded_dtype} where no dtype is written")
     if any(call.name == "LoraConfig" for call in named_calls):

@@ -117,9 +117,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if program not in TRAINERS:
             reader.notes.append(f"{program}: its update is counted as that of {TRAINERS[0]}")
         config_folder, config_name = (
-            _value_of_flag(command_line.words, flag_name) for flag_name in ("--config-path", "--config-name")
+            _value_of_hydra_flag(command_line.words, flag_name) for flag_name in ("--config-path", "--config-name")
         )
-        base_config = _config_beside(reader, config_folder, config_name.removesuffix(".yaml"))
+        base_config = _config_in_folder(reader, config_folder, config_name.removesuffix(".yaml"))
         overrides_by_key = values_of_config(base_config, overrides_by_key, source_file.env)
         return launch_of_overrides(reader, overrides_by_key, [config_name, *config_names(base_config)])
 
@@ -148,7 +148,7 @@ def _config_of_easy_r1(reader: LaunchReader, config_path: str | None) -> Table:
     return reader.tables_of_named_file("config", marked_model_name(config_path), "a config of EasyR1", {})
 
 
-def _value_of_flag(words: Sequence[str], flag_name: str) -> str:
+def _value_of_hydra_flag(words: Sequence[str], flag_name: str) -> str:
     """Returns the value of one of Hydra's flags, `--flag value` or `--flag=value`; empty if the flag is missing."""
     for word, next_word in zip(words, [*words[1:], ""], strict=True):
         if word.startswith(f"{flag_name}="):
@@ -158,7 +158,7 @@ def _value_of_flag(words: Sequence[str], flag_name: str) -> str:
     return ""
 
 
-def _config_beside(reader: LaunchReader, config_folder: str, config_name: str) -> Table:
+def _config_in_folder(reader: LaunchReader, config_folder: str, config_name: str) -> Table:
     """Returns the tables of a config that a command names; empty, with a note, if the config's file is missing.
 
     config_folder: the folder that the command names; empty for the file's, and `config` in it. There is no note on

@@ -96,10 +96,10 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
             reader.refuse(
                 f"{ROLLOUT_PREFIX}.{size_key}", "the engine's rollouts are modelled with tensor parallelism alone"
             )
-    return engine_name, flags | _engine_arguments(config, engine_name)
+    return engine_name, flags | _engine_keyword_flags(config, engine_name)
 
 
-def _engine_arguments(config: Table, engine_name: str) -> dict[str, Any]:
+def _engine_keyword_flags(config: Table, engine_name: str) -> dict[str, Any]:
     """Returns the flags in `engine_kwargs` that change the engine's memory."""
     key_prefix = f"{ROLLOUT_PREFIX}.engine_kwargs.{engine_name}."
     flag_by_field = {flag.field_name: flag for flag in engine(engine_name).known_flags()}

@@ -620,9 +620,8 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     training = TrainingConfig(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
     rank_model = sharding_of_rank(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
     stacks = layer_stacks(spec, training.recompute.every)
-    few = record_fsdp_run(
-        spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)}
-    )
+    layers = {0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)}
+    few = record_fsdp_run(lambda meter: FsdpRun(spec, training, rank_model, fsdp, layers=layers, memory_meter=meter))
     counted_bytes = RepeatAnalysis(few, stacks, [0]).count_bytes({})
     meter = Meter()
     run = FsdpRun(spec, training, rank_model, fsdp, memory_meter=meter)

@@ -36,7 +36,7 @@ class ExpertKernels(HeadKernels):
 
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Moves the shared experts' operations before the router's; before 2025-10-11, after the dispatch."""
-        shared_experts = _shared_experts(module_scope)
+        shared_experts = _shared_expert_operations(module_scope)
         if shared_experts:
             remaining_items = [module_item for module_item in module_scope.items if module_item not in shared_experts]
             router_position = 0
@@ -183,7 +183,7 @@ class ExpertKernels(HeadKernels):
         self.expert_count: int = operation.options["experts"].size
         dispatch_functions = {
             "allgather": self._all_gather_tokens,
-            "alltoall": self._send_rows,
+            "alltoall": self._send_rows_by_all_to_all,
             "hybridep": self._send_rows_by_hybridep,
         }
         expert_rows = dispatch_functions[self.rank_choices.dispatcher](x, local_tensors)
@@ -197,7 +197,7 @@ class ExpertKernels(HeadKernels):
         del y
         combine_functions = {
             "allgather": self._reduce_scatter_tokens,
-            "alltoall": self._return_rows,
+            "alltoall": self._return_rows_by_all_to_all,
             "hybridep": self._return_rows_by_hybridep,
         }
         combined_output = combine_functions[self.rank_choices.dispatcher](expert_outputs, local_tensors)
@@ -330,7 +330,7 @@ class ExpertKernels(HeadKernels):
         reduced_rows = self.move_rows("reduce_scatter", combined_rows, row_count)
         return self.aten.to(reduced_rows, BFLOAT16)
 
-    def _send_rows(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
+    def _send_rows_by_all_to_all(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""
         kernel_choices, (tokens, _) = self.rank_choices, x.shape
         probs, routing_mask = local_tensors["probs"], local_tensors["routing_map"]
@@ -412,7 +412,7 @@ class ExpertKernels(HeadKernels):
         combined_output = autograd_graph.new_tensor((self.dispatched_token_count, output_shape[1]), dtype)
         return self.node_with_new_gradients("combine", (y,), combined_output, *dispatch_handle)
 
-    def _return_rows(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
+    def _return_rows_by_all_to_all(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
         """Returns expert outputs to their tokens by all-to-all."""
         kernel_choices, row_count = self.rank_choices, expert_outputs[0].shape[0]
         if self.local_expert_count > 1:
@@ -655,7 +655,7 @@ class ExpertKernels(HeadKernels):
         return self.aten.to(scaled_x, BFLOAT16)
 
 
-def _shared_experts(module_scope: ModuleScope) -> list[ProgramItem]:
+def _shared_expert_operations(module_scope: ModuleScope) -> list[ProgramItem]:
     """Returns the operations of a module's shared experts, including the output gate."""
     scope_items = module_scope.items
     scope_positions = [

@@ -216,7 +216,7 @@ class HeadKernels(ElementwiseKernels):
     def do_add_output(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
         logits = self.tensor_of(operation.input_values[0])
-        self.further_outputs.append(self.loss_of(logits))
+        self.further_outputs.append(self.token_losses(logits))
         self.logits = [logits.detached()]
 
     def do_linear(self, operation: Step) -> None:
@@ -274,13 +274,13 @@ class HeadKernels(ElementwiseKernels):
 
     # --- losses ------------------------------------------------------------------------------------------------------
 
-    def loss_of(self, logits: Tensor) -> Tensor:
+    def token_losses(self, logits: Tensor) -> Tensor:
         """Computes the loss of each token, which the caller sums."""
         if self.rank_choices.loss_implementation == "te":
-            return self._engine_loss(logits)
-        return self._core_loss(logits)
+            return self._transformer_engine_loss(logits)
+        return self._megatron_core_loss(logits)
 
-    def _engine_loss(self, logits: Tensor) -> Tensor:
+    def _transformer_engine_loss(self, logits: Tensor) -> Tensor:
         """Runs Transformer Engine's loss, whose forward pass overwrites the logits with the gradient."""
         row_count = logits.shape[0]
         loss, softmax_sums = self.new_tensor(row_count, 1, FLOAT32), self.new_tensor(row_count, 3, FLOAT32)
@@ -294,7 +294,7 @@ class HeadKernels(ElementwiseKernels):
         self.record_node("cross_entropy", (logits,), [loss], backward, logits)
         return loss
 
-    def _core_loss(self, logits: Tensor) -> Tensor:
+    def _megatron_core_loss(self, logits: Tensor) -> Tensor:
         """Runs Megatron-Core's loss on a float32 copy of the logits, with softmax and gradient in place."""
         autograd_graph, (n_rows, vocab_width) = self.graph, logits.shape
         is_fused = self.rank_choices.loss_implementation == "native"

@@ -101,7 +101,7 @@ GATHER_BUFFER_KEY = "gather buffer"
 """Key, in `PersistentTensors.shared_block_by_key`, of the buffer that all gathered tensors share."""
 
 
-def detached_argument(
+def detached_copy_of_argument(
     autograd_graph: AutogradGraph,
     argument_gradients: dict[int, Tensor],
     argument_index: int,
@@ -429,7 +429,7 @@ class RankKernels(Lowering):
         if not parameters and not self.deferred_parameters:
             return
         module_kind = module_scope.node_fields.get("kind")
-        if any(operation.verb == "attention" for operation in direct_steps(module_scope)):
+        if any(operation.verb == "attention" for operation in operations_outside_submodules(module_scope)):
             self.ordered_parameters[first_parameter_index:] = sorted(
                 parameters, key=lambda parameter: parameter.role != "row"
             )
@@ -524,7 +524,7 @@ class RankKernels(Lowering):
             outer_position = autograd_graph.meter.place
             recomputed_output = compute(
                 [
-                    detached_argument(autograd_graph, argument_gradients, i, saved_tensor)
+                    detached_copy_of_argument(autograd_graph, argument_gradients, i, saved_tensor)
                     for i, saved_tensor in enumerate(saved_tensors)
                 ]
             )
@@ -576,10 +576,10 @@ class RankKernels(Lowering):
         return element_count(shape)
 
 
-def direct_steps(module_scope: ModuleScope) -> Iterator[Step]:
+def operations_outside_submodules(module_scope: ModuleScope) -> Iterator[Step]:
     """Yields a module's operations outside its submodules; of alternative branches, the first branch's operations."""
     for module_item in module_scope.items:
         if isinstance(module_item, Step):
             yield module_item
         elif isinstance(module_item, AlternativeBranches):
-            yield from direct_steps(next(iter(module_item.branches.values())))
+            yield from operations_outside_submodules(next(iter(module_item.branches.values())))

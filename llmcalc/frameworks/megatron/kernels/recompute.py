@@ -13,7 +13,7 @@ from ....flow.program import AlternativeBranches, ModuleScope, ProgramItem, Step
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded
 from ....simulator.tensor import BFLOAT16, AutogradNode, NeedsInputGrad, OptionalGradient, Storage, Tensor, empty
-from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
+from .lowering import Gradients, SavedTensors, UncountedMeter, detached_copy_of_argument
 from .sparse_attention import SparseAttentionKernels
 
 DiscardableFunction: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -53,7 +53,7 @@ class DiscardedOutputs:
         was_enabled, autograd_graph.is_grad_enabled = autograd_graph.is_grad_enabled, True
         outer_position = autograd_graph.meter.place
         self.recomputed_outputs = self.discardable_function(
-            [detached_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
+            [detached_copy_of_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
         )
         autograd_graph.is_grad_enabled, autograd_graph.meter.place = was_enabled, outer_position
         for discarded_storage, recomputed_tensor in zip(self.storages, self.recomputed_outputs, strict=True):
