@@ -531,7 +531,7 @@ class RankRun:
         self.persistent.chunk_input = None
         if model_chunk.is_last:
             self.meter.place = AllocationPlace("forward", path="loss")
-            token_losses = model_chunk.lowering.loss_of(hidden_states)
+            token_losses = model_chunk.lowering.token_losses(hidden_states)
             del hidden_states
             hidden_states = self._sum_loss(token_losses)
             model_chunk.lowering.logits = []

@@ -31,7 +31,7 @@ from llmcalc.frameworks.framework import RunOnRanks
 from llmcalc.frameworks.fsdp2.pipeline import FsdpRankSetup
 from llmcalc.frameworks.fsdp2.rank_memory import (
     TENSOR_PARALLEL_STATUS,
-    _count_rank,
+    _record_counted_rank,
     counted_run_of_rank,
     fsdp_memory,
     rank_memory,
@@ -372,7 +372,7 @@ def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, 
     )
     training, fsdp = torchtitan_config_and_settings(run.spec, run.training())
     setup = FsdpRankSetup(run.spec, training, layout, 0, HOPPER_RUNTIME.workspace_bytes, fsdp)
-    ranks = [_count_rank(replace(setup, rank=rank), HOPPER_RUNTIME) for rank in range(layout.world_size)]
+    ranks = [_record_counted_rank(replace(setup, rank=rank), HOPPER_RUNTIME) for rank in range(layout.world_size)]
     assert [rank.ring_position for rank in ranks] == places
     for rank in ranks:
         for other_rank in ranks:
