@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcalc.device_memory.training import TrainingConfig, replay_steps
-from llmcalc.frameworks.fsdp2.pipeline import NEWEST_SETTINGS, ScheduleSettings, ShardedRank, ShardedSetup
+from llmcalc.frameworks.fsdp2.pipeline import NEWEST_SETTINGS, FsdpPipelineRun, FsdpRankSetup, ScheduleSettings
 from llmcalc.frameworks.torch.pipeline import RankRun, RankSetup
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -35,5 +35,5 @@ def replay_sharded_rank(
 ) -> ReplayResult:
     """The set-up and two training steps of a rank under FSDP2. device: the simulated device."""
     meter = Meter(device)
-    setup = ShardedSetup(spec, training, layout, rank, workspace, schedule_settings=schedule_settings)
-    return replay_steps(ShardedRank(setup, meter), meter)
+    setup = FsdpRankSetup(spec, training, layout, rank, workspace, schedule_settings=schedule_settings)
+    return replay_steps(FsdpPipelineRun(setup, meter), meter)

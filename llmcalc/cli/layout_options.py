@@ -28,7 +28,9 @@ def _framework_option() -> CommandOption:
 
     framework_records = [framework(framework_name) for framework_name in FRAMEWORK_NAMES]
     implied_frameworks = (
-        f"{record.name} {record.implied_by[0]}" for record in framework_records if record.implied_by is not None
+        f"{record.name} {record.implying_options[0]}"
+        for record in framework_records
+        if record.implying_options is not None
     )
     name_list = f"{', '.join(FRAMEWORK_NAMES[:-1])} or {FRAMEWORK_NAMES[-1]}"
     setting = declarations_of(LayoutRequest)["framework"]

@@ -38,7 +38,7 @@ class RunOnRanks:
     layout: the layout over the devices.
     version: the framework's version, a date or a tag; empty (default) for the newest known.
     framework_settings: the framework's own settings from a launch file; None (default) without one.
-    frozen: a frozen copy of the model on the same devices; None (default) without one.
+    frozen_model: a frozen copy of the model on the same devices; None (default) without one.
     encoders: use of encoders of images and sound that the run does not include; None (default) if they are not loaded.
     """
 
@@ -46,7 +46,7 @@ class RunOnRanks:
     layout: Layout
     version: str = ""
     framework_settings: Any = None
-    frozen: FrozenModel | SecondLoss | None = None
+    frozen_model: FrozenModel | SecondLoss | None = None
     encoders: LoadedEncoders | None = None
     _recorded_ranks: dict[CudaRuntime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     _settings: dict[CudaRuntime, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -89,27 +89,29 @@ class LazyFunction:
 class EstimateErrors(NamedTuple):
     """The largest relative errors of a framework's estimate of a rank's peak memory.
 
-    share_below: how much less a layout may need, as a share of the estimate. share_above: how much more it may need.
+    relative_error_below: how much less a layout may need, as a share of the estimate. relative_error_above: how much
+        more it may need.
 
     `python -m tests.studies.walk_errors` measures a grid of models, lengths and layouts; the largest that a layout
     needed more is 0.66 of the estimate, of small layers, whose blocks do not fill the allocator's segments. The rank of
     any stage of a pipeline needed at most 0.48 more than the estimate of its stage.
-    share_between_stages: how much more a stage's rank may need than the replay of another stage of its layout and the
+    relative_error_between_stages: how much more a stage's rank may need than the replay of another stage of its layout
+        and the
     difference of their estimates, as a share of its estimate: what one rank needs beyond its estimate, others need too.
     The largest of the grid is 0.13; of small layers (Qwen3 0.6B, 8,192 tokens, 8 stages) it was 0.29.
     """
 
-    share_below: float
-    share_above: float = 1.0
-    share_between_stages: float = 0.4
+    relative_error_below: float
+    relative_error_above: float = 1.0
+    relative_error_between_stages: float = 0.4
 
     def lower_bound(self, estimated_bytes: int) -> int:
         """Returns a lower bound of the memory, in bytes, from the estimated peak and the largest errors."""
-        return estimated_bytes - int(self.share_below * estimated_bytes)
+        return estimated_bytes - int(self.relative_error_below * estimated_bytes)
 
     def upper_bound(self, estimated_bytes: int) -> int:
         """Returns an upper bound of the memory, in bytes, from the estimated peak and the largest errors."""
-        return estimated_bytes + int(self.share_above * estimated_bytes)
+        return estimated_bytes + int(self.relative_error_above * estimated_bytes)
 
     def upper_bound_of_stage(self, estimated_bytes: int, replayed_stage_estimate: int, replayed_bytes: int) -> int:
         """Returns an upper bound of a rank's memory in bytes, from the replay of another pipeline stage.
@@ -117,7 +119,7 @@ class EstimateErrors(NamedTuple):
         estimated_bytes, replayed_stage_estimate: the estimated peaks of both stages.
         """
         expected_bytes = replayed_bytes + estimated_bytes - replayed_stage_estimate
-        margin_bytes = int(self.share_between_stages * estimated_bytes)
+        margin_bytes = int(self.relative_error_between_stages * estimated_bytes)
         return min(self.upper_bound(estimated_bytes), expected_bytes + margin_bytes)
 
 
@@ -149,13 +151,14 @@ class Framework:
         a framework whose messages all follow from placements and `gradient_rules`.
     default_attention: the attention implementation that runs where none is chosen; None (default) for that of the
         settings.
-    world_communicators: whether NCCL has two communicators of all ranks; by default one for each axis of the mesh.
-    nccl_is_known: whether the communicators are known at all; true by default.
+    has_two_world_communicators: whether NCCL has two communicators of all ranks; by default one for each axis of the
+        mesh.
+    has_known_communicators: whether the communicators are known at all; true by default.
     document_values: values of a run in its JSON document that differ from the settings.
     check_run: refuses a run that the framework has on no layout.
     check_layout: refuses a layout that the framework has not for a run, without a replay.
     evidence: (layout, whether it trains) → the witnesses of its runs; None (default) where they are untested.
-    implied_by: the options that imply it where no framework is named, in words, and a test of a layout's options.
+    implying_options: the options that imply it where no framework is named, in words, and a test of a layout's options.
     launcher: the program that starts a run's processes, where scripts name it; empty for none of its own.
     starts_on_every_device: whether the launcher starts a process on each visible device, if no number is stated.
     launch_file: the kind of launch file that is its own; None (default) for none.
@@ -165,20 +168,21 @@ class Framework:
         so that several processes may replay them; false by default.
     runs_inference: whether it runs passes without gradients; false by default.
     selective_recompute: the value of `--recompute` that `selective` stands for.
-    stack_name: (launch file or None, whether torch.compile runs, whether ranks may exchange tokens of experts) → the
-        name of the stack that times its runs (`presets/timing/stacks.toml`).
+    time_stack_name: (launch file or None, whether torch.compile runs, whether ranks may exchange tokens of experts) →
+        the name of the stack that times its runs (`presets/timing/stacks.toml`).
     micro_batch_group: (pipeline ranks, micro-batches of a step) → micro-batches that pass a chunk before the turn
         of the next chunk in an interleaved schedule; None (default) for as many as ranks.
-    overlapped_groups: launch file → groups whose messages its settings send beside products (`dp`, `weights`, `tp`,
-        `ep`), or None where it does not say; None (default) for those of the stack.
+    overlapped_parallel_groups: launch file → groups whose messages its settings send beside products (`dp`, `weights`,
+        `tp`, `ep`), or None where it does not say; None (default) for those of the stack.
     recomputed_modules: launch file → Megatron-Core's names of modules that run again by themselves; None (default) for
         none.
     recomputed_layers: launch file → share of the layers that run again as a whole, where the options of the run do not
         state it; None (default) for none.
     product_format: own settings → number format of matrix products, `bf16`, `fp8` or `fp4`; None (default) for the
         format of the run's precision.
-    narrow_precisions: training precisions with products in 8 or 4 bits whose memory it has; none by default.
-    losses: values of `--cross-entropy` that its own library has, beside those of all frameworks; none by default.
+    low_precision_formats: training precisions with products in 8 or 4 bits whose memory it has; none by default.
+    library_losses: values of `--cross-entropy` that its own library has, beside those of all frameworks; none by
+        default.
     loss: the value of `--cross-entropy` that runs where none is chosen; None (default) for that of the settings.
     """
 
@@ -192,13 +196,13 @@ class Framework:
     tensor_bytes: Callable[[RunOnRanks, int, CudaRuntime], int] | None = None
     messages_of_rank: Callable[[RunOnRanks, int], list[Message] | None] | None = None
     default_attention: AttentionImplementation | None = None
-    world_communicators: bool = False
-    nccl_is_known: bool = True
+    has_two_world_communicators: bool = False
+    has_known_communicators: bool = True
     document_values: Callable[[RunOnRanks], Mapping[str, Any]] = lambda training_run: {}
     check_run: Callable[[Memory, str], None] = _accept_every_run
     check_layout: Callable[[Memory, Layout], None] = _accept_every_layout
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
-    implied_by: tuple[str, Callable[[LayoutRequest], bool]] | None = None
+    implying_options: tuple[str, Callable[[LayoutRequest], bool]] | None = None
     launcher: str = ""
     starts_on_every_device: bool = False
     launch_file: LaunchFile | None = None
@@ -207,16 +211,16 @@ class Framework:
     replays_stages_alone: bool = False
     runs_inference: bool = False
     selective_recompute: str = "attention"
-    stack_name: Callable[[Launch | None, bool, bool], str] = lambda launched_run, is_compiled, exchanges_tokens: (
+    time_stack_name: Callable[[Launch | None, bool, bool], str] = lambda launched_run, is_compiled, exchanges_tokens: (
         "torch-compile" if is_compiled else "torch"
     )
     micro_batch_group: Callable[[int, int], int] | None = None
-    overlapped_groups: Callable[[Launch], frozenset[str] | None] | None = None
+    overlapped_parallel_groups: Callable[[Launch], frozenset[str] | None] | None = None
     recomputed_modules: Callable[[Launch], frozenset[str]] | None = None
     recomputed_layers: Callable[[Launch], float] | None = None
     product_format: Callable[[Any], str] | None = None
-    narrow_precisions: frozenset[str] = frozenset()
-    losses: frozenset[str] = frozenset()
+    low_precision_formats: frozenset[str] = frozenset()
+    library_losses: frozenset[str] = frozenset()
     loss: CrossEntropy | None = None
 
     def evidence_for(self, layout: Layout, is_training: bool) -> FrameworkEvidence:
@@ -225,4 +229,4 @@ class Framework:
 
     def is_implied(self, layout_request: LayoutRequest) -> bool:
         """Whether the user's layout options imply this framework, so that the user need not name it."""
-        return self.implied_by is not None and self.implied_by[1](layout_request)
+        return self.implying_options is not None and self.implying_options[1](layout_request)

@@ -65,7 +65,7 @@ class FrozenModel:
             return device_memory.moments["step"]["weights"]
         return self.weight_bytes(memory_estimate.states.parameter_count.total, memory_estimate.states.dtype)
 
-    def data(self) -> dict[str, object]:
+    def json_data(self) -> dict[str, object]:
         """Returns the frozen model as a dict for JSON documents."""
         return {"name": self.name, "dtype": self.dtype or None, "ranks": self.rank_count, "source": self.source}
 
@@ -100,7 +100,7 @@ class SecondLoss:
         logit_bytes = self.bytes_per_logit * tokens + self.chunk_bytes_per_logit * min(tokens, self.chunk_tokens)
         return logit_bytes * memory_estimate.spec.vocab_size
 
-    def data(self) -> dict[str, object]:
+    def json_data(self) -> dict[str, object]:
         """Returns the second loss as a dict for JSON documents."""
         return {"name": self.name, "bytes_per_logit": self.bytes_per_logit, "source": self.source}
 

@@ -96,10 +96,12 @@ def has_tensor_parallel_plan(model: RankModel) -> bool:
     return True
 
 
-def check_serving(layout: Layout, framework: Framework) -> None:
+def check_inference_layout(layout: Layout, framework: Framework) -> None:
     """Raises `InputError` for layout options and frameworks that only training has."""
     if not framework.runs_inference:
-        implying_options = "" if framework.implied_by is None else f" ({framework.implied_by[0].removeprefix('with ')})"
+        implying_options = (
+            "" if framework.implying_options is None else f" ({framework.implying_options[0].removeprefix('with ')})"
+        )
         raise InputError(
             f"--framework {framework.name}{implying_options}: is of training; expected none, or --phase training"
         )

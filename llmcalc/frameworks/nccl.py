@@ -55,12 +55,12 @@ def communicator_bytes(rank_count: int, torch_version: str = "") -> int:
     return CHANNEL_COUNT * CONNECTION_BYTES * (rank_count + tree_edges) // rank_count
 
 
-def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:
+def ranks_per_communicator(layout: Layout, framework: Framework) -> list[int]:
     """Returns the number of ranks of each NCCL communicator of a rank, except the pipeline's communicators.
 
     They are the group of all ranks and a copy of it, or one for each axis of the device mesh.
     """
-    if framework.world_communicators:
+    if framework.has_two_world_communicators:
         return [layout.world_size] * 2
     return [layout.tp, layout.cp, layout.dp // layout.hsdp_replicas, layout.hsdp_replicas]
 
@@ -70,7 +70,7 @@ def has_known_buffers(layout: Layout, framework: Framework, cuda_runtime: CudaRu
     if layout.world_size == 1:
         return True
     is_known_machine = layout.world_size <= MAX_GPUS_PER_MACHINE and cuda_runtime.gpu_name.startswith("A100")
-    return framework.nccl_is_known and layout.pp == 1 and is_known_machine
+    return framework.has_known_communicators and layout.pp == 1 and is_known_machine
 
 
 def with_nccl_buffers(
@@ -79,7 +79,7 @@ def with_nccl_buffers(
     """Returns a rank's memory plus NCCL's buffers, if the size of the buffers is known."""
     if not has_known_buffers(layout, framework, cuda_runtime):
         return rank_memory
-    nccl_bytes = sum(communicator_bytes(count, torch_version) for count in communicator_sizes(layout, framework))
+    nccl_bytes = sum(communicator_bytes(count, torch_version) for count in ranks_per_communicator(layout, framework))
     if not nccl_bytes:
         return rank_memory
     citation = "NCCL's source: 24 channels of an A100 behind NVSwitch"

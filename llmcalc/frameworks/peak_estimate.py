@@ -29,7 +29,7 @@ from ..parallel.schedule_formulas import peak_in_flight
 from ..parallel.schedules import check_micro_batches
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_layer_pattern, types_of_layers
-from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
+from .transient_bytes import StageParameterCounts, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACK_NAMES = "encoder", "decoder"
 """Names of the two layer stacks of an encoder-decoder."""
@@ -97,7 +97,7 @@ class MicroBatchBytes:
         return max(self.backward_peaks.bytes_by_path.get("loss", 0), *peaks_outside_layers, 0)
 
     @cached_property
-    def saved_between_layers_and_head(self) -> int:
+    def bytes_saved_between_layers_and_head(self) -> int:
         """Bytes saved between the last layer and the output head, in the forward or the backward pass."""
         return min(self.saved_bytes, self.forward_peaks.bytes_by_path.get("norm", self.saved_bytes))
 
@@ -151,7 +151,7 @@ class BytesPerParameter(NamedTuple):
     adamw_extra_bytes: float = 0
 
 
-def parameters_in_padded_rows(shard_count: int, counted_op: CountedOp) -> Number:
+def padded_parameter_count(shard_count: int, counted_op: CountedOp) -> Number:
     """Returns the number of parameters, with rows padded to a multiple of the shards."""
     parameter_count = counted_op.params()
     if not parameter_count:
@@ -166,7 +166,7 @@ def parameters_in_padded_rows(shard_count: int, counted_op: CountedOp) -> Number
     )
 
 
-def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
+def distinct_micro_batch_count(layout: Layout, micro_batches: int) -> int:
     """Returns after how many micro-batches the pipeline schedule repeats, plus those of an incomplete last round."""
     schedule_period = 2 * layout.pp * layout.vpp
     return micro_batches if micro_batches <= schedule_period else schedule_period + micro_batches % layout.pp
@@ -185,7 +185,7 @@ The largest number comes first; None stands for all layers of the stage.
 """
 
 
-class Measurements(NamedTuple):
+class PassMeasurements(NamedTuple):
     """The measured bytes of a `PeakEstimate`, which the same estimate in another process can take over.
 
     passes_by_key: key of a stage → the bytes of its passes.
@@ -219,13 +219,13 @@ class PeakEstimate:
     frees_gradients: bool = False
     pads_shards: bool = False
     _passes_by_key: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]] = field(default_factory=dict)
-    _parameters_by_stage: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
-    _parameters_by_layer: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
+    _parameters_by_stage: dict[tuple[object, ...], StageParameterCounts] = field(default_factory=dict)
+    _parameters_by_layer: dict[tuple[object, ...], StageParameterCounts] = field(default_factory=dict)
     _bytes_of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
     _saved_bytes_by_layer: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _kind_runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
+    _layer_runs_by_stage: dict[range, tuple[object, ...]] = field(default_factory=dict)
     _static_bytes_by_layout: dict[Layout, list[int]] = field(default_factory=dict)
-    _run_of_peaks: tuple[Layout, int] | None = None
+    _layout_of_peaks: tuple[Layout, int] | None = None
     _peaks_by_rank: dict[int, int] = field(default_factory=dict)
 
     @cached_property
@@ -247,7 +247,7 @@ class PeakEstimate:
         ]
         return [layer_kind for scopes in stack_layers if scopes for layer_kind in types_of_layers(scopes)]
 
-    def share_parameter_counts(self, other_estimate: PeakEstimate) -> None:
+    def take_over_parameter_counts(self, other_estimate: PeakEstimate) -> None:
         """Takes over the counted parameters and static bytes of another `PeakEstimate` for the same model."""
         if self.spec is other_estimate.spec and (self.bytes_per_parameter, self.included_parts, self.pads_shards) == (
             other_estimate.bytes_per_parameter,
@@ -258,13 +258,13 @@ class PeakEstimate:
             self._parameters_by_layer = other_estimate._parameters_by_layer
             self._static_bytes_by_layout = other_estimate._static_bytes_by_layout
 
-    def measurements(self) -> Measurements:
+    def measurements(self) -> PassMeasurements:
         """Returns a copy of all measurements so far."""
-        return Measurements(dict(self._passes_by_key), dict(self._saved_bytes_by_layer))
+        return PassMeasurements(dict(self._passes_by_key), dict(self._saved_bytes_by_layer))
 
-    def measurements_since(self, earlier: Measurements) -> Measurements:
+    def measurements_since(self, earlier: PassMeasurements) -> PassMeasurements:
         """Returns the measurements that this estimate has made since an earlier copy of its measurements."""
-        return Measurements(
+        return PassMeasurements(
             {key: passes for key, passes in self._passes_by_key.items() if key not in earlier.passes_by_key},
             {
                 layer_kind: saved_bytes
@@ -273,7 +273,7 @@ class PeakEstimate:
             },
         )
 
-    def add_measurements(self, measurements: Measurements) -> None:
+    def add_measurements(self, measurements: PassMeasurements) -> None:
         """Adds the measurements that a copy of this estimate has made in another process."""
         self._passes_by_key |= measurements.passes_by_key
         self._saved_bytes_by_layer |= measurements.saved_bytes_by_layer
@@ -284,17 +284,17 @@ class PeakEstimate:
         micro_batches: of a step; its first rank also saves the layers whose saved bytes are known from other stages.
             0 (default) for bytes of any run.
         """
-        bytes_by_rank = self._static_bytes_by_rank(layout)
+        bytes_by_rank = self._static_bytes_of_pipeline_ranks(layout)
         first_rank_bytes = bytes_by_rank[0]
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
             first_rank_stages = [stage for stage in stages(layout, self.layer_count) if stage.pipeline_rank == 0]
-            saved_bytes = [self._least_saved_bytes(layout, stage) for stage in first_rank_stages]
+            saved_bytes = [self._saved_bytes_lower_bound(layout, stage) for stage in first_rank_stages]
             if any(saved_bytes):
-                distinct_microbatch_count = distinct_micro_batches(layout, micro_batches)
+                distinct_microbatch_count = distinct_micro_batch_count(layout, micro_batches)
                 first_rank_bytes += peak_in_flight(layout, distinct_microbatch_count, 0, saved_bytes)[0]
         return self.fixed_bytes + max(first_rank_bytes, *bytes_by_rank)
 
-    def _static_bytes_by_rank(self, layout: Layout) -> list[int]:
+    def _static_bytes_of_pipeline_ranks(self, layout: Layout) -> list[int]:
         """Returns the bytes of weights, gradients and optimizer states of each rank of a pipeline."""
         if layout not in self._static_bytes_by_layout:
             rank_bytes, bytes_by_stage_kind = [0] * layout.pp, dict[tuple[object, ...], int]()
@@ -306,14 +306,14 @@ class PeakEstimate:
             self._static_bytes_by_layout[layout] = rank_bytes
         return self._static_bytes_by_layout[layout]
 
-    def _least_saved_bytes(self, layout: Layout, stage: Stage) -> int:
+    def _saved_bytes_lower_bound(self, layout: Layout, stage: Stage) -> int:
         """Returns a lower bound of the bytes that a micro-batch saves in a stage, from already measured layers."""
         activation_shape = _activation_shape(layout)
         return sum(
             self._saved_bytes_by_layer.get((*activation_shape, id(self.layer_kinds[i])), 0) for i in stage.layers
         )
 
-    def largest_bytes(self, layout: Layout, micro_batches: int) -> int:
+    def largest_rank_bytes(self, layout: Layout, micro_batches: int) -> int:
         """Returns the peak bytes of the rank that needs the most memory."""
         return max(self.peaks_by_stage(layout, micro_batches))
 
@@ -349,7 +349,7 @@ class PeakEstimate:
 
     def _distinct_ranks(self, layout: Layout, micro_batches: int) -> dict[int, list[Stage]]:
         """Returns pipeline rank → stages, only for ranks whose peak differs from the previous rank's peak."""
-        check_micro_batches(layout, distinct_micro_batches(layout, micro_batches))
+        check_micro_batches(layout, distinct_micro_batch_count(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layer_count):
             stages_by_rank[stage.pipeline_rank].append(stage)
@@ -383,13 +383,13 @@ class PeakEstimate:
     def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
         """Returns the peak bytes of a rank, cached until another layout is estimated."""
         layout_run = layout, micro_batches
-        if layout_run != self._run_of_peaks:
-            self._run_of_peaks, self._peaks_by_rank = layout_run, {}
+        if layout_run != self._layout_of_peaks:
+            self._layout_of_peaks, self._peaks_by_rank = layout_run, {}
         if rank not in self._peaks_by_rank:
-            self._peaks_by_rank[rank] = self._largest_moment(layout, rank, rank_stages, micro_batches)
+            self._peaks_by_rank[rank] = self._compute_rank_peak(layout, rank, rank_stages, micro_batches)
         return self._peaks_by_rank[rank]
 
-    def _largest_moment(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
+    def _compute_rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
         """Returns the peak bytes of a rank: the largest of four points in time of a training step.
 
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
@@ -398,12 +398,12 @@ class PeakEstimate:
         bytes_by_chunk = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
         saved_bytes, in_flight_counts = peak_in_flight(
             layout,
-            distinct_micro_batches(layout, micro_batches),
+            distinct_micro_batch_count(layout, micro_batches),
             rank,
             [chunk_bytes.saved_bytes for chunk_bytes in bytes_by_chunk],
         )
         stage_parameters = [
-            self.stage_parameters(layout, stage)._replace(extra_gradients=chunk_bytes.extra_gradient_elements)
+            self.stage_parameters(layout, stage)._replace(extra_gradient_elements=chunk_bytes.extra_gradient_elements)
             for stage, chunk_bytes in zip(rank_stages, bytes_by_chunk, strict=True)
         ]
         transient_bytes = self.transient_bytes(layout, stage_parameters, micro_batches)
@@ -424,9 +424,9 @@ class PeakEstimate:
                 )
                 if in_flight_count
             )
-        static_bytes = self._static_bytes_by_rank(layout)[rank]
+        static_bytes = self._static_bytes_of_pipeline_ranks(layout)[rank]
         if layout.is_bidirectional:
-            static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
+            static_bytes += self._static_bytes_of_pipeline_ranks(layout)[layout.pp - 1 - rank]
         received_bytes = micro_batches * sum(chunk_bytes.received_bytes for chunk_bytes in bytes_by_chunk)
         bytes_by_moment = (
             saved_bytes + pass_peak + transient_bytes.during_passes,
@@ -446,18 +446,18 @@ class PeakEstimate:
         The gradients of the head come first, those of the first layer last.
         """
         parameters, (forward_peak, head_peak, layer_peak) = self.stage_parameters(layout, stage), pass_peaks
-        gradient_bytes = self.static_bytes(layout, stage, only_gradients=True)
+        gradient_bytes = self.static_bytes(layout, stage, counts_only_gradients=True)
         head_elements = min(parameters.outside_layers, parameters.largest_tensor)
         head_gradient_bytes = round(gradient_bytes * head_elements / parameters.total)
         first_layer_peak = layer_peak - pass_bytes.saved_bytes
         last_layer_peak = max(head_peak, layer_peak) - gradient_bytes + head_gradient_bytes
         return max(forward_peak - gradient_bytes, last_layer_peak, first_layer_peak) - pass_bytes.saved_bytes
 
-    def static_bytes(self, layout: Layout, stage: Stage, only_gradients: bool = False) -> int:
+    def static_bytes(self, layout: Layout, stage: Stage, counts_only_gradients: bool = False) -> int:
         """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
         parameters = self.stage_parameters(layout, stage)
         weight_bytes, gradient_bytes, optimizer_bytes, adamw_extra_bytes = self.bytes_per_parameter
-        if only_gradients:
+        if counts_only_gradients:
             weight_bytes = optimizer_bytes = adamw_extra_bytes = 0
         static_bytes = adamw_extra_bytes * (parameters.outside_layers + parameters.experts)
         for parameter_count, shard_count in (
@@ -469,7 +469,7 @@ class PeakEstimate:
             static_bytes += parameter_count * optimizer_bytes / (shard_count if layout.zero >= 1 else 1)
         return round(static_bytes)
 
-    def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:
+    def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameterCounts:
         """Returns the parameter counts of a pipeline stage on one rank."""
         expert_tp = layout.expert_tp
         shard_count = layout.shards if self.pads_shards and layout.zero == 3 else 1
@@ -489,7 +489,7 @@ class PeakEstimate:
             dense=parameter_counts.dense - parameter_counts.experts, experts=parameter_counts.experts // layout.ep
         )
 
-    def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
+    def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameterCounts:
         """Counts a pipeline stage's parameters; the count `dense` includes the routed experts.
 
         Layers of one kind have equal counts, so one of each kind is recorded, and one with each end of the model.
@@ -504,17 +504,21 @@ class PeakEstimate:
             layer_count = other_kinds.pop(id(self.layer_kinds[i]), 0)
             if layer_count:
                 counts_and_layers.append((self._count_layer(layout, middle_stage, i, shard_count), layer_count))
-        return StageParameters(
+        return StageParameterCounts(
             dense=sum(layer_count * parameter_counts.dense for parameter_counts, layer_count in counts_and_layers),
             experts=sum(layer_count * parameter_counts.experts for parameter_counts, layer_count in counts_and_layers),
             outside_layers=counts_and_layers[0][0].outside_layers,
             largest_layer=max(parameter_counts.largest_layer for parameter_counts, _ in counts_and_layers),
             largest_tensor=max(parameter_counts.largest_tensor for parameter_counts, _ in counts_and_layers),
-            largest_in_layers=max(parameter_counts.largest_in_layers for parameter_counts, _ in counts_and_layers),
-            largest_matrix=max(parameter_counts.largest_matrix for parameter_counts, _ in counts_and_layers),
+            largest_layer_tensor=max(
+                parameter_counts.largest_layer_tensor for parameter_counts, _ in counts_and_layers
+            ),
+            largest_dense_layer_tensor=max(
+                parameter_counts.largest_dense_layer_tensor for parameter_counts, _ in counts_and_layers
+            ),
         )
 
-    def _count_layer(self, layout: Layout, stage: Stage, layer_index: int, shard_count: int) -> StageParameters:
+    def _count_layer(self, layout: Layout, stage: Stage, layer_index: int, shard_count: int) -> StageParameterCounts:
         """Counts the parameters of one layer, and of the embedding or the head if the pipeline stage has them."""
         layer_kind = self.layer_kinds[layer_index]
         cache_key = layout.tp, layout.expert_tp, shard_count, id(layer_kind), stage.has_embedding, stage.has_head
@@ -523,17 +527,17 @@ class PeakEstimate:
             self._parameters_by_layer[cache_key] = self._count_recorded_parameters(layout, layer_stage, shard_count)
         return self._parameters_by_layer[cache_key]
 
-    def _count_recorded_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
+    def _count_recorded_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameterCounts:
         """Counts the parameters of a stage in its recorded program, as `_count_parameters`."""
         node_tree = cached_rank_program(self.spec, layout, 0, representative_stage(self.spec, stage)).node()
-        count_parameters = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
+        count_parameters = partial(padded_parameter_count, shard_count) if shard_count > 1 else total_params_of
         tree_nodes = [
             node for node in node_tree.walk() if not node.optional_part or node.optional_part in self.included_parts
         ]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
         layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
         parameter_count = node_tree.total(count_parameters, include=self.included_parts)
-        return StageParameters(
+        return StageParameterCounts(
             dense=parameter_count,
             experts=sum(
                 times(tree_node.cost_of_operation(count_parameters), tree_node.copies)
@@ -545,8 +549,8 @@ class PeakEstimate:
                 (node.cost_per_repeat(count_parameters, self.included_parts) for node in layers), default=0
             ),
             largest_tensor=max(tree_node.cost_of_operation(count_parameters) for tree_node in tree_nodes),
-            largest_in_layers=max((node.cost_of_operation(count_parameters) for node in layer_nodes), default=0),
-            largest_matrix=max(
+            largest_layer_tensor=max((node.cost_of_operation(count_parameters) for node in layer_nodes), default=0),
+            largest_dense_layer_tensor=max(
                 (node.cost_of_operation(count_parameters) for node in layer_nodes if not _has_routed_experts(node)),
                 default=0,
             ),
@@ -554,8 +558,8 @@ class PeakEstimate:
 
     def _layer_kind_runs(self, stage: Stage) -> tuple[object, ...]:
         """Returns a pipeline stage's layers as runs of equal layers: (type of the layers, number of layers)."""
-        if stage.layers in self._kind_runs:
-            return self._kind_runs[stage.layers]
+        if stage.layers in self._layer_runs_by_stage:
+            return self._layer_runs_by_stage[stage.layers]
         kind_runs: list[list[int]] = []
         for i in stage.layers:
             layer_type = id(self.layer_kinds[i])
@@ -563,7 +567,7 @@ class PeakEstimate:
                 kind_runs[-1][1] += 1
             else:
                 kind_runs.append([layer_type, 1])
-        return self._kind_runs.setdefault(stage.layers, tuple(map(tuple, kind_runs)))
+        return self._layer_runs_by_stage.setdefault(stage.layers, tuple(map(tuple, kind_runs)))
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
         """Returns the saved and peak bytes of a micro-batch's passes through a pipeline stage."""
@@ -602,7 +606,7 @@ class PeakEstimate:
         if not stage_kinds or any(layer_kind is not stage_kinds[0] for layer_kind in stage_kinds):
             first_layer, pattern_length, pattern_repeats = find_layer_pattern(stage_kinds)
             if pattern_repeats < FEWEST_EXTRAPOLATED:
-                return self._with_more_last_layers(stage) or (start_layer, end_layer, None)
+                return self._measured_layers_with_longer_end(stage) or (start_layer, end_layer, None)
             skipped_layer_count = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
             if start_layer + first_layer + pattern_repeats * pattern_length == end_layer and not stage.has_head:
                 end_layer -= skipped_layer_count
@@ -629,7 +633,7 @@ class PeakEstimate:
             return stage.layers.start, stage.layers.stop, None
         return start_layer, end_layer, len(stage.layers)
 
-    def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
+    def _measured_layers_with_longer_end(self, stage: Stage) -> tuple[int, int, int] | None:
         """Returns `_measured_layers`, computed as if the equal layers at the end of a stage were more numerous.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
@@ -683,14 +687,14 @@ def _pass_peaks(
     forward_peak = max(
         pass_bytes.layer_forward_peak,
         pass_bytes.loss_peak + transient_bytes.around_loss,
-        pass_bytes.saved_between_layers_and_head + transient_bytes.before_head,
+        pass_bytes.bytes_saved_between_layers_and_head + transient_bytes.before_head,
     )
     if micro_batches > 1:
         forward_peak += transient_bytes.later_micro_batches
     head_peak = max(
         pass_bytes.head_backward_peak + transient_bytes.outside_layers,
         pass_bytes.backward_peak_outside_modules + transient_bytes.outside_layers + transient_bytes.outside_modules,
-        pass_bytes.saved_between_layers_and_head + transient_bytes.after_head,
+        pass_bytes.bytes_saved_between_layers_and_head + transient_bytes.after_head,
     )
     saved_per_layer = pass_bytes.saved_bytes // max(1, len(stage.layers))  # freed when the next layer's pass begins
     bytes_from_other_module = max(0, transient_bytes.from_previous_layer - saved_per_layer, transient_bytes.from_head)

@@ -26,7 +26,7 @@ from ..workload.execution import AttentionImplementation
 from ..workload.loaded_encoders import LoadedEncoders
 from .framework import Framework, RunOnRanks
 from .frozen_model import EncoderBytes, FrozenModel, SecondLoss, encoders_on_rank
-from .inference_rank import check_serving, inference_rank, rank_memory
+from .inference_rank import check_inference_layout, inference_rank, rank_memory
 from .nccl import with_nccl_buffers
 from .registry import framework as framework_named
 
@@ -157,7 +157,7 @@ class Cluster:
             layers[stage.pipeline_rank].append(Counter(layer_names[layer_index] for layer_index in stage.layers))
         middle_stages: list[int] = []
         for pp in range(1, self.layout.pp - 1):
-            if not any(_has_all_layers(layers[earlier_stage], layers[pp]) for earlier_stage in middle_stages):
+            if not any(_covers_all_layers(layers[earlier_stage], layers[pp]) for earlier_stage in middle_stages):
                 middle_stages.append(pp)
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.layout.world_size - 1}))
@@ -195,18 +195,18 @@ class Cluster:
             memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
             memory = replace(memory, host_terms=(*memory.host_terms, *self._host_terms))
         else:
-            check_serving(self.layout, self.framework)
+            check_inference_layout(self.layout, self.framework)
             memory = rank_memory(replace(self.inference_rank(rank), cuda_runtime=cuda_runtime))
         memory = with_nccl_buffers(memory, self.layout, self.framework, cuda_runtime, self.settings.torch or "")
         memory = memory_with_evidence(memory, self.evidence)
         stage, run_memory = self.layout.coordinates(rank).pp, memory
         parts: list[FrozenModel | SecondLoss | EncoderBytes] = (
-            [] if self.run.frozen is None else [*self.run.frozen.parts]
+            [] if self.run.frozen_model is None else [*self.run.frozen_model.parts]
         )
         if self.trains and stage == 0:
-            parts += encoders_on_rank(self.memory, self.layout, self.run.encoders, self.run.frozen)
+            parts += encoders_on_rank(self.memory, self.layout, self.run.encoders, self.run.frozen_model)
         for part in parts:
-            memory = _with_part(memory, part, part.additional_bytes(self.memory, run_memory))
+            memory = _with_added_bytes(memory, part, part.additional_bytes(self.memory, run_memory))
         return RankMemory(rank, stage, memory)
 
     @cached_property
@@ -248,7 +248,7 @@ class Cluster:
         return max(self.by_rank, key=lambda rank: (rank.device.peak_bytes, -rank.rank))
 
     @cached_property
-    def reserved_range(self) -> tuple[int, int] | None:
+    def reserved_bytes_range(self) -> tuple[int, int] | None:
         """The reserved bytes of the largest rank, without and with expandable segments of the allocator.
 
         None where the allocator's setting is given.
@@ -264,7 +264,7 @@ class Cluster:
     def attention(self) -> AttentionImplementation:
         """The name of the attention implementation."""
         if self.trains:
-            return attention_of(self.memory, self.framework)
+            return attention_implementation_of(self.memory, self.framework)
         return self.inference_rank(0).attention
 
     @property
@@ -303,7 +303,7 @@ class Cluster:
         )
 
 
-def _with_part(
+def _with_added_bytes(
     device_memory: DeviceMemory, frozen_model: FrozenModel | SecondLoss | EncoderBytes, frozen_bytes: int
 ) -> DeviceMemory:
     """Returns a device's memory plus the bytes of a frozen model or an encoder, added at every point in time."""
@@ -331,12 +331,12 @@ def _with_part(
     )
 
 
-def _has_all_layers(layers_by_chunk: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
+def _covers_all_layers(layers_by_chunk: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
     """Whether each pipeline chunk contains all layers of the same chunk in `smaller_chunks`."""
     return all(layers >= smaller_layers for layers, smaller_layers in zip(layers_by_chunk, smaller_chunks, strict=True))
 
 
-def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImplementation:
+def attention_implementation_of(memory_estimate: Memory, framework: Framework) -> AttentionImplementation:
     """Returns the attention implementation: the requested one, or the framework's default."""
     requested_attention = memory_estimate.settings.attn_implementation
     return (

@@ -54,7 +54,9 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
     """Returns the framework in a layout's request, or the framework that the options imply."""
     if layout_request.framework is not None:
         return framework(layout_request.framework)
-    implied_frameworks = (record for name in FRAMEWORK_NAMES if (record := framework(name)).implied_by is not None)
+    implied_frameworks = (
+        record for name in FRAMEWORK_NAMES if (record := framework(name)).implying_options is not None
+    )
     return next(
         (record for record in implied_frameworks if record.is_implied(layout_request)),
         framework(DEFAULT_FRAMEWORK),
@@ -96,7 +98,7 @@ def layout_of(layout_request: LayoutRequest, trained_spec: ModelSpec | None = No
     return layout_rules.layout_of(layout_request, trains_experts=trains_experts)
 
 
-def plugins() -> dict[str, Plugin]:
+def plugin_by_framework() -> dict[str, Plugin]:
     """Returns name → framework, for the frameworks that accelerate and the Trainer can select."""
     plugins_by_name = ((framework_name, framework(framework_name).plugin) for framework_name in FRAMEWORK_NAMES)
     return {framework_name: plugin for framework_name, plugin in plugins_by_name if plugin is not None}

@@ -27,7 +27,7 @@ class StageLayers:
         return stacks[0] if len(stacks) == 1 and not stacks[0].remaining_repeats else None
 
     @property
-    def has_one_kind(self) -> bool:
+    def has_one_layer_kind(self) -> bool:
         """Whether all layers of the stage are of one kind."""
         stack, layers_before = self.stack, self._lowering.first_layer_index
         return stack is not None and (stack.layers_before, stack.layer_period, stack.layers_after) == (

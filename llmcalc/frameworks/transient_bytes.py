@@ -18,7 +18,7 @@ from ..simulator.meter import Meter
 from ..simulator.tensor import DTYPES, FLOAT32, Dtype, empty
 
 
-class StageParameters(NamedTuple):
+class StageParameterCounts(NamedTuple):
     """The numbers of parameters, by kind, of a pipeline stage on one tensor-parallel rank.
 
     dense: parameters of all modules except routed experts.
@@ -26,9 +26,10 @@ class StageParameters(NamedTuple):
     outside_layers: parameters of modules outside the layers, such as the embedding and the head.
     largest_layer: parameters of the largest layer.
     largest_tensor: elements of the largest tensor.
-    largest_in_layers: elements of the largest tensor in a layer.
-    largest_matrix: elements of the largest tensor in a layer that is not of experts.
-    extra_gradients: elements by which whole gradients exceed their divided weights (`DTensorKernels.look_up_rows`).
+    largest_layer_tensor: elements of the largest tensor in a layer.
+    largest_dense_layer_tensor: elements of the largest tensor in a layer that is not of experts.
+    extra_gradient_elements: elements by which whole gradients exceed their divided weights
+        (`DTensorKernels.look_up_rows`).
     """
 
     dense: int
@@ -36,9 +37,9 @@ class StageParameters(NamedTuple):
     outside_layers: int = 0
     largest_layer: int = 0
     largest_tensor: int = 0
-    largest_in_layers: int = 0
-    largest_matrix: int = 0
-    extra_gradients: int = 0
+    largest_layer_tensor: int = 0
+    largest_dense_layer_tensor: int = 0
+    extra_gradient_elements: int = 0
 
     @property
     def total(self) -> int:
@@ -87,12 +88,12 @@ class TransientBytes(NamedTuple):
     optimizer_step: int = 0
 
 
-TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters], int], TransientBytes]
+TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameterCounts], int], TransientBytes]
 """Counts a rank's temporary bytes from its layout, its stages' parameters and the micro-batches of a step."""
 
 
 def no_transient_bytes(
-    layout: Layout, stage_parameters: Sequence[StageParameters], micro_batches: int
+    layout: Layout, stage_parameters: Sequence[StageParameterCounts], micro_batches: int
 ) -> TransientBytes:
     """Returns zero temporary bytes, for frameworks that allocate no temporary tensors."""
     return TransientBytes()
@@ -102,42 +103,45 @@ class OptimizerStepBytes(NamedTuple):
     """The temporary bytes of an optimizer step per tensor element, 0 by default.
 
     per_parameter: bytes per parameter.
-    per_element_of_largest: further bytes per element of the largest tensor.
-    per_element_of_largest_in_layers: further bytes per element of the largest tensor in a layer, whose update may not
-        be over yet.
+    per_element_of_largest_tensor: further bytes per element of the largest tensor.
+    per_element_of_largest_layer_tensor: further bytes per element of the largest tensor in a layer, whose update may
+        not be over yet.
     per_adamw_parameter: where matrices are updated apart (Muon), bytes per parameter that is no matrix in a layer; None
         where all parameters are updated alike.
-    gradient_copy: bytes of the fp32 copy of an element of a gradient; part of `per_parameter`.
+    gradient_copy_bytes: bytes of the fp32 copy of an element of a gradient; part of `per_parameter`.
     gradient_element_bytes: bytes of an element of a gradient.
     """
 
     per_parameter: float = 0
-    per_element_of_largest: float = 0
-    per_element_of_largest_in_layers: float = 0
+    per_element_of_largest_tensor: float = 0
+    per_element_of_largest_layer_tensor: float = 0
     per_adamw_parameter: float | None = None
-    gradient_copy: int = 0
+    gradient_copy_bytes: int = 0
     gradient_element_bytes: int = 0
 
-    def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], is_sharded: bool) -> int:
+    def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameterCounts], is_sharded: bool) -> int:
         """Returns the most temporary bytes of the optimizer step on a rank. is_sharded: whether ranks update shards."""
         dense_parameters = sum(stage.dense for stage in stage_parameters)
         expert_parameters = sum(stage.experts for stage in stage_parameters)
         shard_count, expert_shards = (layout.shards, layout.expert_shards) if is_sharded else (1, 1)
         parameter_bytes = self.per_parameter * (dense_parameters / shard_count + expert_parameters / expert_shards)
         if self.per_adamw_parameter is None:
-            largest_tensor_bytes = self.per_element_of_largest * max(stage.largest_tensor for stage in stage_parameters)
-            largest_tensor_bytes += self.per_element_of_largest_in_layers * max(
-                stage.largest_in_layers for stage in stage_parameters
+            largest_tensor_bytes = self.per_element_of_largest_tensor * max(
+                stage.largest_tensor for stage in stage_parameters
+            )
+            largest_tensor_bytes += self.per_element_of_largest_layer_tensor * max(
+                stage.largest_layer_tensor for stage in stage_parameters
             )
         else:
-            largest_matrix = max(stage.largest_matrix for stage in stage_parameters)
+            largest_dense_layer_tensor = max(stage.largest_dense_layer_tensor for stage in stage_parameters)
             adamw_parameters = sum(stage.outside_layers for stage in stage_parameters) + expert_parameters
             largest_tensor_bytes = max(
-                (self.per_element_of_largest + self.per_element_of_largest_in_layers) * largest_matrix,
+                (self.per_element_of_largest_tensor + self.per_element_of_largest_layer_tensor)
+                * largest_dense_layer_tensor,
                 self.per_adamw_parameter * adamw_parameters,
             )
-        extra_gradient_elements = sum(stage.extra_gradients for stage in stage_parameters)
-        extra_bytes = (self.gradient_copy + self.gradient_element_bytes) * extra_gradient_elements
+        extra_gradient_elements = sum(stage.extra_gradient_elements for stage in stage_parameters)
+        extra_bytes = (self.gradient_copy_bytes + self.gradient_element_bytes) * extra_gradient_elements
         return round(parameter_bytes + largest_tensor_bytes / shard_count + extra_bytes / shard_count)
 
 
@@ -160,13 +164,14 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     copy_bytes, gradient_element_bytes = FLOAT32.bytes if has_gradient_copies else 0, gradient_type.bytes
     if has_flat_parameters:
         return OptimizerStepBytes(
-            _step_peak(training_config, gradient_type, has_gradient_copies, 1, has_flat_parameters=True)
+            _optimizer_step_peak(training_config, gradient_type, has_gradient_copies, 1, has_flat_parameters=True)
             / matrix_elements,
-            gradient_copy=copy_bytes,
+            gradient_copy_bytes=copy_bytes,
             gradient_element_bytes=gradient_element_bytes,
         )
     peak_of_1_matrix, peak_of_2_matrices, peak_of_3_matrices = (
-        _step_peak(training_config, gradient_type, has_gradient_copies, count) / matrix_elements for count in (1, 2, 3)
+        _optimizer_step_peak(training_config, gradient_type, has_gradient_copies, count) / matrix_elements
+        for count in (1, 2, 3)
     )
     bytes_per_parameter = max(0.0, peak_of_3_matrices - peak_of_2_matrices)
     largest_matrix_bytes = max(0.0, peak_of_1_matrix - bytes_per_parameter)
@@ -174,7 +179,8 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     bytes_per_adamw_parameter = None
     if optimizer(training_config.optimizer).separates_layer_matrices:
         adamw_peak_bytes_per_element = (
-            _step_peak(training_config, gradient_type, has_gradient_copies, 1, is_matrix=False) / matrix_elements
+            _optimizer_step_peak(training_config, gradient_type, has_gradient_copies, 1, is_matrix=False)
+            / matrix_elements
         )
         bytes_per_adamw_parameter = max(0.0, adamw_peak_bytes_per_element - bytes_per_parameter)
     return OptimizerStepBytes(
@@ -187,7 +193,7 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     )
 
 
-def _step_peak(
+def _optimizer_step_peak(
     training_config: TrainingConfig,
     gradient_type: Dtype,
     has_gradient_copies: bool,

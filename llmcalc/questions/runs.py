@@ -383,7 +383,7 @@ def build_run_question(
             run_options, settings=with_implied_phase(run_options.settings, run_options.layout, is_setting_given)
         )
         return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run_options))
-    from ..frameworks.launch.adapter_targets import translate_targets
+    from ..frameworks.launch.adapter_targets import translate_adapter_targets
     from ..frameworks.launch.read_launch_file import read_launch
 
     gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED_ACCELERATOR
@@ -452,7 +452,9 @@ def build_run_question(
             )
         preset = _with_classification_head(preset, launched_run.score_label_count)
         launched_run = replace(launched_run, settings=_settings_without_logits(launched_run.settings))
-    launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
+    launched_run = translate_adapter_targets(
+        with_published_weights(launched_run, preset), preset.model, preset.checkpoint
+    )
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
     launched_run = launched_run.with_chunked_loss(preset.model.vocab_size)
     run_options = replace(run_options, settings=Settings(**{"phase": "training", **launched_run.settings}))
@@ -602,10 +604,10 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
 def check_loss_implementation(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for a cross-entropy implementation that belongs to the library of another framework."""
     loss = settings.cross_entropy
-    if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
+    if loss in FRAMEWORK_LOSSES and loss not in framework_record.library_losses:
         from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
-        frameworks_text = " or ".join(name for name in FRAMEWORK_NAMES if loss in framework(name).losses)
+        frameworks_text = " or ".join(name for name in FRAMEWORK_NAMES if loss in framework(name).library_losses)
         raise InputError(
             f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {frameworks_text}"
         )
@@ -629,10 +631,10 @@ def check_loss_and_precision_of_framework(settings: Settings, framework_record: 
 def _check_precision(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled under the framework."""
     precision = settings.precision or ""
-    if precision in PRODUCT_FORMAT_BY_PRECISION and precision not in framework_record.narrow_precisions:
+    if precision in PRODUCT_FORMAT_BY_PRECISION and precision not in framework_record.low_precision_formats:
         from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
-        supporting_frameworks = [name for name in FRAMEWORK_NAMES if precision in framework(name).narrow_precisions]
+        supporting_frameworks = [name for name in FRAMEWORK_NAMES if precision in framework(name).low_precision_formats]
         expected_text = "llmcalc time, which has it, or bf16-master"
         if supporting_frameworks:
             expected_text = f"--framework {' or '.join(supporting_frameworks)}"

@@ -179,7 +179,7 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         timed_run = time_training(run_memory, hardware, layout, micro_batches, time_settings_of_run)
     precision = run_question.settings.precision or ""
     is_planned = precision not in PRODUCT_FORMAT_BY_PRECISION or any(
-        precision in framework(field_name).narrow_precisions for field_name in FRAMEWORK_NAMES
+        precision in framework(field_name).low_precision_formats for field_name in FRAMEWORK_NAMES
     )
     return replace(
         timed_run,
@@ -231,7 +231,7 @@ def _peak_training_bytes(run_memory: Memory, framework_record: Framework, layout
     """Returns the peak tensor bytes of a layout's largest rank; without activations if they are unknown."""
     memory_estimate = framework_record.estimate(run_memory)
     try:
-        return max(memory_estimate.lower_bound_bytes(layout), memory_estimate.largest_bytes(layout, micro_batches))
+        return max(memory_estimate.lower_bound_bytes(layout), memory_estimate.largest_rank_bytes(layout, micro_batches))
     except InputError:
         return memory_estimate.lower_bound_bytes(layout)
 
@@ -474,7 +474,7 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
     stack_name = (
         options.stack
         or program_stack_name
-        or framework_record.stack_name(launched_run, bool(run_question.settings.compile), exchanges_tokens)
+        or framework_record.time_stack_name(launched_run, bool(run_question.settings.compile), exchanges_tokens)
     )
     if options.stack is None and launched_run is None and run_question.hardware is not None:
         stack_name = stack_of_vendor(run_question.hardware.vendor, "training") or stack_name
@@ -487,8 +487,8 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
         else "",
         options.factors or UNIT_FACTORS,
         None
-        if launched_run is None or options.stack is not None or framework_record.overlapped_groups is None
-        else framework_record.overlapped_groups(launched_run),
+        if launched_run is None or options.stack is not None or framework_record.overlapped_parallel_groups is None
+        else framework_record.overlapped_parallel_groups(launched_run),
         _unpriced_settings(run_question),
         launched_run is not None and launched_run.calls_torch_attention,
         framework_record.loss,

@@ -321,7 +321,7 @@ def cluster_data(
         "memory": {
             **peak_rank_data,
             **{data_key: device_rank_data[data_key] for data_key in ("reserved_bytes", "device_bytes", "terms")},
-            "reserved_band": None if cluster.reserved_range is None else list(cluster.reserved_range),
+            "reserved_band": None if cluster.reserved_bytes_range is None else list(cluster.reserved_bytes_range),
             "peak_rank": cluster.peak_rank.rank,
             "device_rank": cluster.device_rank.rank,
             "by_rank": [
@@ -473,8 +473,8 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         notes += [f"{cluster.settings.precision}: {term.witness}" for term in estimated_terms if term.name == "tensors"]
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
-    if cluster.reserved_range is not None:
-        reserved_text = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_range))
+    if cluster.reserved_bytes_range is not None:
+        reserved_text = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_bytes_range))
         notes.append(
             f"reserved: {reserved_text} {units.GIB.name} by the allocator's setting (--allocator); here with segments"
         )

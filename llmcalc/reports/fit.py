@@ -9,7 +9,7 @@ from .. import units
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
 from ..frameworks.engines.registry import ENGINE_FOLDERS, engine
-from ..frameworks.ranks import attention_of
+from ..frameworks.ranks import attention_implementation_of
 from ..sources.preset import Preset
 from ..studies.fit import DEEP_MODEL_LAYERS, MAX_CHANGES_OF_DEEP_MODEL, FitAnswer, SettingChange, has_many_layers
 from ..studies.fit_devices import DevicesFitAnswer
@@ -257,7 +257,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     json_document = {
         "model": model_data(preset),
         "workload": workload_data(fit_answer.memory),
-        "execution": execution_data(fit_answer.memory, attention_of(fit_answer.memory, plan.framework)),
+        "execution": execution_data(fit_answer.memory, attention_implementation_of(fit_answer.memory, plan.framework)),
         "hardware": accelerator_fit.hardware.name,
         "devices": plan.devices,
         "framework": plan.framework.name,

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..frameworks.nccl import has_known_buffers
-from ..frameworks.ranks import attention_of
+from ..frameworks.ranks import attention_implementation_of
 from ..sources.preset import Preset
 from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, ties_with_previous
 from ..studies.layout_order import UNTRIED_REASON, RankedLayouts
@@ -370,7 +370,7 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
         f"kernels and buffers of {framework_text}; required, and what is free (headroom): of the rank that needs "
         "most; sent: by one rank in a step",
     ]
-    if attention_of(plan.memory, plan.framework) == "eager":
+    if attention_implementation_of(plan.memory, plan.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if plan.recomputed is not None:
         recompute_text = f"{plan.recomputed:,} of {plan.ranked_layouts.tried_count:,} may fit"

@@ -55,9 +55,11 @@ def engine_note(rollout: Rollout | None) -> str:
     if rollout is None or not rollout.engine:
         return ""
     flags_text = " ".join(f"{flag_name}={flag_value}" for flag_name, flag_value in rollout.flags.items())
-    idle_text = "weights and cache are freed" if rollout.sleeps_while_idle else "weights and cache stay on the device"
+    idle_text = (
+        "weights and cache are freed" if rollout.engine_sleeps_while_idle else "weights and cache stay on the device"
+    )
     if rollout.shares_weights:
-        cache_text = "is freed" if rollout.sleeps_while_idle else "stays on the device"
+        cache_text = "is freed" if rollout.engine_sleeps_while_idle else "stays on the device"
         idle_text = f"cache {cache_text}; its weights are those of the training"
     return f"rollouts by {rollout.engine} (newest rules): {flags_text}; while it is idle its {idle_text}"
 

@@ -297,7 +297,7 @@ def _largest_number(
 
     @cache
     def tensor_bytes(candidate_size: int) -> int:
-        return framework.estimate(model_memory.with_changes(**{setting_name: candidate_size})).largest_bytes(
+        return framework.estimate(model_memory.with_changes(**{setting_name: candidate_size})).largest_rank_bytes(
             best_candidate.layout, micro_batches
         )
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.inference_rank import check_serving, inference_rank, rank_memory
+from ..frameworks.inference_rank import check_inference_layout, inference_rank, rank_memory
 from ..frameworks.registry import framework_of, layout_of
 from ..frozen import frozen
 from ..parallel.divisors import divisors
@@ -212,7 +212,7 @@ def serving_layouts(
         try:
             replica_request = replace(layout_request, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=pp_layout)
             layout = layout_of(replica_request)
-            check_serving(layout, framework_of(layout_request))
+            check_inference_layout(layout, framework_of(layout_request))
         except ImpossibleLayout:
             continue
         if layout_refusal(axes, layout, layer_count, 1) in (UNDIVIDED_HEADS, UNDIVIDED_WIDTHS):

@@ -35,7 +35,7 @@ class LayoutEstimates:
         """The peak estimates with the recomputation of the run's own settings."""
         memory_estimate = self.framework.estimate(self.memory)
         if self._without_recompute is not None:
-            memory_estimate.share_parameter_counts(self._without_recompute.estimates_as_configured)
+            memory_estimate.take_over_parameter_counts(self._without_recompute.estimates_as_configured)
         return memory_estimate
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, LazyFunction
-from ..frameworks.peak_estimate import Measurements
+from ..frameworks.peak_estimate import PassMeasurements
 from ..frameworks.ranks import Cluster
 from ..processes import ForkedCalls, usable_processes
 from ..simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget, sum_of_work
@@ -156,7 +156,7 @@ class EstimatedLayout(NamedTuple):
     candidate: Candidate | InputError | None
     has_estimated_kernels: bool
     work: CountedWork
-    measurements: tuple[Measurements, ...]
+    measurements: tuple[PassMeasurements, ...]
 
 
 EstimateLayouts: TypeAlias = Callable[[EstimateTask], dict[int, EstimatedLayout]]

@@ -390,7 +390,7 @@ def _layout_times(
         return None, ""
     if time_settings is None:
         run_settings = TimeSettings(
-            framework_record.stack_name(None, False, model_memory.spec.has_experts), loss=framework_record.loss
+            framework_record.time_stack_name(None, False, model_memory.spec.has_experts), loss=framework_record.loss
         )
     else:
         run_settings = time_settings(framework_record)
@@ -417,6 +417,6 @@ def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: in
     """Whether the tensors of a layout's largest rank fit."""
     try:
         lower_bound_bytes = memory_estimate.lower_bound_bytes(layout)
-        return lower_bound_bytes <= capacity and memory_estimate.largest_bytes(layout, micro_batches) <= capacity
+        return lower_bound_bytes <= capacity and memory_estimate.largest_rank_bytes(layout, micro_batches) <= capacity
     except InputError:
         return False

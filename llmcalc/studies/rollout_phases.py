@@ -18,7 +18,7 @@ from ..frameworks.engines.engine import EngineMemory
 from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import EngineRank
 from ..frameworks.engines.registry import engine_and_version
-from ..frameworks.launch.rollout import AdditionalModel, Rollout, with_written_flags
+from ..frameworks.launch.rollout import AdditionalModel, Rollout, with_arguments_for_flags
 from ..frameworks.ranks import Cluster, rank_with_most_memory
 from ..sources.preset import Preset
 from ..units import DTYPE_BITS
@@ -107,7 +107,7 @@ class _PhaseCalculator:
             engine_flags = read_flag_values(engine.title, engine.known_flags(), self.rollout.flags)
             return engine.memory_on(self.preset, hardware, version, engine_flags)
         except InputError as error:
-            error_text = with_written_flags(str(error), self.rollout.written_flags)
+            error_text = with_arguments_for_flags(str(error), self.rollout.argument_by_engine_flag)
             raise InputError(f"the rollout's {engine.title}: {error_text}") from None
 
     def phases(self) -> list[RolloutPhase]:
@@ -168,7 +168,7 @@ class _PhaseCalculator:
         return PhaseTerm("critic", state_bytes, "estimate", f"as large as the trained model; {self.rollout.source}")
 
     def _context_term(self) -> PhaseTerm:
-        process_count = 2 if self.rollout.is_separate_process and self.rollout.engine else 1
+        process_count = 2 if self.rollout.has_separate_process and self.rollout.engine else 1
         return PhaseTerm("context", process_count * self.context, "estimate", "the CUDA context of each process")
 
     def _engine_terms(self, *term_names: str) -> Iterator[PhaseTerm]:
@@ -189,8 +189,8 @@ class _PhaseCalculator:
         if self.engine is None and not self.rollout.shares_weights:
             return
         term_names = ["non_torch", "cuda_graphs"]
-        if not self.rollout.sleeps_while_idle:
-            term_names += ["weights", "kv_cache", *(["profile_run"] if self.rollout.is_separate_process else [])]
+        if not self.rollout.engine_sleeps_while_idle:
+            term_names += ["weights", "kv_cache", *(["profile_run"] if self.rollout.has_separate_process else [])]
         yield from self._engine_terms(*term_names)
 
     def _rollout_terms(self) -> Iterator[PhaseTerm]:
@@ -201,9 +201,9 @@ class _PhaseCalculator:
         """Yields the terms while the engine receives weights; after sleep mode it has no cache at that time."""
         yield from self._terms_between_passes()
         yield from self._idle_engine_terms()
-        if self.rollout.sleeps_while_idle:
+        if self.rollout.engine_sleeps_while_idle:
             yield from self._engine_terms("weights")
-        byte_count = self.rollout.transfer_bytes or self._largest_matrix_bytes()
+        byte_count = self.rollout.weight_transfer_bytes or self._largest_matrix_bytes()
         yield PhaseTerm("weights_sent", byte_count, "estimate", self.rollout.source)
 
     def _largest_matrix_bytes(self) -> int:
@@ -232,7 +232,7 @@ class _PhaseCalculator:
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
         yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
         row_count = rollout.sequence_count * rollout.logit_tokens_per_sequence
-        yield PhaseTerm("logits", row_count * self.vocab * rollout.logit_bytes, "estimate", rollout.source)
+        yield PhaseTerm("logits", row_count * self.vocab * rollout.bytes_per_logit, "estimate", rollout.source)
         yield PhaseTerm("activations", self._layer_bytes(), "estimate", "the widest layer's vectors per token")
         yield from self._idle_engine_terms()
         yield self._context_term()

@@ -92,7 +92,7 @@ class TimeSettings:
     overlap: messages that run beside products: none, all, or some of dp, tp and ep with commas; None for the stack's.
     nic: bytes/s of a device's network; None for the accelerator's.
     product_format: number format of products in training; empty for that of the precision.
-    overlapped_groups: groups whose messages a launch file sends beside products; None for those of the stack.
+    overlapped_parallel_groups: groups whose messages a launch file sends beside products; None for those of the stack.
     unpriced_settings: what a launch file or an option sets that changes a step and that the time ignores.
     calls_torch_attention: whether the program of a launch file calls torch's attention, which its settings name
         `flash`.
@@ -107,7 +107,7 @@ class TimeSettings:
     nic: float | None = None
     product_format: str = ""
     factors: CalibrationFactors = UNIT_FACTORS
-    overlapped_groups: frozenset[str] | None = None
+    overlapped_parallel_groups: frozenset[str] | None = None
     unpriced_settings: tuple[str, ...] = ()
     calls_torch_attention: bool = False
     loss: CrossEntropy | None = None
@@ -120,7 +120,7 @@ class TimeSettings:
     def supporting_stack(self, phase: TimePhase) -> SoftwareStack:
         """Returns the named software stack. Raises `InputError` for one that cannot run the phase."""
         software_stack = find_stack(self.stack, "training" if phase == "training" else "inference")
-        software_stack = with_overlapped_groups(software_stack, self.overlapped_groups)
+        software_stack = with_overlapped_groups(software_stack, self.overlapped_parallel_groups)
         return self.factors.stack(with_overlap(software_stack, self.overlap))
 
 
@@ -223,9 +223,11 @@ class TrainingTimes:
 
     def _ignored_overlap(self, layout: Layout) -> list[str]:
         """Returns a given overlap of tensor-parallel messages, which is ignored without sequence parallelism."""
-        overlapped_groups = (self.settings.overlap or "").split(",")
+        overlapped_parallel_groups = (self.settings.overlap or "").split(",")
         is_ignored = layout.tp > 1 and not layout.sequence_parallel and not self.stack.hides_all_reduces
-        return ["--overlap tp (it needs --sequence-parallel)"] if "tp" in overlapped_groups and is_ignored else []
+        return (
+            ["--overlap tp (it needs --sequence-parallel)"] if "tp" in overlapped_parallel_groups and is_ignored else []
+        )
 
     @property
     def _stops_early(self) -> bool:

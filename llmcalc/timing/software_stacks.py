@@ -191,12 +191,14 @@ def with_optimizer(
     )
 
 
-def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: frozenset[str] | None) -> SoftwareStack:
+def with_overlapped_groups(
+    software_stack: SoftwareStack, overlapped_parallel_groups: frozenset[str] | None
+) -> SoftwareStack:
     """Returns a software stack in which these groups' messages overlap with computation; unchanged for None.
 
-    overlapped_groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
+    overlapped_parallel_groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
     """
-    if overlapped_groups is None:
+    if overlapped_parallel_groups is None:
         return software_stack
     usual_hidden_shares = {
         "dp": FULL_OVERLAP.dp,
@@ -205,7 +207,8 @@ def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: fro
         "ep": FULL_OVERLAP.ep,
     }
     hidden_share_by_group = {
-        name: hidden_share if name in overlapped_groups else 0.0 for name, hidden_share in usual_hidden_shares.items()
+        name: hidden_share if name in overlapped_parallel_groups else 0.0
+        for name, hidden_share in usual_hidden_shares.items()
     }
     return software_stack.model_copy(update={"hidden": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)})
 
@@ -217,15 +220,15 @@ def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> Software
     """
     if overlap is None:
         return software_stack
-    overlapped_groups = {"none": (), "all": OVERLAPPED_GROUPS}.get(overlap, tuple(overlap.split(",")))
-    if not set(overlapped_groups) <= set(OVERLAPPED_GROUPS):
+    overlapped_parallel_groups = {"none": (), "all": OVERLAPPED_GROUPS}.get(overlap, tuple(overlap.split(",")))
+    if not set(overlapped_parallel_groups) <= set(OVERLAPPED_GROUPS):
         raise InputError(
             f"--overlap: '{overlap}' is not known; expected none, all, or some of {', '.join(OVERLAPPED_GROUPS)} with "
             "commas"
         )
     return software_stack.model_copy(
         update={
-            "hidden": {group_name: getattr(FULL_OVERLAP, group_name) for group_name in overlapped_groups},
+            "hidden": {group_name: getattr(FULL_OVERLAP, group_name) for group_name in overlapped_parallel_groups},
             "overlapped_stages": (0, 1, 2, 3),
         }
     )

@@ -8,7 +8,7 @@ import llmcalc
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
-from llmcalc.frameworks.fsdp2.training import record_fsdp_run, sharding_of_rank
+from llmcalc.frameworks.fsdp2.training import FsdpRun, record_fsdp_run, sharding_of_rank
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.kernel_choices import KernelChoices
@@ -50,9 +50,6 @@ def tensors(spec: ModelSpec) -> ReplayResult:
     """The bytes of tensors of all layers, from a run of a few."""
     stacks = layer_stacks(spec)
     few = {i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
-    return extrapolate_layers(
-        RepeatAnalysis(
-            record_fsdp_run(spec, HOW, sharding_of_rank(HOW, LAYOUT, 0), layers=few), stacks, list(few)
-        ).count_bytes,
-        stacks,
-    )
+    sharding = sharding_of_rank(HOW, LAYOUT, 0)
+    events = record_fsdp_run(lambda meter: FsdpRun(spec, HOW, sharding, layers=few, memory_meter=meter))
+    return extrapolate_layers(RepeatAnalysis(events, stacks, list(few)).count_bytes, stacks)

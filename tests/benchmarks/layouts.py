@@ -111,4 +111,4 @@ def seconds_of_layouts(hardware: Hardware) -> None:
 
 def walked(one: Memory, layout: Layout) -> int:
     """The bytes of the rank that needs most."""
-    return framework_named("megatron").estimate(one).largest_bytes(layout, 16)
+    return framework_named("megatron").estimate(one).largest_rank_bytes(layout, 16)

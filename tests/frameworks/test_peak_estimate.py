@@ -69,7 +69,7 @@ def test_a_rank_that_is_measured_already_tells_that_a_layout_is_too_large() -> N
     """The second of two stages is measured already and exceeds the bytes by itself: the first one is not measured."""
     estimate, _ = estimate_of()
     layout = Layout(pp=2, pp_layout=(13, 14))
-    largest = estimate.largest_bytes(layout, 2)
+    largest = estimate.largest_rank_bytes(layout, 2)
     peaks = estimate.peaks_by_stage(layout, 2)
     assert not estimate.exceeds(layout, 2, lambda bytes: bytes > largest)
     assert estimate.exceeds(layout, 2, lambda bytes: bytes >= largest)
@@ -88,11 +88,11 @@ def test_runs_with_another_recomputation_share_counts_of_parameters() -> None:
     layout = Layout(pp=2, pp_layout=(13, 14))
     separate_bytes = recomputing_estimate.lower_bound_bytes(layout)
     estimate.lower_bound_bytes(layout)
-    recomputing_estimate.share_parameter_counts(estimate)
+    recomputing_estimate.take_over_parameter_counts(estimate)
     assert recomputing_estimate._parameters_by_stage is estimate._parameters_by_stage
     assert recomputing_estimate.lower_bound_bytes(layout) == separate_bytes
     other_format = replace(recomputing_estimate, included_parts=frozenset({"mtp"}), _parameters_by_stage={})
-    other_format.share_parameter_counts(estimate)
+    other_format.take_over_parameter_counts(estimate)
     assert other_format._parameters_by_stage is not estimate._parameters_by_stage
 
 

@@ -181,7 +181,7 @@ def test_a_walk_of_a_ring_is_close_to_its_replay(layout: Layout) -> None:
     one = memory(llmcalc.load("qwen3-0.6b").model, settings)
     device = Cluster.with_framework(one, layout, "fsdp2").device_rank.device
     bytes = device.exact_bytes + one.cuda_runtime.context_bytes
-    assert framework_named("fsdp2").estimate(one).largest_bytes(layout, 1) == pytest.approx(bytes, rel=0.06)
+    assert framework_named("fsdp2").estimate(one).largest_rank_bytes(layout, 1) == pytest.approx(bytes, rel=0.06)
 
 
 @pytest.mark.parametrize("comm", ["allgather", "p2p"])
@@ -191,6 +191,6 @@ def test_rounds_that_do_the_same_change_no_peak(comm: Any, monkeypatch: pytest.M
     one_rank_memory = memory(llmcalc.load("qwen3-0.6b").model, settings)
     layout = Layout(cp=16, zero=3, cp_comm=comm)
     assert len(ContextParallelRing(16, 0, runs_only_peak_rounds=True).rounds()) < 16
-    short = framework_named("fsdp2").estimate(one_rank_memory).largest_bytes(layout, 1)
+    short = framework_named("fsdp2").estimate(one_rank_memory).largest_rank_bytes(layout, 1)
     monkeypatch.setattr(ContextParallelRing, "rounds", lambda self: list(range(self.ranks)))
-    assert framework_named("fsdp2").estimate(one_rank_memory).largest_bytes(layout, 1) == short
+    assert framework_named("fsdp2").estimate(one_rank_memory).largest_rank_bytes(layout, 1) == short

@@ -15,7 +15,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text
-from llmcalc.frameworks.launch.windows_scripts import shell_text
+from llmcalc.frameworks.launch.windows_scripts import shell_text_of_windows_script
 from llmcalc.frameworks.server_files.programs import program_of_image
 from llmcalc.sources.bounded import open_regular_file, read_bytes, require_few_elements
 from llmcalc.sources.files import read_text
@@ -170,7 +170,7 @@ def test_patterns_go_through_a_text_once(tmp_path: Path) -> None:
     with within(quick), pytest.raises(InputError, match="a Python file of no program"):
         launch_from_text(f"import x{newlines}", "run.py")
     with within(quick):
-        shell_text(f'set A={spaces}"x', "run.bat")
+        shell_text_of_windows_script(f'set A={spaces}"x', "run.bat")
     with within(quick):
         assert program_of_image(spaces) is None
     (tmp_path / "budget.toml").write_text(f'[[model]]\ntarget = "gpt2"\nparams = "{spaces}b"\n')

@@ -131,7 +131,7 @@ def test_a_layout_needs_at_least_its_weights_gradients_and_optimizer(model: str,
         estimate = estimates.with_recompute(recompute).estimates_as_configured
         for layout, number in layouts:
             if layout.tp == 1 or framework == "megatron":  # torch divides no experts
-                assert 0 < estimate.lower_bound_bytes(layout) < estimate.largest_bytes(layout, number)
+                assert 0 < estimate.lower_bound_bytes(layout) < estimate.largest_rank_bytes(layout, number)
 
 
 @pytest.mark.parametrize("model", ["qwen3-0.6b?num_hidden_layers=16", "deepseek-v2-lite?num_hidden_layers=17"])
@@ -146,7 +146,7 @@ def test_a_run_needs_at_least_what_its_micro_batches_in_flight_save(model: str) 
     for layout, number in sorted(layouts, key=lambda run: -run[0].pp):
         least = estimate.lower_bound_bytes(layout, number)
         larger += least > estimate.lower_bound_bytes(layout)
-        assert least <= estimate.largest_bytes(layout, number)
+        assert least <= estimate.largest_rank_bytes(layout, number)
     assert larger > len(layouts) // 4
 
 
@@ -559,7 +559,7 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
         return each * n + (beside if n > 20 else 0)
 
     def estimates(one: Any) -> Any:
-        return SimpleNamespace(largest_bytes=lambda *_: each * one.states.workload.batch)
+        return SimpleNamespace(largest_rank_bytes=lambda *_: each * one.states.workload.batch)
 
     monkeypatch.setattr(fit_devices, "replayed_bytes", replays)
     record = SimpleNamespace(estimate=estimates)

@@ -41,7 +41,7 @@ CASES = {
 def test_a_replay_needs_what_is_stated(model: str, seq: int, devices: int, framework: str) -> None:
     stated = framework_named(framework).estimate_errors
     for error in errors(framework, model, seq, 2, devices):
-        assert -stated.share_below <= error.share <= stated.share_above, error
+        assert -stated.relative_error_below <= error.share <= stated.relative_error_above, error
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_a_rank_of_any_stage_needs_no_more_than_is_stated(framework: str) -> Non
     stage_errors = [*errors(framework, "qwen3-0.6b", 512, 2, pp=4), *errors(framework, model, 2048, 2, devices, pp=4)]
     assert stage_errors
     for error in stage_errors:
-        assert error.largest_stage_share <= stated.share_above, error
-        assert error.largest_difference_share <= stated.share_between_stages, error
+        assert error.largest_stage_share <= stated.relative_error_above, error
+        assert error.largest_difference_share <= stated.relative_error_between_stages, error
 
 
 def test_the_bound_of_a_stage_follows_from_the_replay_of_another() -> None:
-    stated = EstimateErrors(share_below=0.04, share_above=1.0, share_between_stages=0.25)
+    stated = EstimateErrors(relative_error_below=0.04, relative_error_above=1.0, relative_error_between_stages=0.25)
     assert stated.upper_bound_of_stage(40, 100, 110) == 40 + (110 - 100) + 10
     assert stated.upper_bound_of_stage(8, 100, 130) == 2 * 8  # small ones have the bound of their own estimate
 

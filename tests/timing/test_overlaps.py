@@ -51,9 +51,9 @@ def test_arguments_of_megatron_state_which_messages_overlap(
 ) -> None:
     launch = Launch("run.sh", "", "megatron", framework_settings=settings(**arguments))
     megatron = framework("megatron")
-    assert megatron.overlapped_groups is not None
-    assert set(megatron.overlapped_groups(launch) or ()) == groups
-    assert megatron.stack_name(launch, False, False) == stack
+    assert megatron.overlapped_parallel_groups is not None
+    assert set(megatron.overlapped_parallel_groups(launch) or ()) == groups
+    assert megatron.time_stack_name(launch, False, False) == stack
 
 
 def test_an_option_names_several_groups_whose_messages_overlap() -> None:
@@ -85,7 +85,7 @@ def test_a_pipeline_of_fsdp2_gathers_and_reduces_once_a_step() -> None:
 def test_deepspeed_hides_gradients_of_stages_1_and_2_only_with_overlap_comm() -> None:
     """Stage 3 overlaps by default; gradients are all-reduced in the format of the weights."""
     deepspeed = find_stack("deepspeed")
-    groups = framework("deepspeed").overlapped_groups
+    groups = framework("deepspeed").overlapped_parallel_groups
     assert groups is not None
 
     def groups_of(stage: int, overlap_comm: bool | None) -> frozenset[str] | None:
@@ -108,20 +108,21 @@ def test_recipes_of_megatron_bridge_overlap_gradients_as_their_common_functions_
     megatron = framework("megatron")
     recipes = DATA / "megatron_bridge_recipes.py"
     pretraining, adapters = (read_launch(f"{recipes} qwen25_7b_{kind}_config") for kind in ("pretrain_8gpu", "peft"))
-    assert megatron.overlapped_groups is not None
-    assert megatron.overlapped_groups(pretraining) == frozenset({"dp", "weights"})
-    assert megatron.stack_name(adapters, False, False) == "megatron-no-overlap"
+    assert megatron.overlapped_parallel_groups is not None
+    assert megatron.overlapped_parallel_groups(pretraining) == frozenset({"dp", "weights"})
+    assert megatron.time_stack_name(adapters, False, False) == "megatron-no-overlap"
     experts = "model.tensor_model_parallel_size=1 model.expert_model_parallel_size=4"  # whose tokens alltoall exchanges
-    assert megatron.stack_name(pretraining, False, False) == "megatron"
+    assert megatron.time_stack_name(pretraining, False, False) == "megatron"
     assert (
-        megatron.stack_name(read_launch(f"{recipes} qwen25_7b_pretrain_8gpu_config {experts}"), False, True)
+        megatron.time_stack_name(read_launch(f"{recipes} qwen25_7b_pretrain_8gpu_config {experts}"), False, True)
         == "megatron-alltoall"
     )
     text = (DATA / "llama_factory_megatron.yaml").read_text()
     changed = tmp_path / "train.yaml"
     changed.write_text(text.replace("overlap_grad_reduce: true", "overlap_grad_reduce: false"))
     stacks = [
-        megatron.stack_name(read_launch(path), False, False) for path in (DATA / "llama_factory_megatron.yaml", changed)
+        megatron.time_stack_name(read_launch(path), False, False)
+        for path in (DATA / "llama_factory_megatron.yaml", changed)
     ]
     assert stacks == ["megatron", "megatron-no-overlap"]
 

@@ -24,8 +24,8 @@ from ..launch.launch_types import (
     LaunchSettings,
     LaunchSource,
     Table,
+    launch_reader,
     read_integer,
-    reader_of,
     record_unknown_keys,
 )
 from ..launch.trainer import attention_settings, lora_settings
@@ -198,26 +198,26 @@ def with_launcher(command_line: CommandLine) -> CommandLine:
 
 def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run that a recipe describes. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
-        _check_tables(reader, config)
+    with launch_reader(source_file) as reader:
+        _record_unmodelled_keys(reader, config)
         model_table = reader.table(config, "model")
-        model_name = _model_name(reader, model_table)
+        model_name = _hub_model_name(reader, model_table)
         if config.get("freeze_config") is not None:
             reader.read_frozen_encoders(reader.table(config, "freeze_config"), "freeze_vision_tower", is_frozen=True)
         if _is_classifier(config, model_table):
             reader.score_label_count = reader.integer(model_table, "num_labels", 2)
         distributed_table = reader.table(config, "distributed")
-        layout = _layout(reader, config, distributed_table)
+        layout = _parallel_layout(reader, config, distributed_table)
         step_scheduler = reader.table(config, "step_scheduler")
         local_batch = reader.integer(step_scheduler, "local_batch_size", 1)
         global_batch = reader.integer(step_scheduler, "global_batch_size", local_batch * layout.dp)
-        layout, batch = _with_stages(reader, distributed_table, layout, local_batch)
+        layout, batch = _layout_with_pipeline_chunks(reader, distributed_table, layout, local_batch)
         settings: dict[str, Any] = {
             "phase": "training",
             "batch": batch,
             "num_microbatches": max(1, global_batch // (batch * layout.dp)),
-            **_length_settings(reader, config),
-            **_format_settings(reader, model_table, layout),
+            **_sequence_length_settings(reader, config),
+            **_weight_format_settings(reader, model_table, layout),
             **_kernel_settings(reader, model_table),
             **_optimizer_settings(reader, config),
             **_loss_settings(reader, config),
@@ -253,7 +253,7 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         )
 
 
-def _recipe_name(config: Table) -> str:
+def _recipe_class_name(config: Table) -> str:
     """Returns the class name of a recipe without its module; `None` as text if the file names no class."""
     recipe = config.get("recipe")
     return str(recipe.get(TARGET_KEY) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
@@ -262,20 +262,20 @@ def _recipe_name(config: Table) -> str:
 def _is_classifier(config: Table, model_table: Table) -> bool:
     """Whether the model is a classifier, whose loss recipes/llm/train_seq_cls.py computes."""
     return (
-        _recipe_name(config) == CLASSIFIER_RECIPE
+        _recipe_class_name(config) == CLASSIFIER_RECIPE
         or f"{CLASSIFIER}." in str(model_table.get(TARGET_KEY) or "")[:120]
         or model_table.get("num_labels") is not None
     )
 
 
-def _check_tables(reader: LaunchReader, config: Table) -> None:
+def _record_unmodelled_keys(reader: LaunchReader, config: Table) -> None:
     """Reports ignored, unknown and unmodelled tables and keys of a recipe."""
-    recipe_name = _recipe_name(config)
+    recipe_name = _recipe_class_name(config)
     if config.get("recipe") is not None and recipe_name not in RECIPES:
         raise reader.argument_error(
             "recipe", f"{short_repr(recipe_name)} is not modelled; expected one of {', '.join(RECIPES)}"
         )
-    reader.check_names(config, {*TABLES_READ, *REFUSED_IF_ENABLED}, TABLES_IGNORED, "no key that is known")
+    reader.record_argument_names(config, {*TABLES_READ, *REFUSED_IF_ENABLED}, TABLES_IGNORED, "no key that is known")
     for table_name, known_keys in TABLE_KEYS.items():
         config_table = reader.table(config, table_name)
         is_read = table_name != "optimizer" or str(config_table.get(TARGET_KEY, OPTIMIZERS[0])).endswith(
@@ -288,7 +288,7 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
             reader.refuse(f"{table_name}.enabled", f"{description} is not modelled")
 
 
-def _model_name(reader: LaunchReader, model_table: Table) -> str:
+def _hub_model_name(reader: LaunchReader, model_table: Table) -> str:
     """Returns the model's name on the Hugging Face hub; reports changes of its config as unknown arguments."""
     builder_path = str(model_table.get(TARGET_KEY) or "")[:120]
     if builder_path and not any(f"{builder}." in builder_path for builder in MODEL_CLASSES):
@@ -311,22 +311,24 @@ def _model_name(reader: LaunchReader, model_table: Table) -> str:
     return next((candidate_name[:200] for candidate_name in model_names if isinstance(candidate_name, str)), "")
 
 
-def _group_size(reader: LaunchReader, distributed_table: Table, key: str) -> int:
+def _parallel_group_size(reader: LaunchReader, distributed_table: Table, key: str) -> int:
     """Returns the number of ranks in a parallel group: 1 if the key is absent or `none`."""
     group_size = distributed_table.get(key)
     return 1 if str(group_size).lower() == "none" else read_integer(reader, f"distributed.{key}", group_size)
 
 
-def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> Layout:
+def _parallel_layout(reader: LaunchReader, config: Table, distributed_table: Table) -> Layout:
     """Returns the parallel layout; with expert parallelism, FSDP2 keeps layers gathered by default."""
     reader.ignored_arguments += [f"distributed.{key}" for key in distributed_table if key in DISTRIBUTED_IGNORED]
     record_unknown_keys(reader, distributed_table, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
     strategy = str(distributed_table.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
         reader.refuse("distributed.strategy", f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are")
-    tp, cp, pp, ep = (_group_size(reader, distributed_table, f"{name}_size") for name in ("tp", "cp", "pp", "ep"))
-    replica_count = _group_size(reader, distributed_table, "dp_replicate_size")
-    fewest_devices = tp * cp * pp * max(_group_size(reader, distributed_table, "dp_size"), replica_count)
+    tp, cp, pp, ep = (
+        _parallel_group_size(reader, distributed_table, f"{name}_size") for name in ("tp", "cp", "pp", "ep")
+    )
+    replica_count = _parallel_group_size(reader, distributed_table, "dp_replicate_size")
+    fewest_devices = tp * cp * pp * max(_parallel_group_size(reader, distributed_table, "dp_size"), replica_count)
     world_size = _device_count(reader, config, max(fewest_devices, ep * pp))
     divisor = tp * cp * pp * replica_count
     if world_size % divisor:
@@ -369,7 +371,7 @@ PIPELINE_KEYS = field_names("""
 """Keys of `distributed.pipeline` that are read, or change no memory."""
 
 
-def _with_stages(
+def _layout_with_pipeline_chunks(
     reader: LaunchReader, distributed_table: Table, layout: Layout, local_batch: int
 ) -> tuple[Layout, int]:
     """Returns the layout including pipeline chunks per rank, and the number of sequences per micro-batch.
@@ -411,11 +413,11 @@ def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> i
         return reader.source.world_size
     node_count = 0 if num_nodes is None else read_integer(reader, "benchmark.num_nodes", num_nodes)
     if node_count * NODE_DEVICES > fewest_devices:
-        reader.notes.append(f"{node_count} · {NODE_DEVICES} devices are assumed; {reader.source.devices_advice()}")
+        reader.notes.append(f"{node_count} · {NODE_DEVICES} devices are assumed; {reader.source.device_count_advice()}")
         return node_count * NODE_DEVICES
     if fewest_devices > 1:
         reader.notes.append(
-            f"{fewest_devices} devices are assumed, the fewest of the file; {reader.source.devices_advice()}"
+            f"{fewest_devices} devices are assumed, the fewest of the file; {reader.source.device_count_advice()}"
         )
         return fewest_devices
     return reader.device_count(None)
@@ -470,7 +472,7 @@ def _sharding_settings(
     )
 
 
-def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _sequence_length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the tokens per sequence: the length of packed sequences, or the data set's length limit."""
     packed_sequence = reader.table(config, "packed_sequence")
     for key in ("packed_sequence_size", "pack_size"):
@@ -490,7 +492,7 @@ def _dtype_name(written_dtype: Any) -> str:
     return str(written_dtype).removeprefix("torch.")[:20]
 
 
-def _format_settings(reader: LaunchReader, model_table: Table, layout: Layout) -> dict[str, Any]:
+def _weight_format_settings(reader: LaunchReader, model_table: Table, layout: Layout) -> dict[str, Any]:
     """Returns the number formats of weights and master weights; FSDP2 gathers fp32 weights as bf16."""
     written_format = _dtype_name(reader.value(model_table, "torch_dtype", "auto"))
     dtype = NUMBER_FORMATS.get(written_format)
@@ -596,7 +598,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     adapts_every_layer = not target_names or "*" in target_names
     if peft_table.get("dropout") and peft_table.get("dropout_position", "post") == "post":
         reader.notes.append("peft.dropout_position post: dropout is counted before the adapters, an upper bound")
-    _note_excluded(reader, excluded_modules if isinstance(excluded_modules, list) else [excluded_modules])
+    _note_excluded_modules(reader, excluded_modules if isinstance(excluded_modules, list) else [excluded_modules])
     settings = lora_settings(
         reader,
         rank=("peft.dim", reader.value(peft_table, "dim", 8)),
@@ -623,7 +625,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return settings
 
 
-def _note_excluded(reader: LaunchReader, module_names: Sequence[Any]) -> None:
+def _note_excluded_modules(reader: LaunchReader, module_names: Sequence[Any]) -> None:
     """Adds a note that adapters are counted on layers although the recipe excludes them."""
     counted_modules = [
         str(module_name)[:60]

@@ -20,18 +20,18 @@ from ..launch.launch_types import (
     LaunchSource,
     Table,
     assume_default_attention,
+    launch_reader,
     read_integer,
-    reader_of,
 )
 from ..launch.trainer import (
     QUANTIZATION_AWARE_REASON,
     add_noise_note,
     attention_settings,
     kto_settings,
+    launch_under_selected_framework,
     lora_settings,
-    optimizer_with_targets,
-    pair_settings,
-    trainer_launch,
+    optimizer_and_target_settings,
+    preference_pair_settings,
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
@@ -160,24 +160,24 @@ def is_axolotl(config: Table) -> bool:
 
 def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run that an axolotl config describes. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
-        reader.check_names(config, KEYS_READ, KEYS_IGNORED, "no key that is known")
+    with launch_reader(source_file) as reader:
+        reader.record_argument_names(config, KEYS_READ, KEYS_IGNORED, "no key that is known")
         config = with_launcher_arguments(config, source_file, sets_precision=False)
         reader.refuse_if_set(config, REFUSED_KEYS)
-        _check_trained_patterns(reader, config)
+        _refuse_trained_parameter_patterns(reader, config)
         add_noise_note(reader, config)
         reader.read_frozen_encoders(config, "freeze_mm_modules")
         reader.requests_expandable_segments = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
         if config.get("expert_parallel_size") not in (None, 1, 0):
             reader.refuse("expert_parallel_size", "it is modelled as 1")
-        _check_published_format(reader, config)
+        _refuse_published_quantization(reader, config)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": reader.integer(config, "micro_batch_size", 1),
             "num_microbatches": _accumulation_steps(reader, config),
             "seq": reader.integer(config, "sequence_len", 512),
         }
-        run_settings |= optimizer_with_targets(reader, config, "optimizer", "adamw_torch_fused", run_settings)
+        run_settings |= optimizer_and_target_settings(reader, config, "optimizer", "adamw_torch_fused", run_settings)
         sixteen_bit_dtype = _sixteen_bit_format(reader, config)
         run_settings |= (
             {"precision": "fp32"}
@@ -186,19 +186,19 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         )
         run_settings |= _kernel_settings(reader, config)
         run_settings |= _adapter_settings(reader, config)
-        _check_overrides(reader, config)
+        _refuse_config_overrides(reader, config)
         if config.get("rl"):
             run_settings |= _preference_settings(reader, config, run_settings)
         if config.get("reward_model") or config.get("process_reward_model"):
             reader.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if config.get("reward_model"):
-            run_settings |= pair_settings(reader, "reward", run_settings)
-        world_size, parallelism_config = _devices_and_group_sizes(reader, config)
+            run_settings |= preference_pair_settings(reader, "reward", run_settings)
+        world_size, parallelism_config = _device_count_and_group_sizes(reader, config)
         arguments = {**_trainer_arguments(config, sixteen_bit_dtype), "parallelism_config": parallelism_config}
         model_id = str(config["base_model"] or "")
         reader.counts_longest_samples = not (config.get("sample_packing") or config.get("pad_to_sequence_len"))
         fuses_adapters = _fuses_adapters(reader, config)
-        launched_run = trainer_launch(
+        launched_run = launch_under_selected_framework(
             reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
         )
         return _with_fused_adapters(launched_run, config) if fuses_adapters else launched_run
@@ -265,7 +265,7 @@ def _with_fused_adapters(launched_run: Launch, config: Table) -> Launch:
     )
 
 
-def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:
+def _device_count_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:
     """Returns the number of devices (None if unknown) and the group sizes as accelerate's `parallelism_config`.
 
     Source: utils/distributed.py, `_get_parallel_config_kwargs`: devices that no size names replicate the model.
@@ -300,7 +300,7 @@ def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int |
     return world_size, {**group_sizes, "dp_replicate_size": replica_count, "dp_shard_size": shard_count}
 
 
-def _check_published_format(reader: LaunchReader, config: Table) -> None:
+def _refuse_published_quantization(reader: LaunchReader, config: Table) -> None:
     """Reports a model whose weights stay in 8 or 4 bits as published as an unknown argument (loaders/model.py)."""
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
@@ -312,7 +312,7 @@ def _check_published_format(reader: LaunchReader, config: Table) -> None:
         )
 
 
-def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
+def _refuse_trained_parameter_patterns(reader: LaunchReader, config: Table) -> None:
     """Reports patterns that select the trained parameters as unknown arguments (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
@@ -457,7 +457,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         expert_argument=("lora_target_parameters", config.get("lora_target_parameters")),
     )
     if adapter_kind == "qlora" and config.get("load_in_4bit") is not False:
-        adapter_settings["base"] = _four_bit_format(reader, config)
+        adapter_settings["base"] = _four_bit_weight_format(reader, config)
         if reader.flag(config, "quantize_moe_experts") or has_linear_experts:
             if "lora_experts" in adapter_settings:
                 refusal_reason = (
@@ -484,7 +484,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return adapter_settings
 
 
-def _four_bit_format(reader: LaunchReader, config: Table) -> str:
+def _four_bit_weight_format(reader: LaunchReader, config: Table) -> str:
     """Returns the number format of 4-bit weights, by default nf4 with double quantization."""
     bnb_options = config.get("bnb_config_kwargs") or {}
     if not isinstance(bnb_options, Mapping):
@@ -499,7 +499,7 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 """Fields of the model's config that change no memory, or only the memory of the routers' loss."""
 
 
-def _check_overrides(reader: LaunchReader, config: Table) -> None:
+def _refuse_config_overrides(reader: LaunchReader, config: Table) -> None:
     """Reports overrides of the model's config that llmcalc does not model as unknown arguments."""
     for table_key in ("model_config", "overrides_of_model_config"):
         override_table = config.get(table_key) or {}
@@ -525,7 +525,7 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapp
         reader.refuse("rl", f"'{loss_type[:30]}' is not modelled; {', '.join(LOSS_BY_PREFERENCE_METHOD)}, kto are")
         return {}
     has_cached_reference = reader.flag(config, "precompute_ref_log_probs")
-    return pair_settings(
+    return preference_pair_settings(
         reader, LOSS_BY_PREFERENCE_METHOD[loss_type], run_settings, has_cached_reference=has_cached_reference
     )
 

@@ -24,9 +24,9 @@ from ..launch.launch_types import (
     LaunchSource,
     Table,
     assume_default_attention,
+    launch_reader,
     read_boolean,
     read_integer,
-    reader_of,
     record_unknown_keys,
 )
 from ..launch.trainer import is_trainer
@@ -82,14 +82,14 @@ def read_deepspeed(config: Table, source_file: LaunchSource, trainer_arguments: 
     trainer_arguments: the Trainer's values of "auto": batch, num_microbatches, bf16, fp16; its defaults by default.
     Raises `InputError`, which names file and key.
     """
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         launch_settings = read_deepspeed_section(reader, config, source_file.world_size, trainer_arguments or {})
         settings = assume_default_attention(reader) | launch_settings.settings
         return reader.create_launch("deepspeed", launch_settings._replace(settings=settings))
 
 
 def read_deepspeed_section(
-    reader: LaunchReader, config: Table, world_size: int | None, trainer_args: Table
+    reader: LaunchReader, config: Table, world_size: int | None, trainer_arguments: Table
 ) -> LaunchSettings:
     """Returns the settings of a DeepSpeed config that is part of another launch file."""
     for config_key in config:
@@ -98,8 +98,11 @@ def read_deepspeed_section(
     record_unknown_keys(reader, config, (*KEYS_READ, *reader.ignored_arguments), "")
     device_count = reader.device_count(world_size)
     zero_settings = _zero_settings(reader, config)
-    command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, device_count, trainer_args)}
-    command_settings |= _number_formats(reader, config, trainer_args)
+    command_settings: dict[str, Any] = {
+        "phase": "training",
+        **_batch_sizes(reader, config, device_count, trainer_arguments),
+    }
+    command_settings |= _number_formats(reader, config, trainer_arguments)
     command_settings |= _optimizer_settings(reader, config)
     for config_key, config_value in reader.table(config, "activation_checkpointing").items():
         if config_key in ("partition_activations", "cpu_checkpointing") and config_value not in (False, None):
@@ -117,7 +120,7 @@ def read_deepspeed_section(
     return LaunchSettings(Layout(dp=device_count, zero=zero_settings.stage or 0), command_settings, zero_settings)
 
 
-def run_of_program(
+def settings_of_generated_config(
     reader: LaunchReader, config: Table, world_size: int | None, settings: Mapping[str, Any]
 ) -> LaunchSettings:
     """Returns the settings of a program that builds its DeepSpeed config in code.
@@ -131,7 +134,7 @@ def run_of_program(
 def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     """Returns ZeRO's settings that affect memory; those not in the config have DeepSpeed's defaults."""
     field_types = get_type_hints(DeepSpeedSettings)
-    field_values = {"stage": 0} | _values_of_section(reader, reader.table(config, "zero_optimization"), field_types)
+    field_values = {"stage": 0} | _zero_values(reader, reader.table(config, "zero_optimization"), field_types)
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
             name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
@@ -170,7 +173,7 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     return settings
 
 
-def _values_of_section(reader: LaunchReader, zero_table: Table, field_types: Mapping[str, Any]) -> dict[str, Any]:
+def _zero_values(reader: LaunchReader, zero_table: Table, field_types: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of the table `zero_optimization`. field_types: the type of each setting by name."""
     values: dict[str, Any] = {}
     for key, value in zero_table.items():

@@ -10,7 +10,7 @@ from ...parallel.layout import Layout
 from ...simulator.tensor import DTYPES
 from ..peak_estimate import PeakEstimate, bytes_per_parameter
 from ..torch.pass_measurement import estimate_with_torch_kernels
-from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
+from ..transient_bytes import OptimizerStepBytes, StageParameterCounts, TransientBytes, measure_optimizer_step
 from .rank_memory import with_cast_adapters
 from .replicated import BUCKET_ELEMENTS
 from .settings import DeepSpeedSettings
@@ -36,7 +36,7 @@ def transient_bytes(
     optimizer_step: OptimizerStepBytes,
     element_bytes: int,
     layout: Layout,
-    stage_parameters: Sequence[StageParameters],
+    stage_parameters: Sequence[StageParameterCounts],
     micro_batches: int,
 ) -> TransientBytes:
     """Returns a rank's temporary bytes at the peak. element_bytes: bytes per element of weights and gradients.
@@ -59,7 +59,7 @@ def transient_bytes(
         sub_group_share = min(1, settings.sub_group_size / max(1, shard_size))
         live_bytes = element_bytes * min(settings.stage3_max_live_parameters, parameter_count)
         flat_gradient_bytes = (
-            optimizer_step.gradient_copy + optimizer_step.gradient_element_bytes
+            optimizer_step.gradient_copy_bytes + optimizer_step.gradient_element_bytes
         ) * shard_size  # gradients, and their copy, before the step
         layer_elements = max(0, parameter_count - sum(stage.outside_layers for stage in stage_parameters))
         return TransientBytes(

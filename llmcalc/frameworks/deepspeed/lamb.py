@@ -12,7 +12,7 @@ from __future__ import annotations
 from ...algebra import ceil_div
 from ...simulator.meter import AllocationPlace
 from ...simulator.tensor import FLOAT32, Storage, count_storages_as, empty
-from .partitions import weight_elements
+from .partitions import weight_element_count
 from .replicated import ReplicatedRun
 
 
@@ -22,7 +22,7 @@ class LambRun(ReplicatedRun):
     def update(self) -> None:
         """Replays the update: flattens gradients, computes their norm in fp32, and updates the fp32 master weights."""
         self.meter.place = AllocationPlace("step")
-        element_count = sum(map(weight_elements, self.parameters))
+        element_count = sum(map(weight_element_count, self.parameters))
         with count_storages_as(self.meter, "gradients"):
             for weight in self.parameters:
                 if weight.grad is None:
@@ -46,7 +46,7 @@ class OneBitLambRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Allocates fp32 master weights, Adam's states, a fresh second moment, and the compression errors."""
         super().prepare_training()
-        element_count = sum(map(weight_elements, self.parameters))
+        element_count = sum(map(weight_element_count, self.parameters))
         with count_storages_as(self.meter, "optimizer"):
             self.states = [
                 Storage(self.meter, tensor_elements * FLOAT32.bytes)
@@ -57,6 +57,8 @@ class OneBitLambRun(ReplicatedRun):
         """Replays the update: copies the momentum, which compression changes, and runs the optimizer in fp32."""
         self.meter.place = AllocationPlace("step")
         with count_storages_as(self.meter, "optimizer"):
-            last_momentum = [Storage(self.meter, weight_elements(weight) * FLOAT32.bytes) for weight in self.parameters]
+            last_momentum = [
+                Storage(self.meter, weight_element_count(weight) * FLOAT32.bytes) for weight in self.parameters
+            ]
         super().update()
         del last_momentum

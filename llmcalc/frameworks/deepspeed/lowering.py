@@ -31,7 +31,7 @@ class GatheringProfile(EagerKernels):
     coordinator: gathers and releases parameters; None in a run that only lists them.
     gathered_modules: modules that the current step gathered.
     modules_by_frame: per frame, the modules that stay gathered until its end.
-    modules_of_loss: modules whose parameters the loss reads, which stay gathered until its end.
+    loss_modules: modules whose parameters the loss reads, which stay gathered until its end.
     """
 
     coordinator: ParameterCoordinator | None = None
@@ -41,7 +41,7 @@ class GatheringProfile(EagerKernels):
         self.coordinator = coordinator
         self.gathered_modules: list[ModulePath] = []
         self.modules_by_frame: list[list[ModulePath]] = []
-        self.modules_of_loss: list[ModulePath] = []
+        self.loss_modules: list[ModulePath] = []
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class GatheringProfile(EagerKernels):
             linear_input = None
             used_modules, self.gathered_modules = self.gathered_modules, outer_modules
         if self.head_of_loss is not None and self.head_of_loss[0] is operation:
-            self.modules_of_loss, used_modules = used_modules, []
+            self.loss_modules, used_modules = used_modules, []
         for module in used_modules:
             if module == self.module_path():
                 self.modules_by_frame[-1].append(module)
@@ -129,12 +129,12 @@ class GatheringProfile(EagerKernels):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Computes the loss; releases the output head's parameters if the loss multiplies by them."""
         loss = super().loss(logits, labels)
-        modules, self.modules_of_loss = getattr(self, "modules_of_loss", []), []
+        modules, self.loss_modules = getattr(self, "loss_modules", []), []
         for module in modules:
             assert self.coordinator is not None
-            self.coordinator.modules_of_model.add(module)
+            self.coordinator.external_parameter_modules.add(module)
             if loss.node is not None:
-                loss.node.hooks.append(self.coordinator.before_backward(module))
+                loss.node.hooks.append(self.coordinator.pre_backward_hook(module))
             self.coordinator.release_module(module)
         return loss
 
@@ -164,5 +164,5 @@ class GatheringProfile(EagerKernels):
         bound_tensor = self._value_with_tensor(module_output)
         autograd_node = None if bound_tensor is None else self.tensors_by_value[id(bound_tensor)].node
         if autograd_node is not None:
-            autograd_node.hooks.append(self.coordinator.before_backward(module_path))
+            autograd_node.hooks.append(self.coordinator.pre_backward_hook(module_path))
         self.coordinator.release_module(module_path)

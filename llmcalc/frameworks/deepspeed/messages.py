@@ -60,7 +60,7 @@ def _bucket_sizes(element_count: int) -> list[int]:
     return [BUCKET_ELEMENTS] * full_buckets + [remaining_elements] * (remaining_elements > 0)
 
 
-def overlapped_groups(launched_run: Launch) -> frozenset[str] | None:
+def overlapped_parallel_groups(launched_run: Launch) -> frozenset[str] | None:
     """Returns the parallel groups whose collectives overlap the backward pass; None without `overlap_comm`.
 
     Without it the stage decides (`overlapped_stages` of the stack). Stage 0 reduces after the backward pass, and stages

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from ...simulator.lowering import ModulePath
 from ...simulator.meter import Block
 from ...simulator.tensor import Meter, Storage, Tensor, allocate_on_stream, count_storages_as
-from .partitions import module_path_of, weight_elements
+from .partitions import module_path_of, weight_element_count
 from .settings import DeepSpeedSettings
 
 GATHER_STREAM = 2
@@ -26,16 +26,16 @@ NEVER_FETCHED = -1
 class ParameterStorage(Storage):
     """The storage of a full parameter, which takes memory only while the parameter is gathered.
 
-    inner_storage: that memory, which may be a larger buffer; None while the parameter is released.
+    gathered_storage: that memory, which may be a larger buffer; None while the parameter is released.
     """
 
-    __slots__ = ("inner_storage",)
+    __slots__ = ("gathered_storage",)
 
     def __init__(self, memory_meter: Meter, storage_bytes: int) -> None:
         self.meter: Meter = memory_meter
         self.bytes: int = storage_bytes
         self.block: Block = Block(0, "weights")
-        self.inner_storage: Storage | None = None
+        self.gathered_storage: Storage | None = None
 
     def __del__(self) -> None:
         """Overrides the freeing of the base class, since the gathered parameter's storage frees itself."""
@@ -59,7 +59,7 @@ class Parameter:
     element_count: number of elements.
     shard_elements: elements of a rank's part.
     is_persistent: whether the parameter stays gathered between steps.
-    is_available: whether the parameter is gathered.
+    is_gathered: whether the parameter is gathered.
     gather_handle: the all-gather that is under way; None if there is none.
     last_fetched_step: the last step of the trace for which it was gathered.
     """
@@ -68,7 +68,7 @@ class Parameter:
         "element_count",
         "full_param",
         "gather_handle",
-        "is_available",
+        "is_gathered",
         "is_persistent",
         "last_fetched_step",
         "module",
@@ -79,7 +79,7 @@ class Parameter:
     def __init__(self, memory_meter: Meter, parameter_path: ModulePath, template: Tensor, rank_count: int) -> None:
         self.path: ModulePath = parameter_path
         self.module: ModulePath = module_path_of(parameter_path)
-        element_count = weight_elements(template)
+        element_count = weight_element_count(template)
         self.element_count: int = element_count
         self.shard_elements: int = -(-element_count // rank_count)
         self.full_param: Tensor = Tensor(
@@ -89,7 +89,7 @@ class Parameter:
             is_leaf=template.is_leaf,
         )
         self.is_persistent: bool = False
-        self.is_available: bool = False
+        self.is_gathered: bool = False
         self.gather_handle: AllGatherHandle | None = None
         self.last_fetched_step: int = NEVER_FETCHED
 
@@ -110,10 +110,10 @@ class ParameterCoordinator:
     is_recording, is_recorded: whether the trace is being recorded, and whether it is complete.
     prefetch_queue: parameters of the trace that were not gathered ahead yet, each with its step.
     step_index: the current step of the trace.
-    live_elements: elements of gathered parameters.
-    to_release: module and step → parameters that are released after it.
-    backward_modules: modules whose backward pass has begun and not ended.
-    modules_of_model: modules whose parameters the model's own forward pass reads, of which they are external
+    gathered_elements: elements of gathered parameters.
+    parameters_to_release: module and step → parameters that are released after it.
+    modules_in_backward: modules whose backward pass has begun and not ended.
+    external_parameter_modules: modules whose parameters the model's own forward pass reads, of which they are external
         parameters: they stay gathered until the model's backward pass ends (`register_external_parameter`).
     """
 
@@ -129,10 +129,10 @@ class ParameterCoordinator:
         self.is_recorded: bool = False
         self.prefetch_queue: deque[tuple[Parameter, int]] = deque()
         self.step_index: int = 0
-        self.live_elements: int = 0
-        self.to_release: dict[tuple[ModulePath, int], list[Parameter]] = {}
-        self.backward_modules: list[ModulePath] = []
-        self.modules_of_model: set[ModulePath] = set()
+        self.gathered_elements: int = 0
+        self.parameters_to_release: dict[tuple[ModulePath, int], list[Parameter]] = {}
+        self.modules_in_backward: list[ModulePath] = []
+        self.external_parameter_modules: set[ModulePath] = set()
 
     def add_parameter(self, parameter_path: ModulePath, template: Tensor) -> Parameter:
         """Adds a parameter that ranks store in shards. template: a tensor with the parameter's shape and format."""
@@ -168,7 +168,7 @@ class ParameterCoordinator:
                 self.prefetch_queue += ((parameter, module_position) for parameter in self.parameters_by_module[module])
         for parameter in self.parameters:
             parameter.last_fetched_step = NEVER_FETCHED
-        self.step_index = self.live_elements = 0
+        self.step_index = self.gathered_elements = 0
 
     def fetch_module(self, module_path: ModulePath) -> None:
         """Gathers a module's parameters, and prefetches those of the next modules (`fetch_sub_module`)."""
@@ -176,7 +176,7 @@ class ParameterCoordinator:
             self.module_order.append(module_path)
         parameters = self.parameters_by_module[module_path]
         self._start_all_gather(
-            [parameter for parameter in parameters if not parameter.is_available and parameter.gather_handle is None]
+            [parameter for parameter in parameters if not parameter.is_gathered and parameter.gather_handle is None]
         )
         for parameter in parameters:
             if parameter.gather_handle is not None:
@@ -196,7 +196,7 @@ class ParameterCoordinator:
             parameter, next_use_step = self.prefetch_queue.popleft()
             parameter.last_fetched_step = next_use_step
         element_limit = min(
-            self.settings.stage3_max_live_parameters - self.live_elements,
+            self.settings.stage3_max_live_parameters - self.gathered_elements,
             self.settings.size_in_elements("stage3_prefetch_bucket_size"),
         )
         prefetched_parameters: list[Parameter] = []
@@ -204,11 +204,7 @@ class ParameterCoordinator:
         while self.prefetch_queue and element_count < element_limit:
             parameter, next_use_step = self.prefetch_queue.popleft()
             parameter.last_fetched_step = max(parameter.last_fetched_step, next_use_step)
-            if (
-                not parameter.is_available
-                and parameter.gather_handle is None
-                and parameter not in prefetched_parameters
-            ):
+            if not parameter.is_gathered and parameter.gather_handle is None and parameter not in prefetched_parameters:
                 prefetched_parameters.append(parameter)
                 element_count += parameter.element_count
         self._start_all_gather(prefetched_parameters)
@@ -226,7 +222,7 @@ class ParameterCoordinator:
         """Starts an all-gather of several parameters into one buffer (`all_gather_coalesced`)."""
         if not parameters:
             return
-        self.live_elements += sum(parameter.element_count for parameter in parameters)
+        self.gathered_elements += sum(parameter.element_count for parameter in parameters)
         element_bytes = parameters[0].full_param.dtype.bytes
         with self.gathering_stream():
             copied_shards = self._copy_shards_from_host(parameters)
@@ -235,11 +231,13 @@ class ParameterCoordinator:
                 parameter.gather_handle = AllGatherHandle([parameter], None)
                 if self.settings.offload_param != "none":
                     with self.gathering_stream():
-                        parameter.storage.inner_storage = Storage(self.meter, parameter.element_count * element_bytes)
+                        parameter.storage.gathered_storage = Storage(
+                            self.meter, parameter.element_count * element_bytes
+                        )
         elif len(parameters) == 1 or self.settings.stage3_allgather_sequential:
             for parameter in parameters:
                 with self.gathering_stream():
-                    parameter.storage.inner_storage = Storage(
+                    parameter.storage.gathered_storage = Storage(
                         self.meter, parameter.shard_elements * self.rank_count * element_bytes
                     )
                 parameter.gather_handle = AllGatherHandle([parameter], None)
@@ -254,7 +252,7 @@ class ParameterCoordinator:
             for parameter in parameters:
                 parameter.gather_handle = gather_handle
                 if uses_all_reduce:
-                    parameter.storage.inner_storage = flat_buffer
+                    parameter.storage.gathered_storage = flat_buffer
             del flat_buffer
         del copied_shards
 
@@ -266,10 +264,10 @@ class ParameterCoordinator:
         if not gather_handle.is_complete:
             gather_handle.is_complete = True
             for gathered_parameter in gather_handle.parameters:
-                gathered_parameter.is_available = True
-                if gathered_parameter.storage.inner_storage is None and self.rank_count > 1:
+                gathered_parameter.is_gathered = True
+                if gathered_parameter.storage.gathered_storage is None and self.rank_count > 1:
                     with self.gathering_stream():
-                        gathered_parameter.storage.inner_storage = Storage(
+                        gathered_parameter.storage.gathered_storage = Storage(
                             self.meter, gathered_parameter.element_count * gathered_parameter.full_param.dtype.bytes
                         )
 
@@ -282,14 +280,14 @@ class ParameterCoordinator:
 
     def _release(self, parameter: Parameter) -> None:
         """Frees the storage of a gathered parameter."""
-        if parameter.is_available and parameter.gather_handle is None:
-            parameter.storage.inner_storage, parameter.is_available = None, False
-            self.live_elements -= parameter.element_count
+        if parameter.is_gathered and parameter.gather_handle is None:
+            parameter.storage.gathered_storage, parameter.is_gathered = None, False
+            self.gathered_elements -= parameter.element_count
 
     def _parameters_to_release(self, module_path: ModulePath) -> list[Parameter]:
         """Returns the parameters to release after a module (`__params_to_release`), from a cache for each step."""
         cache_key = (module_path, self.step_index)
-        if cache_key not in self.to_release:
+        if cache_key not in self.parameters_to_release:
             released_parameters = [
                 parameter
                 for parameter in self.parameters_by_module[module_path]
@@ -303,8 +301,8 @@ class ParameterCoordinator:
                     if parameter in released_parameters:
                         released_parameters.remove(parameter)
                     reuse_distance += parameter.element_count
-            self.to_release[cache_key] = released_parameters
-        return self.to_release[cache_key]
+            self.parameters_to_release[cache_key] = released_parameters
+        return self.parameters_to_release[cache_key]
 
     def release_all(self) -> None:
         """Releases all parameters (`release_and_reset_all`)."""
@@ -312,7 +310,7 @@ class ParameterCoordinator:
             if parameter.gather_handle is not None:
                 self._wait_for_all_gather(parameter)
             self._release(parameter)
-        self.backward_modules = []
+        self.modules_in_backward = []
 
     def gather_persistent(self) -> None:
         """Gathers each persistent parameter into a separate buffer at the end of a step."""
@@ -320,9 +318,9 @@ class ParameterCoordinator:
         with count_storages_as(self.meter, "weights"):
             shard_copies = self._copy_shards_from_host(persistent_parameters)
             for parameter in persistent_parameters:
-                parameter.is_available = True
+                parameter.is_gathered = True
                 if self.rank_count > 1 or self.settings.offload_param != "none":
-                    parameter.storage.inner_storage = Storage(
+                    parameter.storage.gathered_storage = Storage(
                         self.meter, parameter.shard_elements * self.rank_count * parameter.full_param.dtype.bytes
                     )
         del shard_copies
@@ -337,28 +335,28 @@ class ParameterCoordinator:
 
     # --- the backward pass ------------------------------------------------------------------------------------------
 
-    def before_backward(self, module_path: ModulePath) -> Callable[[], None]:
+    def pre_backward_hook(self, module_path: ModulePath) -> Callable[[], None]:
         """Returns the hook of a module's backward pass, which gathers parameters (`PreBackwardFunctionForModule`)."""
 
         def fetch_before_backward() -> None:
             """Gathers the module's parameters, and releases modules whose backward pass has ended."""
-            if module_path in self.backward_modules:
+            if module_path in self.modules_in_backward:
                 return
-            for open_module in [module for module in self.backward_modules if module_path[: len(module)] != module]:
+            for open_module in [module for module in self.modules_in_backward if module_path[: len(module)] != module]:
                 self.after_backward(open_module)
-            self.backward_modules.append(module_path)
+            self.modules_in_backward.append(module_path)
             self.fetch_module(module_path)
 
         return fetch_before_backward
 
     def after_backward(self, module_path: ModulePath) -> None:
         """Releases a module's parameters after its backward pass (`PostBackwardFunctionModule`)."""
-        if module_path in self.backward_modules and module_path not in self.modules_of_model:
-            self.backward_modules.remove(module_path)
+        if module_path in self.modules_in_backward and module_path not in self.external_parameter_modules:
+            self.modules_in_backward.remove(module_path)
             self.release_module(module_path)
 
     def end_backward(self) -> None:
         """Releases the modules whose parameters are still gathered at the end of the backward pass."""
-        for module_path in self.backward_modules:
+        for module_path in self.modules_in_backward:
             self.release_module(module_path)
-        self.backward_modules = []
+        self.modules_in_backward = []

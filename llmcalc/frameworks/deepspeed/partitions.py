@@ -26,7 +26,7 @@ class PartitionPiece(NamedTuple):
     element_count: int
 
 
-def weight_elements(weight: Tensor) -> int:
+def weight_element_count(weight: Tensor) -> int:
     """Returns a parameter's number of elements."""
     element_count = weight.numel
     assert isinstance(element_count, int)
@@ -59,12 +59,12 @@ def padded_flat_size(element_count: int, rank_count: int) -> int:
     return -(-element_count // (PARTITION_ALIGNMENT * rank_count)) * PARTITION_ALIGNMENT * rank_count
 
 
-def partition_pieces(offset: int, element_count: int, partition_size: int) -> list[PartitionPiece]:
+def partition_pieces(offset: int, element_count: int, partition_elements: int) -> list[PartitionPiece]:
     """Returns which parts of a parameter are in which ranks' partitions. offset: its offset in the flat tensor."""
     weight_pieces, piece_start = [], offset
     while piece_start < offset + element_count:
-        piece_end = min(offset + element_count, (piece_start // partition_size + 1) * partition_size)
-        weight_pieces.append(PartitionPiece(piece_start // partition_size, piece_end - piece_start))
+        piece_end = min(offset + element_count, (piece_start // partition_elements + 1) * partition_elements)
+        weight_pieces.append(PartitionPiece(piece_start // partition_elements, piece_end - piece_start))
         piece_start = piece_end
     return weight_pieces
 

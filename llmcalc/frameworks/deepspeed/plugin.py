@@ -29,13 +29,13 @@ def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the DeepSpeed run that an accelerate config describes."""
-    reader.refuse_groups(config)
-    launch_settings = _plugin_run(reader, config, world_size)
+    reader.refuse_parallel_groups(config)
+    launch_settings = _settings_of_accelerate_config(reader, config, world_size)
     settings = {option: option_value for option, option_value in command_settings.items() if option != "precision"}
     return launch_settings._replace(settings={**settings, **launch_settings.settings})
 
 
-def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int) -> LaunchSettings:
+def _settings_of_accelerate_config(reader: LaunchReader, accelerate_config: Table, world_size: int) -> LaunchSettings:
     """Returns the run of an accelerate config, read from the DeepSpeed JSON file that it names or from its own keys."""
     plugin_table = reader.table(accelerate_config, "deepspeed_config")
     section_name = "deepspeed_config"
@@ -44,7 +44,7 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
     precision_name = str(accelerate_config.get("mixed_precision") or "no").lower()
     flags = {"bf16": precision_name == "bf16", "fp16": precision_name == "fp16", "batch": 1}
     if plugin_table.get("deepspeed_config_file") is not None:
-        config = reader.fetch_tables(
+        config = reader.tables_of_named_file(
             f"{section_name}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE_DESCRIPTION
         )
         return _without_batch_size(read_deepspeed_section(reader, config, world_size, flags), config)
@@ -73,9 +73,13 @@ def read_trainer(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the DeepSpeed run that the Trainer's arguments describe."""
-    reader.refuse_groups(config)
+    reader.refuse_parallel_groups(config)
     argument = config["deepspeed"]
-    table = argument if isinstance(argument, Mapping) else reader.fetch_tables("deepspeed", argument, FILE_DESCRIPTION)
+    table = (
+        argument
+        if isinstance(argument, Mapping)
+        else reader.tables_of_named_file("deepspeed", argument, FILE_DESCRIPTION)
+    )
     format_flags = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
     launch_settings = read_deepspeed_section(reader, table, world_size, {**command_settings, **format_flags})
     settings = {

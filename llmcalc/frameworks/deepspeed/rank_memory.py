@@ -39,7 +39,7 @@ FUSED_ADAM_TYPES = ("adam", "adamw", "fusedadam")
 """Types of `optimizer` for which DeepSpeed uses its fused Adam, unless `torch_adam` is set."""
 
 
-def new_zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
+def create_zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
     """Returns the object that replays a rank's training. Raises `InputError` for settings that are not modelled."""
     settings = zero_setup.settings.with_resolved_values(zero_setup.spec.hidden_size)
     settings.check()
@@ -49,15 +49,15 @@ def new_zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> Ze
     if settings.torch_adam and settings.optimizer.lower() in FUSED_ADAM_TYPES:
         implementation = "foreach"  # torch's own choice
     training_config = replace(training_config, gradient_dtype=None, state_dtype=None, implementation=implementation)
-    run_type = _run_type(training_config, settings)
+    run_type = _zero_run_class(training_config, settings)
     keeps_master_weights = run_type in (LambRun, OneBitLambRun, ReplicatedRun) and training_config.dtype != "float32"
     training_config = replace(training_config, has_master_weights=keeps_master_weights)
     return run_type(replace(zero_setup, training_config=training_config, settings=settings), memory_meter)
 
 
-def _run_type(training_config: TrainingConfig, settings: DeepSpeedSettings) -> type[ZeroRun]:
+def _zero_run_class(training_config: TrainingConfig, settings: DeepSpeedSettings) -> type[ZeroRun]:
     """Returns the class that replays a rank's training, by ZeRO stage, number format and optimizer."""
-    if sums_in_fp32(training_config, settings):
+    if runs_bf16_optimizer(training_config, settings):
         return Bf16OptimizerRun
     if settings.stage:
         return Stage3Run if settings.stage == 3 else PartitionedRun
@@ -65,12 +65,12 @@ def _run_type(training_config: TrainingConfig, settings: DeepSpeedSettings) -> t
         return ReplicatedRun
     if settings.optimizer.lower() in (ONE_BIT_ADAM, ZERO_ONE_ADAM):
         return OneBitAdamRun
-    if updates_flat_copy(training_config, settings):
+    if updates_flat_weight_copy(training_config, settings):
         return FlatCopyRun
     return {LAMB: LambRun, ONE_BIT_LAMB: OneBitLambRun}.get(settings.optimizer.lower(), ReplicatedRun)
 
 
-def sums_in_fp32(training_config: TrainingConfig, settings: DeepSpeedSettings) -> bool:
+def runs_bf16_optimizer(training_config: TrainingConfig, settings: DeepSpeedSettings) -> bool:
     """Whether DeepSpeed runs `BF16_Optimizer`: ZeRO stage 1, bf16 weights, gradients accumulated in fp32."""
     return (
         settings.stage == 1
@@ -80,7 +80,7 @@ def sums_in_fp32(training_config: TrainingConfig, settings: DeepSpeedSettings) -
     )
 
 
-def updates_flat_copy(training_config: TrainingConfig, settings: DeepSpeedSettings) -> bool:
+def updates_flat_weight_copy(training_config: TrainingConfig, settings: DeepSpeedSettings) -> bool:
     """Whether DeepSpeed's fused Adam updates one flat copy of the weights: stage 0 with 16-bit weights."""
     uses_deepspeed_adam = settings.optimizer.lower() in FUSED_ADAM_TYPES and not settings.torch_adam
     return settings.stage == 0 and training_config.dtype != "float32" and uses_deepspeed_adam
@@ -130,29 +130,29 @@ def replay_zero(training_run: ZeroRun, memory_meter: EventMeter) -> ReplayedRank
 
 
 def _replay_on_allocator(
-    zero_setup: ZeroSetup, cuda_runtime: CudaRuntime, stored_runs: dict[Any, Any]
+    zero_setup: ZeroSetup, cuda_runtime: CudaRuntime, stored_replays: dict[Any, Any]
 ) -> tuple[ReplayResult, tuple[MemoryTerm, ...]]:
     """Returns the result of replaying a rank's steps on an allocator, and the terms of the rank's host memory.
 
-    stored_runs: the steps and results of the run's other ranks, to which this rank's are added. Ranks that are alike
+    stored_replays: the steps and results of the run's other ranks, to which this rank's are added. Ranks that are alike
         share their results; both kinds of allocators share the steps of a rank.
     """
-    training_run = new_zero_run(zero_setup, memory_meter := EventMeter())
-    rank_key = zero_setup.rank if training_run.differs_by_rank else None
+    training_run = create_zero_run(zero_setup, memory_meter := EventMeter())
+    rank_key = zero_setup.rank if training_run.has_rank_dependent_storages else None
     result_key = rank_key, cuda_runtime.has_expandable_segments
-    if result_key in stored_runs:
-        replay_result, host_memory, work_units = stored_runs[result_key]
+    if result_key in stored_replays:
+        replay_result, host_memory, work_units = stored_replays[result_key]
         SIMULATED_WORK.units += work_units  # a search ends where it would with each rank replayed
         return replay_result, host_memory
     effort_before = SIMULATED_WORK.units
-    replayed_rank: ReplayedRank | None = stored_runs.pop(rank_key, None)  # by the other kind of allocator
+    replayed_rank: ReplayedRank | None = stored_replays.pop(rank_key, None)  # by the other kind of allocator
     if replayed_rank is None:
         replayed_rank = replay_zero(training_run, memory_meter)
         if not cuda_runtime.is_run_of_search:
-            stored_runs[rank_key] = replayed_rank
+            stored_replays[rank_key] = replayed_rank
     counted_steps, host_memory = replayed_rank
     replay_result = counted_steps.result_on_allocator(cuda_runtime.has_expandable_segments)
-    stored_runs[result_key] = replay_result, host_memory, SIMULATED_WORK.units - effort_before
+    stored_replays[result_key] = replay_result, host_memory, SIMULATED_WORK.units - effort_before
     return replay_result, host_memory
 
 
@@ -169,7 +169,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
             f"--framework deepspeed: {layer_count:,} layers are too many, each of which is replayed; expected at most "
             f"{MAX_REPLAYED_LAYERS:,}"
         )
-    settings = settings_of(layout, training_run.framework_settings, training_run.version)
+    settings = settings_in_layout(layout, training_run.framework_settings, training_run.version)
     if memory_estimate.settings.optimizer_offload:  # ZeRO-Offload
         settings = replace(settings, offload_optimizer="cpu")
         memory_estimate = memory_estimate.with_changes(optimizer_offload=None)
@@ -179,16 +179,16 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
         raise InputError(f"{flag_text}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     spec, dp_rank = memory_estimate.spec, layout.coordinates(rank).dp
     zero_setup = ZeroSetup(spec, config, settings, layout.dp, dp_rank, cuda_runtime.workspace_bytes)
-    stored_runs = training_run.recorded_ranks(cuda_runtime)
-    replay_result, host_memory = _replay_on_allocator(zero_setup, cuda_runtime, stored_runs)
-    tensors_status = tensor_status(settings, config)
+    stored_replays = training_run.recorded_ranks(cuda_runtime)
+    replay_result, host_memory = _replay_on_allocator(zero_setup, cuda_runtime, stored_replays)
+    tensors_status = zero_tensors_term(settings, config)
     return replace(
         summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_status),
         host_terms=host_memory,
     )
 
 
-def settings_of(layout: Layout, file_settings: Any, deepspeed_version: str) -> DeepSpeedSettings:
+def settings_in_layout(layout: Layout, file_settings: Any, deepspeed_version: str) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings in a layout. Raises `InputError` for a layout or version not modelled."""
     settings = file_settings if isinstance(file_settings, DeepSpeedSettings) else DeepSpeedSettings()
     for parallel_dimension in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
@@ -206,7 +206,7 @@ def settings_of(layout: Layout, file_settings: Any, deepspeed_version: str) -> D
     return settings
 
 
-def tensor_status(settings: DeepSpeedSettings, training_config: TrainingConfig) -> MemoryTerm:
+def zero_tensors_term(settings: DeepSpeedSettings, training_config: TrainingConfig) -> MemoryTerm:
     """Returns the memory term of the run's tensors, with the status of comparisons with real DeepSpeed processes.
 
     Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
@@ -219,7 +219,7 @@ def tensor_status(settings: DeepSpeedSettings, training_config: TrainingConfig) 
     if settings.optimizer.lower() in (ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB):
         citation = "deepspeed/runtime/fp16/onebit; buffers of the compression are left out"
         return MemoryTerm("tensors", 0, "estimate", citation, MODELLED_VERSIONS)
-    if updates_flat_copy(training_config, settings):  # it runs on a GPU alone
+    if updates_flat_weight_copy(training_config, settings):  # it runs on a GPU alone
         return MemoryTerm("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", MODELLED_VERSIONS)
     if settings.has_overlapped_reductions:
         return MemoryTerm(

@@ -11,13 +11,13 @@ FRAMEWORK = Framework(
     title="DeepSpeed",
     rank_memory=LazyFunction(__package__, "rank_memory:rank_memory"),
     estimate=LazyFunction(__package__, "estimate:estimate_peaks"),
-    estimate_errors=EstimateErrors(share_below=0.12),
+    estimate_errors=EstimateErrors(relative_error_below=0.12),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layout_rules=LayoutRules(
         "deepspeed", default_zero_stage=3, other_zero_stages=(1, 2), untried_sizes=("tp", "cp", "pp", "vpp", "ep")
     ),
-    implied_by=("with --zero 2", lambda request: request.zero_stage() == 2),
+    implying_options=("with --zero 2", lambda request: request.zero_stage() == 2),
     launcher="deepspeed",
     starts_on_every_device=True,
     launch_file=LaunchFile(
@@ -35,7 +35,7 @@ FRAMEWORK = Framework(
         ("deepspeed",),
         LazyFunction(__package__, "plugin:read_trainer"),
     ),
-    stack_name=lambda launch, compiled, experts: "deepspeed",
-    overlapped_groups=LazyFunction(__package__, "messages:overlapped_groups"),
-    world_communicators=True,  # deepspeed/utils/groups.py, `_clone_world_group`
+    time_stack_name=lambda launch, compiled, experts: "deepspeed",
+    overlapped_parallel_groups=LazyFunction(__package__, "messages:overlapped_parallel_groups"),
+    has_two_world_communicators=True,  # deepspeed/utils/groups.py, `_clone_world_group`
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...simulator.meter import AllocationPlace
 from ...simulator.tensor import FLOAT32, Storage, Tensor, count_storages_as, empty
-from .partitions import weight_elements
+from .partitions import weight_element_count
 from .zero import ZeroRun
 
 BUCKET_ELEMENTS = 500_000_000
@@ -49,7 +49,7 @@ class ReplicatedRun(ZeroRun):
                 weight.grad = empty(self.meter, weight.shape, self.dtype)
         bucket_sizes: list[int] = []
         for weight in self.parameters:
-            bucket_sizes.append(weight_elements(weight))
+            bucket_sizes.append(weight_element_count(weight))
             if sum(bucket_sizes) > BUCKET_ELEMENTS:
                 self.reduce_bucket(bucket_sizes)
                 bucket_sizes = []
@@ -68,7 +68,7 @@ class ReplicatedRun(ZeroRun):
         """Allocates the fp32 sums of 16-bit gradients that detect overflow (`CheckOverflow._has_inf_or_nan`)."""
         for weight in self.parameters:
             if weight.grad is not None:
-                float32_gradient = Storage(self.meter, weight_elements(weight) * FLOAT32.bytes)
+                float32_gradient = Storage(self.meter, weight_element_count(weight) * FLOAT32.bytes)
                 del float32_gradient
 
     def update(self) -> None:
@@ -92,10 +92,10 @@ class FlatCopyRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Allocates flat weights, their fp32 copy and the optimizer states."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        element_count, element_bytes = sum(map(weight_elements, self.parameters)), self.dtype.bytes
+        element_count, element_bytes = sum(map(weight_element_count, self.parameters)), self.dtype.bytes
         with count_storages_as(self.meter, "weights"):
             cloned_tensors = [
-                Storage(self.meter, weight_elements(weight) * element_bytes) for weight in self.parameters
+                Storage(self.meter, weight_element_count(weight) * element_bytes) for weight in self.parameters
             ]
             flat_weights = Storage(self.meter, element_count * element_bytes)
         del cloned_tensors

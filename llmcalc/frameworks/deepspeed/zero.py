@@ -68,11 +68,12 @@ class ZeroRun(TrainingRun):
     communication_dtype: number format in which gradients are reduced over ranks.
     bucket_elements: elements of a gradient bucket.
     is_last_microbatch: whether the current micro-batch is the last of its step.
-    host_norms: norms of offloaded gradients, which stay on the device until the step.
-    differs_by_rank: whether a rank's storages depend on its index, false by default: each has equally large parts.
+    offloaded_gradient_norms: norms of offloaded gradients, which stay on the device until the step.
+    has_rank_dependent_storages: whether a rank's storages depend on its index, false by default: each has equally large
+        parts.
     """
 
-    differs_by_rank: ClassVar[bool] = False
+    has_rank_dependent_storages: ClassVar[bool] = False
 
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(zero_setup.spec, zero_setup.training_config, None, zero_setup.workspace_bytes, memory_meter)
@@ -85,7 +86,7 @@ class ZeroRun(TrainingRun):
         self.communication_dtype: Dtype = number_format(settings.communication_data_type, self.dtype)
         self.bucket_elements: int = settings.size_in_elements("reduce_bucket_size")
         self.is_last_microbatch: bool = True
-        self.host_norms: dict[int, Storage] = {}
+        self.offloaded_gradient_norms: dict[int, Storage] = {}
 
     def run_micro_batches(self) -> None:
         """Replays a step's first micro-batch and its last one, which represents all others."""

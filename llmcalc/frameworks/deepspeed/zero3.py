@@ -213,7 +213,7 @@ class Stage3Run(ZeroRun):
         if not self.is_last_microbatch:
             return
         float64_copy = Storage(self.meter, min(parameter.shard_elements, NORM_BUFFER_ELEMENTS) * FLOAT64_BYTES)
-        self.host_norms[id(parameter)] = Storage(self.meter, FLOAT64_BYTES)
+        self.offloaded_gradient_norms[id(parameter)] = Storage(self.meter, FLOAT64_BYTES)
         del float64_copy
         if self.accumulation_dtype is not FLOAT32:
             fp32_copy = Storage(self.meter, parameter.shard_elements * FLOAT32.bytes)
@@ -270,7 +270,7 @@ class Stage3Run(ZeroRun):
         self.meter.place = AllocationPlace("step")
         self.coordinator.release_all()
         if self.has_offloaded_states:
-            self.host_norms = {}
+            self.offloaded_gradient_norms = {}
             self.coordinator.gather_persistent()
             return
         for sub_group in self.sub_groups:  # get_grad_norm_direct

@@ -25,7 +25,7 @@ from .partitions import (
     padded_flat_size,
     partition_pieces,
     round_robin_order,
-    weight_elements,
+    weight_element_count,
 )
 from .zero import FLOAT64_BYTES, ZeroRun, ZeroSetup
 
@@ -57,14 +57,14 @@ class PartitionedRun(ZeroRun):
     """One rank's training steps under ZeRO stages 1 and 2.
 
     rank: the rank of the partition.
-    partition_size: elements of a partition.
+    partition_elements: elements of a partition.
     pieces_by_weight: id of a parameter → its pieces on all ranks.
     rank_pieces: id of a parameter → its piece on this rank.
     rank_parameters: the parameters with a piece on this rank.
     bucket: the gradients that are reduced next.
     oversized_gradient: a gradient that is larger than a bucket.
     has_buffers: whether the bucket has buffers.
-    pending_frees: parameters whose gradients the next reduction frees.
+    weights_with_pending_frees: parameters whose gradients the next reduction frees.
     accumulated_gradients: id of a parameter → its gradient over micro-batches, in a format of its own.
     partition_buffer: the buffer of the rank's gradients.
     accumulated_partition: the rank's gradients of all micro-batches so far.
@@ -73,7 +73,7 @@ class PartitionedRun(ZeroRun):
     host_buffer: a buffer for gradients on their way to the host.
     """
 
-    differs_by_rank: ClassVar[bool] = True
+    has_rank_dependent_storages: ClassVar[bool] = True
 
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(zero_setup, memory_meter)
@@ -81,7 +81,7 @@ class PartitionedRun(ZeroRun):
         self.oversized_gradient: Tensor | None = None
         self.has_buffers: bool = False
         self.accumulated_gradients: dict[int, Tensor] = {}
-        self.pending_frees: list[Tensor] = []
+        self.weights_with_pending_frees: list[Tensor] = []
         self.partition_buffer: Storage | None = None
         self.accumulated_partition: list[Tensor] | None = None
         self.averaged_gradients: list[Tensor] | None = None
@@ -97,12 +97,15 @@ class PartitionedRun(ZeroRun):
         ordered_parameters = (
             round_robin_order(self.parameters, rank_count) if settings.round_robin_gradients else self.parameters
         )
-        element_bytes, element_counts = self.dtype.bytes, [weight_elements(weight) for weight in ordered_parameters]
+        element_bytes, element_counts = (
+            self.dtype.bytes,
+            [weight_element_count(weight) for weight in ordered_parameters],
+        )
         start_offsets, flat_elements = aligned_offsets(element_counts, element_bytes, settings.parameter_alignment)
         element_count = padded_flat_size(flat_elements, rank_count)
-        self.partition_size: int = element_count // rank_count
+        self.partition_elements: int = element_count // rank_count
         self.pieces_by_weight: dict[int, list[PartitionPiece]] = {
-            id(weight): partition_pieces(start_offset, parameter_elements, self.partition_size)
+            id(weight): partition_pieces(start_offset, parameter_elements, self.partition_elements)
             for weight, start_offset, parameter_elements in zip(
                 ordered_parameters, start_offsets, element_counts, strict=True
             )
@@ -119,7 +122,7 @@ class PartitionedRun(ZeroRun):
             for weight in ordered_parameters:
                 weight.storage = flat_parameters
         self.largest_parameter: int = max(element_counts)
-        cloned_partition = Storage(self.meter, self.partition_size * element_bytes)
+        cloned_partition = Storage(self.meter, self.partition_elements * element_bytes)
         if self.has_offloaded_states:
             del cloned_partition
             with count_storages_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
@@ -127,10 +130,12 @@ class PartitionedRun(ZeroRun):
             self.updated_parameters = []
             return
         with count_storages_as(self.meter, "optimizer"):
-            fp32_partition = empty(self.meter, (self.partition_size,), FLOAT32)
+            fp32_partition = empty(self.meter, (self.partition_elements,), FLOAT32)
         del cloned_partition
         self.updated_parameters = [OptimizedParameter(fp32_partition)]
-        single_grad_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)  # initialize_optimizer_states
+        single_grad_partition = Storage(
+            self.meter, self.partition_elements * FLOAT32.bytes
+        )  # initialize_optimizer_states
         del single_grad_partition
 
     # --- gradients --------------------------------------------------------------------------------------------------
@@ -147,14 +152,14 @@ class PartitionedRun(ZeroRun):
         """
         if not self.has_offloaded_states:
             return ()
-        partition_elements, element_bytes = self.partition_size, self.dtype.bytes
+        partition_elements, element_bytes = self.partition_elements, self.dtype.bytes
         round_host_bytes = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
         buffer_sizes = [
             partition_elements * element_bytes,
             self.largest_parameter * element_bytes,
         ]  # param_buffer_of_bit16, temp_grad_buffer
         if self.training_config.microbatches > 1:
-            buffer_sizes += [weight_elements(weight) * element_bytes for weight in self.rank_parameters]
+            buffer_sizes += [weight_element_count(weight) * element_bytes for weight in self.rank_parameters]
         return (
             MemoryTerm(
                 "fp32 weights and gradients",
@@ -237,7 +242,7 @@ class PartitionedRun(ZeroRun):
 
     def reduce_independent(self, weight: Tensor) -> None:
         """Adds a gradient to the bucket or to a new one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
-        bucket, settings, element_count = self.bucket, self.settings, weight_elements(weight)
+        bucket, settings, element_count = self.bucket, self.settings, weight_element_count(weight)
         if bucket.element_count + element_count > self.bucket_elements:
             self.reduce_ipg_grads()
             if self.has_contiguous_buffer and settings.has_overlapped_reductions:
@@ -269,13 +274,13 @@ class PartitionedRun(ZeroRun):
                 if rank_pieces and self.has_accumulated_partition and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
                 self._allreduce(
-                    [PartitionPiece(-1, weight_elements(weight)) for weight in grad_bucket.parameters], rank_pieces
+                    [PartitionPiece(-1, weight_element_count(weight)) for weight in grad_bucket.parameters], rank_pieces
                 )
             for weight in grad_bucket.parameters:
                 belongs_to_rank = id(weight) in self.rank_pieces
                 if settings.stage == 2 and not belongs_to_rank:
                     if settings.has_overlapped_reductions and not self.has_contiguous_buffer:
-                        self.pending_frees.append(weight)
+                        self.weights_with_pending_frees.append(weight)
                     else:
                         self._store_gradient(weight, None)
                 elif self.has_contiguous_buffer and belongs_to_rank:
@@ -284,9 +289,9 @@ class PartitionedRun(ZeroRun):
 
     def _clear_previous_reduced_grads(self) -> None:
         """Frees the gradients in the bucket that was reduced before."""
-        for weight in self.pending_frees:
+        for weight in self.weights_with_pending_frees:
             self._store_gradient(weight, None)
-        self.pending_frees = []
+        self.weights_with_pending_frees = []
 
     def average_tensor(self) -> None:
         """Reduces the bucket's buffer, or one oversized gradient, in pieces to the ranks that own them."""
@@ -352,7 +357,7 @@ class PartitionedRun(ZeroRun):
     def _build_compact_grad_partition_buffer(self) -> None:
         """Allocates the fp32 buffer for the gradients of the rank's partition."""
         with count_storages_as(self.meter, "gradients"):
-            self.compact_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)
+            self.compact_partition = Storage(self.meter, self.partition_elements * FLOAT32.bytes)
 
     def copy_grads_in_partition(self, weight: Tensor) -> None:
         """Moves gradients of the rank's partition from the bucket's buffer to the partition's buffer or the host."""
@@ -364,7 +369,7 @@ class PartitionedRun(ZeroRun):
                 self._store_gradient(weight, None)
             return
         if self.partition_buffer is None:
-            element_count = sum(weight_elements(parameter) for parameter in self.rank_parameters)
+            element_count = sum(weight_element_count(parameter) for parameter in self.rank_parameters)
             with count_storages_as(self.meter, "gradients"):
                 self.partition_buffer = Storage(self.meter, element_count * self.dtype.bytes)
         self._store_gradient(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
@@ -377,7 +382,7 @@ class PartitionedRun(ZeroRun):
         if self.is_last_microbatch:
             piece_elements = self.rank_pieces[id(weight)].element_count
             float64_copy = Storage(self.meter, piece_elements * FLOAT64_BYTES)
-            self.host_norms[id(weight)] = Storage(self.meter, FLOAT64_BYTES)
+            self.offloaded_gradient_norms[id(weight)] = Storage(self.meter, FLOAT64_BYTES)
             del float64_copy
             if self.accumulation_dtype is not FLOAT32:
                 fp32_copy = Storage(self.meter, piece_elements * FLOAT32.bytes)
@@ -389,7 +394,7 @@ class PartitionedRun(ZeroRun):
         super().backward(loss)
         self.meter.place = AllocationPlace("backward")
         if self.settings.stage == 2:
-            self.epilogue()
+            self.independent_gradient_partition_epilogue()
         elif self.is_last_microbatch:
             self.reduce_gradients()
 
@@ -399,9 +404,9 @@ class PartitionedRun(ZeroRun):
             for weight in self.parameters:
                 if self.gradient(weight) is not None:
                     self.reduce_independent(weight)
-        self.epilogue()
+        self.independent_gradient_partition_epilogue()
 
-    def epilogue(self) -> None:
+    def independent_gradient_partition_epilogue(self) -> None:
         """Reduces the last bucket, collects the partition's gradients (`independent_gradient_partition_epilogue`)."""
         self.reduce_ipg_grads()
         self._clear_previous_reduced_grads()
@@ -428,7 +433,7 @@ class PartitionedRun(ZeroRun):
         """Collects the gradients of the rank's partition, padded with zeros."""
         assert self.accumulated_partition is not None
         self.averaged_gradients, self.accumulated_partition = self.accumulated_partition, None
-        padding_elements = self.partition_size - sum(
+        padding_elements = self.partition_elements - sum(
             self.rank_pieces[id(weight)].element_count for weight in self.rank_parameters
         )
         if padding_elements:
@@ -441,7 +446,7 @@ class PartitionedRun(ZeroRun):
         """Replays the optimizer's step on the rank's partition, which is one tensor (`step`)."""
         self.meter.place = AllocationPlace("step")
         if self.has_offloaded_states:
-            self.host_norms, self.compact_partition, self.accumulated_gradients = {}, None, {}
+            self.offloaded_gradient_norms, self.compact_partition, self.accumulated_gradients = {}, None, {}
             return
         (trained_partition,) = self.updated_parameters
         if self.settings.compute_grad_norm:
@@ -457,11 +462,11 @@ class PartitionedRun(ZeroRun):
     def _single_grad_partition(self) -> Tensor:
         """Returns the gradients of the rank's partition as one concatenated fp32 tensor."""
         if self.compact_partition is not None:
-            return Tensor((self.partition_size,), FLOAT32, self.compact_partition)
+            return Tensor((self.partition_elements,), FLOAT32, self.compact_partition)
         assert self.averaged_gradients is not None
         flat_gradients = self.averaged_gradients[0].storage
         if len(self.averaged_gradients) > 1:
-            flat_gradients = Storage(self.meter, self.partition_size * self.accumulation_dtype.bytes)
+            flat_gradients = Storage(self.meter, self.partition_elements * self.accumulation_dtype.bytes)
         if self.accumulation_dtype is FLOAT32:
-            return Tensor((self.partition_size,), FLOAT32, flat_gradients)
-        return empty(self.meter, (self.partition_size,), FLOAT32)
+            return Tensor((self.partition_elements,), FLOAT32, flat_gradients)
+        return empty(self.meter, (self.partition_elements,), FLOAT32)

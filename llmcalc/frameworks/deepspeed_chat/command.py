@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..argument_names import argument_names
-from ..deepspeed.config_file import run_of_program
+from ..deepspeed.config_file import settings_of_generated_config
 from ..frozen_model import FrozenModel
-from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
-from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
-from ..launch.trainer import pair_settings
+from ..launch.command_line import marked_model_name, parse_arguments, parsed_arguments
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, launch_reader, read_integer
+from ..launch.trainer import preference_pair_settings
 from . import step3
 
 ARGUMENTS_READ = argument_names(__file__, "read")
@@ -36,42 +36,44 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         arguments = parse_arguments(command_line.words, source_file.name_in_errors)
-        loss_name = _loss_of_command(source_file.name_in_errors, arguments)
+        loss_name = _loss_name(source_file.name_in_errors, arguments)
         if loss_name == "rlhf":
             return _read_step3(reader, arguments, source_file)
-        argument_values = plain_arguments(arguments, reader, ARGUMENTS_READ)
+        argument_values = parsed_arguments(arguments, reader, ARGUMENTS_READ)
         model_id = marked_model_name(arguments.get("--model_name_or_path"))
-        reader.check_names(argument_values, ARGUMENTS_READ, ARGUMENTS_IGNORED)
+        reader.record_argument_names(argument_values, ARGUMENTS_READ, ARGUMENTS_IGNORED)
         if not loss_name and "step1" not in source_file.name_in_errors:
             reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
         config, settings = (
             _deepspeed_config(reader, argument_values),
-            _settings_beside_deepspeed(reader, argument_values),
+            _settings_outside_deepspeed_config(reader, argument_values),
         )
         if loss_name == "reward" and "modules_to_save" in settings:
             settings["modules_to_save"] = ("embed_tokens",)  # its model has no output head
         if loss_name:
-            settings |= _pair_settings(reader, argument_values, loss_name, config)
-        launch_settings = run_of_program(reader, config, source_file.world_size, settings)
+            settings |= _preference_pair_settings(reader, argument_values, loss_name, config)
+        launch_settings = settings_of_generated_config(reader, config, source_file.world_size, settings)
         return reader.create_launch("deepspeed", launch_settings, model_name=model_id)
 
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
     """Returns the training run of the actor in step 3 (RLHF), with the other models on the same devices."""
-    step3_arguments = plain_arguments(arguments, reader, step3.ARGUMENTS_READ - {"critic_model_name_or_path"})
+    step3_arguments = parsed_arguments(arguments, reader, step3.ARGUMENTS_READ - {"critic_model_name_or_path"})
     model_id = marked_model_name(arguments.get("--actor_model_name_or_path"))
-    reader.check_names(step3_arguments, step3.ARGUMENTS_READ, ARGUMENTS_IGNORED | step3.ARGUMENTS_IGNORED)
+    reader.record_argument_names(step3_arguments, step3.ARGUMENTS_READ, ARGUMENTS_IGNORED | step3.ARGUMENTS_IGNORED)
     actor_arguments = step3.step1_arguments(reader, step3_arguments)
     config = _deepspeed_config(reader, actor_arguments)
-    settings = _settings_beside_deepspeed(reader, actor_arguments) | step3.loss_settings(reader, step3_arguments)
-    launch_settings = run_of_program(reader, config, source_file.world_size, settings)
-    rollout = step3.rollout_of(reader, step3_arguments, launch_settings.layout.dp)
+    settings = _settings_outside_deepspeed_config(reader, actor_arguments) | step3.loss_settings(
+        reader, step3_arguments
+    )
+    launch_settings = settings_of_generated_config(reader, config, source_file.world_size, settings)
+    rollout = step3.read_rollout(reader, step3_arguments, launch_settings.layout.dp)
     return reader.create_launch("deepspeed", launch_settings, model_name=model_id, rollout=rollout)
 
 
-def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
+def _loss_name(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
     """Returns the loss of a command: `rlhf`, `sigmoid` (DPO), `reward`, or empty for supervised fine-tuning.
 
     name_in_errors: the file's name.
@@ -87,10 +89,12 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
     )
 
 
-def _pair_settings(reader: LaunchReader, arguments: Table, loss_name: str, config: dict[str, Any]) -> dict[str, Any]:
+def _preference_pair_settings(
+    reader: LaunchReader, arguments: Table, loss_name: str, config: dict[str, Any]
+) -> dict[str, Any]:
     """Doubles the config's micro-batch, because answers come in pairs, and returns the settings of the pair loss."""
     micro_batch = config["train_micro_batch_size_per_gpu"]
-    batch_settings = pair_settings(
+    batch_settings = preference_pair_settings(
         reader, loss_name, {"batch": micro_batch}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
     )
     if reader.flag(arguments, "offload_reference_model"):
@@ -150,7 +154,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return settings
 
 
-def _settings_beside_deepspeed(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _settings_outside_deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns settings that are in the command's arguments but not in the DeepSpeed config."""
     settings: dict[str, Any] = {"seq": reader.integer(config, "max_seq_len", 512), "optimizer": "adamw"}
     if reader.flag(config, "gradient_checkpointing"):

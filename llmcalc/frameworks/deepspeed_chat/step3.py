@@ -75,7 +75,7 @@ def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     return {"logits_dtype": "bfloat16" if arguments.get("dtype") == "bf16" else "float16"}
 
 
-def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollout:
+def read_rollout(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollout:
     """Returns the critic, reference and reward models, which are on the actor's devices. rank_count: the devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
@@ -86,15 +86,15 @@ def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollo
     critic_stage = read_integer(
         reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0
     )
-    critic_parameters = _critic_parameters(reader, arguments)
+    critic_parameters = _critic_parameter_count(reader, arguments)
     return Rollout(
         source=SOURCE_FILES,
         reference_model=AdditionalModel(
-            _offload_location(reader, arguments, "offload_reference_model"),
+            _model_location(reader, arguments, "offload_reference_model"),
             rank_count=rank_count if actor_stage == 3 else 1,
         ),
         reward_model=AdditionalModel(
-            _offload_location(reader, arguments, "offload_reward_model"),
+            _model_location(reader, arguments, "offload_reward_model"),
             rank_count=rank_count if critic_stage == 3 else 1,
             parameter_count=critic_parameters,
         ),
@@ -103,7 +103,7 @@ def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollo
         sequence_count=reader.integer(arguments, "per_device_generation_batch_size", 16),
         tokens_per_sequence=tokens,
         logit_tokens_per_sequence=tokens,
-        logit_bytes=12
+        bytes_per_logit=12
         if reader.flag(arguments, "compute_fp32_loss")
         else 6,  # both models' logits, and log-probabilities
     )
@@ -113,11 +113,11 @@ def _sequence_length(reader: LaunchReader, arguments: Table) -> int:
     return reader.integer(arguments, "max_prompt_seq_len", 256) + reader.integer(arguments, "max_answer_seq_len", 256)
 
 
-def _offload_location(reader: LaunchReader, arguments: Table, flag: str) -> ModelLocation:
+def _model_location(reader: LaunchReader, arguments: Table, flag: str) -> ModelLocation:
     return "host" if reader.flag(arguments, flag) else "device"
 
 
-def _critic_parameters(reader: LaunchReader, arguments: Table) -> int:
+def _critic_parameter_count(reader: LaunchReader, arguments: Table) -> int:
     """Returns the critic's number of parameters; 0, with a note, if the critic's name does not state its size."""
     critic_name = str(arguments.get("critic_model_name_or_path", ""))[:200]
     try:

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...sources.huggingface.family import field_names
-from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, parsed_arguments
 from ..launch.deepspeed_auto_values import AUTO_BUCKETS, AUTO_FORMATS
-from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, launch_reader
 from ..launch.trainer import known_argument_names, launch_as_trainer
 from ..launch.trainer_scripts import SCRIPT_SIGNS
 
@@ -25,14 +25,14 @@ class TrainingScript(NamedTuple):
 
     rank: default rank of adapters.
     targets: default layers with adapters.
-    always_adapters: whether it trains adapters by default.
+    trains_adapters_by_default: whether it trains adapters by default.
     uses_flash_attention: whether it puts flash attention into the model.
     weights: the number format in which it loads weights; empty for fp32.
     """
 
     rank: int
     targets: tuple[str, ...]
-    always_adapters: bool = False
+    trains_adapters_by_default: bool = False
     uses_flash_attention: bool = False
     weights: str = ""
 
@@ -42,7 +42,7 @@ LLAMA_LORA_TARGETS = ("q_proj", "v_proj")
 TRAINING_SCRIPTS = {
     "train": TrainingScript(8, LLAMA_LORA_TARGETS),
     "train_mem": TrainingScript(8, LLAMA_LORA_TARGETS, uses_flash_attention=True),
-    "train_lora": TrainingScript(8, LLAMA_LORA_TARGETS, always_adapters=True),
+    "train_lora": TrainingScript(8, LLAMA_LORA_TARGETS, trains_adapters_by_default=True),
     "finetune": TrainingScript(64, ("all-linear",), weights="bfloat16"),
 }
 """Name of a script → its defaults. Qwen's default targets c_attn, c_proj, w1 and w2 are all linear layers of a layer;
@@ -95,9 +95,9 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run that a script's command starts. Raises `InputError`, which names file and argument."""
     script_name = _script_name(command_line)
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         arguments = parse_arguments(command_line.words, source_file.name_in_errors)
-        config = plain_arguments(arguments, reader, ARGUMENTS_READ | (known_argument_names() - {"model_name_or_path"}))
+        config = parsed_arguments(arguments, reader, ARGUMENTS_READ | (known_argument_names() - {"model_name_or_path"}))
         model_id = marked_model_name(arguments.get("--model_name_or_path"))
         return launch_as_trainer(reader, _trainer_arguments(reader, config, script_name, model_id), model_id)
 
@@ -115,7 +115,7 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
         isinstance(trainer_table.get("deepspeed"), str)
         and trainer_table["deepspeed"].removeprefix("./") in QWEN_CONFIGS
     ):
-        trainer_table["deepspeed"] = reader.fetch_tables(
+        trainer_table["deepspeed"] = reader.tables_of_named_file(
             "deepspeed", trainer_table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS
         )
     trainer_table["optim"] = reader.value(config, "optim", "adamw_torch")
@@ -125,7 +125,7 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
         trainer_table["torch_dtype"] = training_script.weights
         reader.assumed_defaults["torch_dtype"] = training_script.weights
     is_quantized = reader.flag(config, "q_lora")
-    if training_script.always_adapters or reader.flag(config, "use_lora"):
+    if training_script.trains_adapters_by_default or reader.flag(config, "use_lora"):
         trainer_table |= {
             "use_peft": True,
             "lora_r": reader.integer(config, "lora_r", training_script.rank),

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
-from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, reader_of
+from ..launch.command_line import marked_model_name, parse_arguments, parsed_arguments
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, launch_reader
 from ..launch.trainer import TRAINER_DEFAULTS, known_argument_names, launch_as_trainer
 
 PROGRAMS = re.compile(
@@ -61,7 +61,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run that a command starts. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         program_match = PROGRAMS.fullmatch(command_line.program)
         is_reranker, is_decoder = (
             program_match is not None and program_match[group_name] == expected_word
@@ -70,7 +70,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if program_match is not None and program_match["kind"] == "layerwise":
             reader.refuse(command_line.program, "scores of several layers are not modelled; the base reranker is")
         arguments = parse_arguments(command_line.words, source_file.name_in_errors)
-        config = plain_arguments(arguments, reader, ARGUMENTS_READ | (known_argument_names() - {"model_name_or_path"}))
+        config = parsed_arguments(arguments, reader, ARGUMENTS_READ | (known_argument_names() - {"model_name_or_path"}))
         model_id = marked_model_name(arguments.get("--model_name_or_path"))
         reader.ignored_arguments += [name for name in config if name in ARGUMENTS_IGNORED]
         trainer_table = {
@@ -78,7 +78,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             for name, value in config.items()
             if name not in ARGUMENTS_IGNORED and name not in (*ARGUMENTS_READ, "model_name_or_path")
         }
-        trainer_table |= _length_and_batch(reader, config, is_reranker)
+        trainer_table |= _sequence_length_and_batch_size(reader, config, is_reranker)
         if is_decoder and reader.flag(config, "use_lora", True):
             trainer_table |= {"use_peft": True} | {
                 trainer_name: reader.value(config, name, default_value)
@@ -104,7 +104,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         )
 
 
-def _length_and_batch(reader: LaunchReader, config: dict[str, Any], is_reranker: bool) -> dict[str, Any]:
+def _sequence_length_and_batch_size(reader: LaunchReader, config: dict[str, Any], is_reranker: bool) -> dict[str, Any]:
     """Returns a batch size and a sequence length with as many tokens as all queries and passages of a micro-batch."""
     group_size, query_tokens, passage_tokens = (
         reader.integer(config, name, default_value) for name, default_value in TEXT_ARGUMENTS.items()

@@ -11,8 +11,8 @@ from ...parallel.layout import Layout
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..peak_estimate import BytesPerParameter, PeakEstimate, bytes_per_parameter
 from ..torch.pass_measurement import estimate_with_torch_kernels
-from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
-from .training import torchtitan_training
+from ..transient_bytes import OptimizerStepBytes, StageParameterCounts, TransientBytes, measure_optimizer_step
+from .training import torchtitan_config_and_settings
 
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
@@ -29,7 +29,7 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
             master_weight_bytes,
             (memory_use.weights + memory_use.gradients + optimizer_state_bytes) / parameter_count - master_weight_bytes,
         )
-    compute_config, fsdp_settings = torchtitan_training(memory_estimate.spec, training_config)
+    compute_config, fsdp_settings = torchtitan_config_and_settings(memory_estimate.spec, training_config)
     shard_dtype = FLOAT32.name if training_config.has_master_weights else training_config.dtype
     step_bytes = measure_optimizer_step(replace(training_config, dtype=shard_dtype, has_master_weights=False))
     element_sizes = DTYPES[training_config.dtype].bytes, DTYPES[shard_dtype].bytes
@@ -54,7 +54,7 @@ def transient_bytes(
     splits_head: bool,
     keeps_last_layer: bool,
     layout: Layout,
-    stage_parameters: Sequence[StageParameters],
+    stage_parameters: Sequence[StageParameterCounts],
     micro_batches: int,
 ) -> TransientBytes:
     """Returns a rank's temporary bytes at the peak: gathered parameters, gradient reduction, or the optimizer step.

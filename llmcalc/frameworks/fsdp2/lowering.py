@@ -25,22 +25,22 @@ from ...simulator.tensor import FLOAT8, INT64, UINT8, Dtype, Tensor, empty
 from .param_groups import CommunicationState, Parameter, ParamGroup, UnwrappedGroup
 
 
-class LayerKey(NamedTuple):
+class ParamGroupKey(NamedTuple):
     """The key of an FSDP parameter group: a layer of a stack, or the experts of a layer.
 
     path: the path of the stack's layers. layer_index: the index of the layer.
-    has_experts: whether they are the layer's experts, which other ranks shard; false by default.
+    is_experts_group: whether they are the layer's experts, which other ranks shard; false by default.
     """
 
     path: str
     layer_index: int
-    has_experts: bool = False
+    is_experts_group: bool = False
 
 
-MODEL_GROUP = LayerKey("", -1)
+MODEL_GROUP = ParamGroupKey("", -1)
 """Key of the group that contains all parameters outside of other groups."""
 
-EMBEDDING_GROUP, HEAD_GROUP = LayerKey("embed_tokens", -1), LayerKey("norm, lm_head", -1)
+EMBEDDING_GROUP, HEAD_GROUP = ParamGroupKey("embed_tokens", -1), ParamGroupKey("norm, lm_head", -1)
 """Keys of the groups of the embedding, and of last norm and output layer, in torchtitan since 2025-07-28."""
 
 HEAD_MODULES = ("norm", "lm_head")
@@ -69,27 +69,30 @@ class FsdpProfile(RingAttentionKernels):
     """Runs a compute graph with FSDP2's hooks, which gather and free groups of sharded parameters.
 
     communication_state: the communication state of the groups; None in a run that only lists the parameters.
-    layer_paths: per stack, the path of its layers.
-    outer_groups: the groups of parameters outside the layers, beside the group of the model.
+    stack_paths: per stack, the path of its layers.
+    outer_group_keys: the groups of parameters outside the layers, beside the group of the model.
     groups: the group of the model first, and the group of each layer.
     sharded: the parameters by their paths, in the order of their first use.
     """
 
     communication_state: CommunicationState | None = None
-    layer_paths: Collection[str] = ()
-    outer_groups: Collection[LayerKey] = ()
+    stack_paths: Collection[str] = ()
+    outer_group_keys: Collection[ParamGroupKey] = ()
 
     def shard(
-        self, communication_state: CommunicationState, layer_paths: Collection[str], outer_groups: Collection[LayerKey]
+        self,
+        communication_state: CommunicationState,
+        stack_paths: Collection[str],
+        outer_group_keys: Collection[ParamGroupKey],
     ) -> None:
         """Makes all parameters created from now on sharded.
 
-        outer_groups: the groups of parameters outside the layers, beside the group of the model.
+        outer_group_keys: the groups of parameters outside the layers, beside the group of the model.
         """
         self.communication_state: CommunicationState = communication_state
-        self.layer_paths: Collection[str] = layer_paths
-        self.outer_groups = outer_groups
-        self.groups: dict[LayerKey, ParamGroup] = {
+        self.stack_paths: Collection[str] = stack_paths
+        self.outer_group_keys = outer_group_keys
+        self.groups: dict[ParamGroupKey, ParamGroup] = {
             MODEL_GROUP: ParamGroup(communication_state, "", reshards_after_forward=False)
         }
         self.sharded: dict[ModulePath, Parameter] = {}
@@ -119,9 +122,9 @@ class FsdpProfile(RingAttentionKernels):
             )
         if not template.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(parameter_key))
-        layer = self.parameter_layer(parameter_key)
+        layer = self.group_key_of_parameter(parameter_key)
         if sharding.expert_sharding is not None and len(template.shape) == 3 and layer.layer_index >= 0:
-            layer, sharding = layer._replace(has_experts=True), sharding.expert_sharding
+            layer, sharding = layer._replace(is_experts_group=True), sharding.expert_sharding
         is_eight_bits = template.dtype is UINT8 or self.gathers_float8(parameter_key, template)
         element_bytes = FLOAT8.bytes if is_eight_bits else sharding.gathered_dtype.bytes
         parameter = self.sharded[parameter_key] = Parameter(
@@ -163,7 +166,7 @@ class FsdpProfile(RingAttentionKernels):
         if layer_name == EMBEDDING_GROUP.path:
             return False
         row_count, column_count = self.unsharded_shape(parameter_key, template.shape)
-        return float8_settings.is_converted(torchtitan_name(layer_name), row_count, column_count)
+        return float8_settings.is_converted(torchtitan_path(layer_name), row_count, column_count)
 
     def unsharded_shape(self, parameter_key: ModulePath, shape: Shape) -> Shape:
         """Returns the shape that a parameter has before tensor parallelism divides it."""
@@ -211,14 +214,14 @@ class FsdpProfile(RingAttentionKernels):
     def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter; raises an error for one that belongs to another layer than the running one."""
         if self.communication_state is not None and parameter_key in self.sharded:
-            layer = self.parameter_layer(parameter_key)
-            if layer.layer_index >= 0 and layer != self.current_layer:
+            layer = self.group_key_of_parameter(parameter_key)
+            if layer.layer_index >= 0 and layer != self.current_group_key:
                 raise self.unsupported(SHARED_LAYERS_REFUSAL, self.parameter_name(parameter_key))
         return super().parameter(parameter_key, shape, dtype, trained)
 
-    def parameter_layer(self, parameter_key: ModulePath) -> LayerKey:
+    def group_key_of_parameter(self, parameter_key: ModulePath) -> ParamGroupKey:
         """Returns the key of a parameter's FSDP group: a layer, the embedding, the head, or the whole model."""
-        if self.outer_groups and len(parameter_key) > 1:
+        if self.outer_group_keys and len(parameter_key) > 1:
             top_module = str(parameter_key[1]).partition(".")[0]
             outer_group = (
                 EMBEDDING_GROUP
@@ -227,16 +230,16 @@ class FsdpProfile(RingAttentionKernels):
                 if top_module in HEAD_MODULES
                 else MODEL_GROUP
             )
-            if outer_group in self.outer_groups:
+            if outer_group in self.outer_group_keys:
                 return outer_group
         if UNREAD_LAYERS in parameter_key:
-            return LayerKey(UNREAD_LAYERS, 0)
+            return ParamGroupKey(UNREAD_LAYERS, 0)
         module_names: list[str] = []
         for path_part in parameter_key[1:]:
             if type(path_part) is not int:
                 module_names += [path_part] if path_part else []
-            elif ".".join(module_names) in self.layer_paths:
-                return LayerKey(".".join(module_names), path_part)
+            elif ".".join(module_names) in self.stack_paths:
+                return ParamGroupKey(".".join(module_names), path_part)
         return MODEL_GROUP
 
     def parameter_name(self, parameter_key: ModulePath) -> str:
@@ -246,13 +249,13 @@ class FsdpProfile(RingAttentionKernels):
     # --- running ----------------------------------------------------------------------------------------------------
 
     @property
-    def current_layer(self) -> LayerKey:
+    def current_group_key(self) -> ParamGroupKey:
         """The key of the layer that is running, or `MODEL_GROUP` outside of the layers."""
         module_names: list[str] = []
         for module_call in self.frames[1:]:
             module_names += [module_call.scope.name] if module_call.scope.name else []
-            if module_call.layer_index is not None and ".".join(module_names) in self.layer_paths:
-                return LayerKey(".".join(module_names), module_call.layer_index)
+            if module_call.layer_index is not None and ".".join(module_names) in self.stack_paths:
+                return ParamGroupKey(".".join(module_names), module_call.layer_index)
         return MODEL_GROUP
 
     def norm(
@@ -260,7 +263,7 @@ class FsdpProfile(RingAttentionKernels):
     ) -> Tensor:
         """Runs a norm; if torchtitan compiles layers, norms inside layers run as compiled kernels (`apply_compile`)."""
         kernel_choices = self.choices
-        if kernel_choices.compiled and self.current_layer == MODEL_GROUP:
+        if kernel_choices.compiled and self.current_group_key == MODEL_GROUP:
             self.choices = replace(kernel_choices, compiled=False)
         try:
             return super().norm(x, spec, norm_name, shape, groups, module_path)
@@ -281,7 +284,7 @@ class FsdpProfile(RingAttentionKernels):
         model_output = super().run(program)
         if root_group is not None:
             root_group.post_forward([model_output, *self.further_outputs], is_last_group=True)
-        self.communication_state.last_gathered = None  # the last gathering of the forward pass
+        self.communication_state.last_all_gather_buffer = None  # the last gathering of the forward pass
         return model_output
 
     def run_step(self, operation: Step) -> None:
@@ -289,7 +292,7 @@ class FsdpProfile(RingAttentionKernels):
         is_embedding = (
             len(self.frames) <= 1 and operation.name == EMBEDDING_GROUP.path and bool(operation.output_values)
         )
-        if self.communication_state is None or EMBEDDING_GROUP not in self.outer_groups or not is_embedding:
+        if self.communication_state is None or EMBEDDING_GROUP not in self.outer_group_keys or not is_embedding:
             super().run_step(operation)
             return
         embedding_group = self.groups[EMBEDDING_GROUP]
@@ -300,7 +303,7 @@ class FsdpProfile(RingAttentionKernels):
     def run_module(self, module_call: ModuleFrame) -> None:
         """Runs a module; for the output head, its FSDP group is gathered before and freed after."""
         module_scope = module_call.scope
-        is_in_head = HEAD_GROUP in self.outer_groups and len(self.frames) == 1 and module_scope.name in HEAD_MODULES
+        is_in_head = HEAD_GROUP in self.outer_group_keys and len(self.frames) == 1 and module_scope.name in HEAD_MODULES
         if self.communication_state is None or not is_in_head:
             super().run_module(module_call)
             return
@@ -319,9 +322,9 @@ class FsdpProfile(RingAttentionKernels):
         """Runs a layer; its FSDP groups are gathered before and freed after."""
         layer_index = -1 if module_call.layer_index is None else module_call.layer_index
         layer_path = ".".join(filter(None, (self.path, module_call.scope.name)))
-        if self.communication_state is None or layer_path not in self.layer_paths:
+        if self.communication_state is None or layer_path not in self.stack_paths:
             return super().run_layer(module_call, x)
-        layer, memory_meter = LayerKey(layer_path, layer_index), self.graph.meter
+        layer, memory_meter = ParamGroupKey(layer_path, layer_index), self.graph.meter
         if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS_REFUSAL, module_call.scope.name)
         layer_groups = groups_of_layer(self.groups, layer)
@@ -348,27 +351,27 @@ class FsdpProfile(RingAttentionKernels):
         """
         super().do_dispatch(operation)
         dispatched_rows = operation.output_values[0]
-        if self.has_row_exchange and operation.input_values[0].rows != dispatched_rows.rows:
+        if self.exchanges_token_rows and operation.input_values[0].rows != dispatched_rows.rows:
             received_rows = self._exchange_rows(
                 self.flat_rows(self.tensor_of(dispatched_rows), len(dispatched_rows.axes))
             )
-            self.store_tensor(dispatched_rows, self._reorder_rows(received_rows))
+            self.store_tensor(dispatched_rows, self._sort_rows_by_expert(received_rows))
 
     @compared(TORCH_WITNESS)
     def do_combine(self, operation: Step) -> None:
         """Sends the experts' output rows back to their tokens' ranks, in the original order."""
-        if self.has_row_exchange:
+        if self.exchanges_token_rows:
             expert_rows = operation.input_values[0]
             combined_rows = self.flat_rows(self.tensor_read_by(operation, expert_rows), len(expert_rows.axes))
-            self.tensors_by_value[id(expert_rows)] = self._exchange_rows(self._reorder_rows(combined_rows))
+            self.tensors_by_value[id(expert_rows)] = self._exchange_rows(self._sort_rows_by_expert(combined_rows))
         super().do_combine(operation)
 
     @property
-    def has_row_exchange(self) -> bool:
+    def exchanges_token_rows(self) -> bool:
         """Whether experts are divided over ranks, so that ranks exchange rows of tokens."""
         return self.communication_state is not None and self.communication_state.sharding.expert_sharding is not None
 
-    def _reorder_rows(self, expert_rows: Tensor) -> Tensor:
+    def _sort_rows_by_expert(self, expert_rows: Tensor) -> Tensor:
         """Reorders the rows of tokens by expert; autograd saves the index of the new order."""
         return self.aten.index_select(expert_rows, self.aten.new_tensor((expert_rows.shape[0],), INT64))
 
@@ -383,13 +386,13 @@ class FsdpProfile(RingAttentionKernels):
         )
 
 
-def groups_of_layer(groups_by_layer: Mapping[LayerKey, ParamGroup], layer: LayerKey) -> list[ParamGroup]:
+def groups_of_layer(group_by_key: Mapping[ParamGroupKey, ParamGroup], layer: ParamGroupKey) -> list[ParamGroup]:
     """Returns a layer's FSDP groups in the order in which they are gathered, the experts' group last."""
-    layer_keys = (layer, layer._replace(has_experts=True))
-    return [groups_by_layer[group_key] for group_key in layer_keys if group_key in groups_by_layer]
+    layer_keys = (layer, layer._replace(is_experts_group=True))
+    return [group_by_key[group_key] for group_key in layer_keys if group_key in group_by_key]
 
 
-def torchtitan_name(layer_path: str) -> str:
+def torchtitan_path(layer_path: str) -> str:
     """Returns a linear layer's path in torchtitan; other paths are returned unchanged."""
     *parent_names, last_name = layer_path.split(".")
     return ".".join((*parent_names[:-1], TORCHTITAN_NAMES[last_name])) if last_name in TORCHTITAN_NAMES else layer_path

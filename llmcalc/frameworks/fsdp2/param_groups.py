@@ -54,14 +54,14 @@ class FsdpSharding:
     reduce_dtype: number format in which gradients are reduced.
     float8: the linear layers that run in 8 bits; None (default) for none.
     tensor_parallel_size: ranks of a tensor group, 1 by default.
-    divides_loss: whether a tensor group computes the loss on divided logits, true by default.
+    uses_loss_parallel: whether a tensor group computes the loss on divided logits, true by default.
     frozen_dtype: number format of the shards of frozen parameters; None (default) for `dtype`.
     copies_gathered_tokens: whether a tensor group copies gathered tokens of one sequence, false by default.
     overlaps_products: whether compiled layers use asynchronous tensor parallelism, false by default.
     offloads_to_host: whether shards, their gradients and the optimizer's states are on the host (`CPUOffloadPolicy`),
         false by default.
     expert_sharding: the sharding of the experts' weights where ranks divide the experts; None (default) where none do.
-    shards_experts: whether this is the sharding of the experts' weights, false by default.
+    is_expert_sharding: whether this is the sharding of the experts' weights, false by default.
     is_wrapped: whether FSDP wraps the parameters; otherwise they are whole on this rank alone. True by default.
     """
 
@@ -73,13 +73,13 @@ class FsdpSharding:
     reduce_dtype: Dtype
     float8: Float8Settings | None = None
     tensor_parallel_size: int = 1
-    divides_loss: bool = True
+    uses_loss_parallel: bool = True
     frozen_dtype: Dtype | None = None
     copies_gathered_tokens: bool = False
     overlaps_products: bool = False
     offloads_to_host: bool = False
     expert_sharding: FsdpSharding | None = None
-    shards_experts: bool = False
+    is_expert_sharding: bool = False
     is_wrapped: bool = True
 
 
@@ -142,7 +142,7 @@ class Parameter:
         self.has_partial_gradient: bool = has_partial_gradient
         row_count, *row_shape = template.shape
         divides_matrices = (
-            len(template.shape) == 3 and fsdp_sharding.shards_experts and row_count < fsdp_sharding.shard_count
+            len(template.shape) == 3 and fsdp_sharding.is_expert_sharding and row_count < fsdp_sharding.shard_count
         )
         if divides_matrices:  # torchtitan, distributed/fsdp.py: `Shard(1)` of fewer experts than ranks
             row_count, row_shape = row_shape[0], [row_count, *row_shape[1:]]
@@ -177,27 +177,28 @@ class Parameter:
 class CommunicationState:
     """The communication state that all FSDP groups of a model share, and their collectives (`FSDPCommContext`).
 
-    last_gathered: buffer of the last all-gather of the forward pass. The next all-gather frees it after its copies.
-    reduce_inputs: input buffers of reductions that may still run.
+    last_all_gather_buffer: buffer of the last all-gather of the forward pass. The next all-gather frees it after its
+        copies.
+    reduction_input_buffers: input buffers of reductions that may still run.
     forward_order: the groups in the order in which their forward passes ended.
     reduces_gradients: whether the backward pass reduces gradients over ranks, true by default.
     reshards_after_backward: whether the backward pass frees whole parameters, true by default.
     is_last_backward: whether the backward pass ends pending reductions (`set_is_last_backward`), true by default.
     streams: number of streams before those of this model, without the default stream; 0 by default.
     collectives: the collectives so far.
-    on_hook: called before (False) and after (True) each hook of a group; None (default) for no calls.
+    hook_callback: called before (False) and after (True) each hook of a group; None (default) for no calls.
     """
 
     def __init__(self, autograd_graph: AutogradGraph, fsdp_sharding: FsdpSharding, stream_count: int = 0) -> None:
         self.graph: AutogradGraph = autograd_graph
         self.sharding: FsdpSharding = fsdp_sharding
         self.streams: int = stream_count
-        self.last_gathered: Storage | None = None
-        self.reduce_inputs: list[Storage] = []
+        self.last_all_gather_buffer: Storage | None = None
+        self.reduction_input_buffers: list[Storage] = []
         self.forward_order: list[ParamGroup] = []
         self.reduces_gradients = self.reshards_after_backward = self.is_last_backward = True
         self.collectives: list[Collective] = []
-        self.on_hook: Callable[[ParamGroup, HookMoment, bool], None] | None = None
+        self.hook_callback: Callable[[ParamGroup, HookMoment, bool], None] | None = None
 
     @property
     def meter(self) -> Meter:
@@ -214,12 +215,12 @@ class CommunicationState:
 
     @contextmanager
     def watch_hook(self, parameter_group: ParamGroup, hook_moment: HookMoment) -> Iterator[None]:
-        """Returns a context that calls `on_hook` before and after a hook of a group."""
-        if self.on_hook is not None:
-            self.on_hook(parameter_group, hook_moment, False)
+        """Returns a context that calls `hook_callback` before and after a hook of a group."""
+        if self.hook_callback is not None:
+            self.hook_callback(parameter_group, hook_moment, False)
         yield
-        if self.on_hook is not None:
-            self.on_hook(parameter_group, hook_moment, True)
+        if self.hook_callback is not None:
+            self.hook_callback(parameter_group, hook_moment, True)
 
     def finish(self, groups: Sequence[ParamGroup]) -> None:
         """Ends a backward pass: reduces remaining gradients, frees buffers (`_root_post_backward_final_callback`).
@@ -234,7 +235,7 @@ class CommunicationState:
                 parameter_group.finalize_backward()
         if self.is_last_backward:
             self.forward_order.clear()
-            self.reduce_inputs.clear()
+            self.reduction_input_buffers.clear()
 
 
 class ParamGroup:
@@ -275,7 +276,7 @@ class ParamGroup:
         self.all_reduce_input: Storage | None = None
 
     @property
-    def gather_bytes(self) -> int:
+    def all_gather_bytes(self) -> int:
         """The bytes that each rank sends in the group's all-gather."""
         return sum(parameter.shard_elements * parameter.element_bytes for parameter in self.parameters)
 
@@ -283,7 +284,7 @@ class ParamGroup:
         """Yields the group's collectives in a step. reduction_count: backward passes that reduce gradients."""
         sharding = self.sharding
         trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.is_leaf)
-        gathered_bytes = self.gather_bytes * sharding.shard_count
+        gathered_bytes = self.all_gather_bytes * sharding.shard_count
         reduced_bytes = trained_elements * sharding.reduce_dtype.bytes
         if sharding.shard_count > 1:
             for is_backward in (False, True) if self.reshards_after_forward else (False,):
@@ -319,7 +320,7 @@ class ParamGroup:
     def _all_gather(self, is_forward: bool, stream: int | None) -> Storage:
         """Replays `foreach_all_gather` on a stream; shards in another format are first cast into one tensor."""
         comm, sharding = self.communication_state, self.sharding
-        shard_bytes = self.gather_bytes
+        shard_bytes = self.all_gather_bytes
         with count_storages_as(comm.meter, "communication") if stream is None else comm.communication_stream(stream):
             if sharding.shard_count == 1:
                 return Storage(comm.meter, 0)
@@ -358,14 +359,14 @@ class ParamGroup:
         if self.all_gather_result is None:
             return
         communication = self.communication_state
-        _prev_all_gather_state = communication.last_gathered if is_forward else None
+        _prev_all_gather_state = communication.last_all_gather_buffer if is_forward else None
         if is_forward:
-            communication.last_gathered = None
+            communication.last_all_gather_buffer = None
         for parameter in self.parameters:
             self._copy_out(parameter)
         self.is_unsharded = True
         if is_forward and self.sharding.shard_count > 1:
-            communication.last_gathered = self.all_gather_result
+            communication.last_all_gather_buffer = self.all_gather_result
         self.all_gather_result = None
 
     def _copy_out(self, parameter: Parameter) -> None:
@@ -406,10 +407,14 @@ class ParamGroup:
             if activation is None or not activation.needs_grad:
                 return activation
             return record(
-                autograd_graph, "RegisterPostBackwardFunction", [activation], activation.detached(), self._pass_gradient
+                autograd_graph,
+                "RegisterPostBackwardFunction",
+                [activation],
+                activation.detached(),
+                self._run_post_backward_hook,
             )
 
-    def _pass_gradient(self, gradient: Tensor, needs_input_grad: NeedsInputGrad) -> list[Tensor]:
+    def _run_post_backward_hook(self, gradient: Tensor, needs_input_grad: NeedsInputGrad) -> list[Tensor]:
         """Runs `post_backward` and returns the gradient unchanged (backward of `RegisterPostBackwardFunction`)."""
         self.post_backward()
         return [gradient]
@@ -430,7 +435,7 @@ class ParamGroup:
                 if module_output.node is not None:
                     module_output.node.hooks.append(self.pre_backward)
             if is_last_group:
-                self.communication_state.last_gathered = None
+                self.communication_state.last_all_gather_buffer = None
 
     def pre_backward(self) -> None:
         """Runs before the group's backward pass: gathers the group's parameters, and prefetches the next group's."""
@@ -487,12 +492,12 @@ class ParamGroup:
             del gradient
         if self.communication_state.reshards_after_backward:
             self.reshard()
-        if self.communication_state.reduce_inputs:
-            self.communication_state.reduce_inputs.pop(0)
+        if self.communication_state.reduction_input_buffers:
+            self.communication_state.reduction_input_buffers.pop(0)
         if parameters_with_grad:
             self.all_reduce_input = None
             reduce_scatter_input, all_reduce_input = self._foreach_reduce(parameters_with_grad, unsharded_grads)
-            self.communication_state.reduce_inputs.append(reduce_scatter_input)
+            self.communication_state.reduction_input_buffers.append(reduce_scatter_input)
             self.all_reduce_input = all_reduce_input
 
     def _get_grad_inner_tensor(self, parameter: Parameter, input_gradient: Tensor) -> Tensor:

@@ -50,8 +50,9 @@ class ScheduleSettings:
 
     returns_outputs: whether `step` returns the concatenated outputs of the last stage; false by default, as since
         2025-10-22.
-    gathers_ahead: whether a schedule with several stages per rank gathers a stage before its first pass and frees it
-        after its last pass; true by default, as in torch 2.13. Otherwise the first pass of each group gathers it.
+    gathers_stages_ahead: whether a schedule with several stages per rank gathers a stage before its first pass and
+        frees it after its last pass; true by default, as in torch 2.13. Otherwise the first pass of each group gathers
+        it.
     schedules_per_step: number of schedules per step, each with an equal part of the micro-batches; 1 by default.
     keeps_outputs: with `returns_outputs`, whether all stages keep their outputs until the next schedule; false by
         default, as since 2025-05-13.
@@ -64,7 +65,7 @@ class ScheduleSettings:
     """
 
     returns_outputs: bool = False
-    gathers_ahead: bool = True
+    gathers_stages_ahead: bool = True
     schedules_per_step: int = 1
     keeps_outputs: bool = False
     keeps_gradients: bool = False
@@ -77,37 +78,39 @@ NEWEST_SETTINGS = ScheduleSettings()
 
 
 @frozen
-class ShardedSetup(RankSetup):
+class FsdpRankSetup(RankSetup):
     """What a rank's replay under `fully_shard` needs. schedule_settings: how the pipeline schedule runs."""
 
     fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS
     schedule_settings: ScheduleSettings = NEWEST_SETTINGS
 
 
-class ShardedChunk(ModelChunk):
+class FsdpModelChunk(ModelChunk):
     """One of a rank's pipeline stages (chunks), sharded by `fully_shard`."""
 
     profiles = FsdpProfile, FsdpTensorParallelProfile
     lowering: FsdpProfile
 
-    def __init__(self, sharded_setup: ShardedSetup, pipeline_stage: Stage, memory_meter: Meter | EventRecorder) -> None:
-        super().__init__(sharded_setup, pipeline_stage, memory_meter)
-        self.lowering.ring = context_parallel_ring(sharded_setup.layout, sharded_setup.rank)
-        self.fsdp_settings: FsdpSettings = sharded_setup.fsdp_settings
-        self.reshard: bool = sharded_setup.layout.reshard
+    def __init__(
+        self, fsdp_rank_setup: FsdpRankSetup, pipeline_stage: Stage, memory_meter: Meter | EventRecorder
+    ) -> None:
+        super().__init__(fsdp_rank_setup, pipeline_stage, memory_meter)
+        self.lowering.ring = context_parallel_ring(fsdp_rank_setup.layout, fsdp_rank_setup.rank)
+        self.fsdp_settings: FsdpSettings = fsdp_rank_setup.fsdp_settings
+        self.reshard: bool = fsdp_rank_setup.layout.reshard
         stream_offset = ALL_REDUCE_STREAM * pipeline_stage.chunk_index
         rank_sharding = sharding_of_rank(
-            sharded_setup.training_config, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp_settings
+            fsdp_rank_setup.training_config, fsdp_rank_setup.layout, fsdp_rank_setup.rank, fsdp_rank_setup.fsdp_settings
         )
         self.communication_state: CommunicationState = CommunicationState(self.graph, rank_sharding, stream_offset)
-        self.stack_paths: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
-        if sharded_setup.fsdp_settings.outer_keys and (
-            refusal_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training_config)
+        self.stack_paths: list[str] = [layer_stack.path for layer_stack in layer_stacks(fsdp_rank_setup.spec)]
+        if fsdp_rank_setup.fsdp_settings.outer_group_keys and (
+            refusal_reason := no_head_group_reason(fsdp_rank_setup.spec, fsdp_rank_setup.training_config)
         ):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {refusal_reason}")
-        self.lowering.shard(self.communication_state, self.stack_paths, sharded_setup.fsdp_settings.outer_keys)
+        self.lowering.shard(self.communication_state, self.stack_paths, fsdp_rank_setup.fsdp_settings.outer_group_keys)
         self.gathers_parameters: bool = False
-        self.schedule_settings = sharded_setup.schedule_settings
+        self.schedule_settings = fsdp_rank_setup.schedule_settings
         self.output_chunks: list[Tensor] = []
         self.keep_unsharded(True)
 
@@ -239,7 +242,7 @@ def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> Sc
     returns_outputs = is_before(NO_OUTPUTS_SINCE)
     return ScheduleSettings(
         returns_outputs=returns_outputs,
-        gathers_ahead=not returns_outputs,
+        gathers_stages_ahead=not returns_outputs,
         schedules_per_step=schedule_count,
         keeps_outputs=is_before(ONLY_LAST_OUTPUTS_SINCE),
         keeps_gradients=is_before(FREES_GRADIENTS_SINCE),
@@ -248,27 +251,27 @@ def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> Sc
     )
 
 
-class ShardedRank(RankRun):
+class FsdpPipelineRun(RankRun):
     """Replays a pipeline rank's training. Raises `InputError` for unsupported optimizers, layouts and schedules."""
 
-    chunk_type = ShardedChunk
-    chunks: list[ShardedChunk]  # type: ignore[assignment]
+    chunk_class = FsdpModelChunk
+    chunks: list[FsdpModelChunk]  # type: ignore[assignment]
 
-    def __init__(self, sharded_setup: ShardedSetup, memory_meter: Meter | EventRecorder) -> None:
-        layout, schedule_settings = sharded_setup.layout, sharded_setup.schedule_settings
+    def __init__(self, fsdp_rank_setup: FsdpRankSetup, memory_meter: Meter | EventRecorder) -> None:
+        layout, schedule_settings = fsdp_rank_setup.layout, fsdp_rank_setup.schedule_settings
         self.schedule_count: int = schedule_settings.schedules_per_step
-        microbatches = sharded_setup.training_config.microbatches // schedule_settings.schedules_per_step
+        microbatches = fsdp_rank_setup.training_config.microbatches // schedule_settings.schedules_per_step
         if effective_schedule(layout) == "1f1b" and microbatches < layout.pp:
             pp = layout.pp
             raise InputError(
                 f"--num-microbatches: {microbatches}; a pipeline of {pp} stages takes at least {pp} in torch"
             )
-        rank_tokens = sequence_tokens_of_rank(layout, sharded_setup.training_config.seq)
-        rank_training = replace(sharded_setup.training_config, seq=rank_tokens, microbatches=microbatches)
-        super().__init__(replace(sharded_setup, training_config=rank_training), memory_meter)
-        gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
+        rank_tokens = sequence_tokens_of_rank(layout, fsdp_rank_setup.training_config.seq)
+        rank_training = replace(fsdp_rank_setup.training_config, seq=rank_tokens, microbatches=microbatches)
+        super().__init__(replace(fsdp_rank_setup, training_config=rank_training), memory_meter)
+        gathers_stages = schedule_settings.gathers_stages_ahead and effective_schedule(layout) == "interleaved"
         self.active_chunks: list[tuple[int, ...]] = (
-            list(_active_chunks(self.schedule_actions, MAX_ACTIVE_STAGES)) if gathers_stages else []
+            list(_gathered_chunks_by_action(self.schedule_actions, MAX_ACTIVE_STAGES)) if gathers_stages else []
         )
 
     def check(self, layout: Layout) -> None:
@@ -317,7 +320,7 @@ class ShardedRank(RankRun):
             model_chunk.update()
 
 
-def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[tuple[int, ...]]:
+def _gathered_chunks_by_action(actions: Sequence[PassAction], max_gathered_chunks: int) -> Iterator[tuple[int, ...]]:
     """Yields, per action, the chunks whose parameters are gathered: the action's own and those of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
@@ -326,23 +329,25 @@ def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[t
             schedule_action.chunk_index,
             *(chunk_index for chunk_index in next_chunks if chunk_index != schedule_action.chunk_index),
         )
-        active_chunks.append(next_chunks[:max_active])
+        active_chunks.append(next_chunks[:max_gathered_chunks])
     return reversed(active_chunks)
 
 
 @without_garbage_collection()
-def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors_term: MemoryTerm) -> DeviceMemory:
+def stage_device_memory(
+    fsdp_rank_setup: FsdpRankSetup, cuda_runtime: CudaRuntime, tensors_term: MemoryTerm
+) -> DeviceMemory:
     """Returns the memory of a pipeline rank. tensors_term: the term with the status of its tensors."""
 
     def record_steps(shortens_loops: bool) -> RepeatAnalysis:
         """Records two training steps. shortens_loops: whether long sequences of equal layers run with fewer layers."""
-        sharded_rank = ShardedRank(sharded_setup, memory_meter := EventRecorder())
-        layer_period = sharded_setup.training_config.layer_period
-        stacks, shortened_stacks = shorten_layers(sharded_rank.chunks, layer_period, shortens_loops)
-        return RepeatAnalysis(record_two_steps(sharded_rank, memory_meter), stacks, shortened_stacks)
+        fsdp_run = FsdpPipelineRun(fsdp_rank_setup, memory_meter := EventRecorder())
+        layer_period = fsdp_rank_setup.training_config.layer_period
+        stacks, shortened_stacks = shorten_layers(fsdp_run.chunks, layer_period, shortens_loops)
+        return RepeatAnalysis(record_two_steps(fsdp_run, memory_meter), stacks, shortened_stacks)
 
     try:  # with more than one layer of prefetch the first and the last layers gather fewer
-        repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp_settings.prefetched_layer_count <= 1)
+        repeat_analysis = record_steps(shortens_loops=fsdp_rank_setup.fsdp_settings.prefetched_layer_count <= 1)
     except NotRepeatingError:
         repeat_analysis = record_steps(shortens_loops=False)
     replay_result = repeat_analysis.count_bytes({})
@@ -352,4 +357,4 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors
     replay_result.reserved_bytes = (
         replay_result.peak[1].bytes + block_overhead.rounding_bytes + block_overhead.free_bytes
     )
-    return summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(sharded_setup.spec), tensors_term)
+    return summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(fsdp_rank_setup.spec), tensors_term)

@@ -29,9 +29,9 @@ from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
-from ..torch.pipeline_replay import RecordedRank, micro_batches_on_allocator, passes_key, run_in_groups
+from ..torch.pipeline_replay import RecordedRank, micro_batches_on_allocator, passes_cache_key, run_in_groups
 from .param_groups import GatheredStorage, Parameter
-from .pipeline import ShardedChunk, ShardedRank, ShardedSetup
+from .pipeline import FsdpModelChunk, FsdpPipelineRun, FsdpRankSetup
 from .shortened_passes import ShortenedStagePasses, repeating_stacks
 
 RECORDED_MICROBATCHES = 4
@@ -50,7 +50,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """Cache: everything that the passes of a rank depend on → the recorded passes."""
 
 
-class SchedulePasses(PassCounter):
+class SchedulePassCounter(PassCounter):
     """Counts the passes of each chunk in a schedule, whose first passes allocate other tensors than later ones.
 
     schedule_count: number of schedules that have begun.
@@ -93,7 +93,7 @@ class SchedulePasses(PassCounter):
         )
 
 
-class RecordedSchedule(SchedulePasses, PassRecorder):
+class SchedulePassRecorder(SchedulePassCounter, PassRecorder):
     """Runs passes and records their allocations and frees. parameters: the gathered parameters of each chunk."""
 
     def __init__(self, memory_meter: EventRecorder, parameters: Sequence[Sequence[Parameter]]) -> None:
@@ -113,7 +113,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
         return [*super()._surviving_outputs(chunk_index, stage_output), *gathered_parameters]
 
 
-class ReplayedPasses(SchedulePasses, PassPlayer):
+class SchedulePassPlayer(SchedulePassCounter, PassPlayer):
     """Replays recorded passes instead of running them. parameters: the gathered parameters of each chunk."""
 
     def __init__(
@@ -144,7 +144,7 @@ class ReplayedPasses(SchedulePasses, PassPlayer):
         return stage_output.create_tensor(stage_output.create_storage(self.meter, first_storage))
 
 
-class AccumulatedGradient:
+class AccumulatedGradientLeaf:
     """Gives a parameter's accumulated gradient the interface of an autograd leaf, the attribute `grad`."""
 
     def __init__(self, parameter: Parameter) -> None:
@@ -159,7 +159,7 @@ class AccumulatedGradient:
         self.parameter.accumulated_grad = grad
 
 
-class ReplayedChunk(ShardedChunk):
+class ReplayedChunk(FsdpModelChunk):
     """A pipeline stage whose passes are recorded, or replayed from a record."""
 
     def forward_one_chunk(self, i: int) -> Tensor:
@@ -173,7 +173,7 @@ class ReplayedChunk(ShardedChunk):
         """Runs or replays a backward pass, and gathers all gradients that it produces."""
         assert self.pass_recorder is not None
         gathered_parameters = self.gathered_parameters()
-        accumulated_gradients: list[Any] = [AccumulatedGradient(parameter) for parameter in gathered_parameters]
+        accumulated_gradients: list[Any] = [AccumulatedGradientLeaf(parameter) for parameter in gathered_parameters]
         gradient_leaves = [
             *stage_inputs,
             *self.parameters,
@@ -183,15 +183,15 @@ class ReplayedChunk(ShardedChunk):
         self.pass_recorder.backward(self.chunk_index, gradient_leaves, run_backward_pass)
 
 
-class ReplayedRank(ShardedRank):
+class ReplayedRank(FsdpPipelineRun):
     """A pipeline rank whose passes are recorded, or replayed from a record."""
 
-    chunk_type = ReplayedChunk
+    chunk_class = ReplayedChunk
 
 
 @without_garbage_collection()
 def replay_stage(
-    fsdp_setup: ShardedSetup, uses_expandable_segments: bool, recorded_ranks: RecordedRanks
+    fsdp_rank_setup: FsdpRankSetup, uses_expandable_segments: bool, recorded_ranks: RecordedRanks
 ) -> ReplayResult | None:
     """Replays a rank's set-up and two steps with many micro-batches on the caching allocator; None if it cannot.
 
@@ -200,11 +200,11 @@ def replay_stage(
     uses_expandable_segments: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
-    layout, schedule_count = fsdp_setup.layout, fsdp_setup.schedule_settings.schedules_per_step
-    microbatches_per_schedule = fsdp_setup.training_config.microbatches // schedule_count
+    layout, schedule_count = fsdp_rank_setup.layout, fsdp_rank_setup.schedule_settings.schedules_per_step
+    microbatches_per_schedule = fsdp_rank_setup.training_config.microbatches // schedule_count
     if layout.reshard or microbatches_per_schedule <= MICROBATCHES_RUN_IN_FULL * (2 if layout.vpp > 1 else 1):
         return None
-    replayed_rank = ReplayedRank(fsdp_setup, memory_meter := EventMeter())
+    replayed_rank = ReplayedRank(fsdp_rank_setup, memory_meter := EventMeter())
     if sum(len(model_chunk.stage.layers) for model_chunk in replayed_rank.chunks) > LAYERS_RECORDED_IN_FULL:
         return None
     replayed_rank.set_up()
@@ -212,26 +212,26 @@ def replay_stage(
     shard_shapes = tuple(
         parameter.shard.shape for chunk_parameters in parameters_by_chunk for parameter in chunk_parameters
     )
-    rank_coordinates = layout.coordinates(fsdp_setup.rank)
-    cache_key = (shard_shapes, rank_coordinates.cp, *passes_key(replayed_rank))
+    rank_coordinates = layout.coordinates(fsdp_rank_setup.rank)
+    cache_key = (shard_shapes, rank_coordinates.cp, *passes_cache_key(replayed_rank))
     if cache_key not in recorded_ranks:
-        recorded_ranks[cache_key] = record_stage_passes(fsdp_setup, replayed_rank.chunks)
+        recorded_ranks[cache_key] = record_stage_passes(fsdp_rank_setup, replayed_rank.chunks)
     recorded_rank = recorded_ranks[cache_key]
     if recorded_rank.pass_traces is None:
         return None
-    steps_key = rank_coordinates.pp, uses_expandable_segments
-    if steps_key in recorded_rank.replay_results:
-        return recorded_rank.replay_results[steps_key]
+    steps_cache_key = rank_coordinates.pp, uses_expandable_segments
+    if steps_cache_key in recorded_rank.replay_results:
+        return recorded_rank.replay_results[steps_cache_key]
     microbatch_count = schedule_count * micro_batches_on_allocator(
         layout, replayed_rank.chunks, microbatches_per_schedule
     )
     try:
         _replay_recorded(replayed_rank, memory_meter, recorded_rank, recorded_rank.pass_traces)
-        if microbatch_count == fsdp_setup.training_config.microbatches:
+        if microbatch_count == fsdp_rank_setup.training_config.microbatches:
             replay_result = replay_steps_on_allocator(replayed_rank, memory_meter, uses_expandable_segments)
         else:
             shorter_setup = replace(
-                fsdp_setup, training_config=replace(fsdp_setup.training_config, microbatches=microbatch_count)
+                fsdp_rank_setup, training_config=replace(fsdp_rank_setup.training_config, microbatches=microbatch_count)
             )
             shorter_run = ReplayedRank(shorter_setup, shorter_meter := EventMeter())
             shorter_run.set_up()
@@ -241,26 +241,26 @@ def replay_stage(
             )
     except NotRepeatingError:
         return None
-    recorded_rank.replay_results[steps_key] = replay_result
+    recorded_rank.replay_results[steps_cache_key] = replay_result
     return replay_result
 
 
 def _replay_recorded(
-    sharded_rank: ShardedRank,
+    fsdp_run: FsdpPipelineRun,
     memory_meter: EventMeter,
     recorded_rank: RecordedRank,
     pass_traces: Mapping[PassCase, PassTrace],
 ) -> None:
     """Makes a rank replay recorded passes instead of running them. pass_traces: recorded events per pass."""
-    parameters_by_chunk = [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
-    replayed_passes = ReplayedPasses(
-        memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters_by_chunk
+    parameters_by_chunk = [model_chunk.gathered_parameters() for model_chunk in fsdp_run.chunks]
+    replayed_passes = SchedulePassPlayer(
+        memory_meter, pass_traces, recorded_rank.layer_offsets(fsdp_run.chunks), parameters_by_chunk
     )
-    for model_chunk in sharded_rank.chunks:
+    for model_chunk in fsdp_run.chunks:
         model_chunk.pass_recorder = replayed_passes
 
 
-def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk]) -> RecordedRank:
+def record_stage_passes(fsdp_rank_setup: FsdpRankSetup, model_chunks: Sequence[FsdpModelChunk]) -> RecordedRank:
     """Records a pipeline rank's forward and backward passes. model_chunks: the rank's stages after set-up."""
     pass_traces: dict[PassCase, PassTrace] | None = None
     first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in model_chunks]
@@ -270,7 +270,7 @@ def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[Shar
     )  # else the first and the last layers gather fewer
     for stacks_to_shorten in ([stacks_by_chunk] if is_shortened else []) + [[[] for _ in model_chunks]]:
         try:
-            pass_traces = _record_traces(sharded_setup, model_chunks, stacks_to_shorten)
+            pass_traces = _record_traces(fsdp_rank_setup, model_chunks, stacks_to_shorten)
             break
         except NotRepeatingError:
             continue
@@ -278,13 +278,15 @@ def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[Shar
 
 
 def _record_traces(
-    sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk], stacks_by_chunk: Sequence[Sequence[LayerStack]]
+    fsdp_rank_setup: FsdpRankSetup,
+    model_chunks: Sequence[FsdpModelChunk],
+    stacks_by_chunk: Sequence[Sequence[LayerStack]],
 ) -> dict[PassCase, PassTrace]:
     """Returns recorded allocations and frees by key of the pass. stacks_by_chunk: stacks that run with few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     # of one chunk some are always in flight
     for group_size in (RECORDED_MICROBATCHES, 2) if len(model_chunks) > 1 else (RECORDED_MICROBATCHES,):
-        replayed_rank = ReplayedRank(sharded_setup, recorder := EventRecorder())
+        replayed_rank = ReplayedRank(fsdp_rank_setup, recorder := EventRecorder())
         for model_chunk, chunk_stacks in zip(replayed_rank.chunks, stacks_by_chunk, strict=True):
             model_chunk.lowering.run_repeats_by_stack = {
                 i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(chunk_stacks)
@@ -302,33 +304,33 @@ def _record_traces(
     return pass_traces
 
 
-def _record_passes(sharded_rank: ShardedRank, recorder: EventRecorder, group_size: int) -> list[RecordedPass]:
+def _record_passes(fsdp_run: FsdpPipelineRun, recorder: EventRecorder, group_size: int) -> list[RecordedPass]:
     """Runs two training steps and returns their recorded passes. group_size: as in `run_in_groups`."""
-    sharded_rank.set_up()
-    schedule_recorder = RecordedSchedule(recorder, [chunk.gathered_parameters() for chunk in sharded_rank.chunks])
-    for chunk in sharded_rank.chunks:
+    fsdp_run.set_up()
+    schedule_recorder = SchedulePassRecorder(recorder, [chunk.gathered_parameters() for chunk in fsdp_run.chunks])
+    for chunk in fsdp_run.chunks:
         chunk.pass_recorder = schedule_recorder
     for _ in range(2):
-        for _ in range(2 if sharded_rank.schedule_count > 1 else 1):
-            _run_schedule(sharded_rank, group_size)
-        sharded_rank.update()
-        sharded_rank.zero_grad()
+        for _ in range(2 if fsdp_run.schedule_count > 1 else 1):
+            _run_schedule(fsdp_run, group_size)
+        fsdp_run.update()
+        fsdp_run.zero_grad()
     return schedule_recorder.passes
 
 
-def _run_schedule(sharded_rank: ShardedRank, group_size: int) -> None:
+def _run_schedule(fsdp_run: FsdpPipelineRun, group_size: int) -> None:
     """Runs a pipeline schedule in groups of a few micro-batches."""
-    for model_chunk in sharded_rank.chunks:
+    for model_chunk in fsdp_run.chunks:
         model_chunk.clear_runtime_states()
-    sharded_rank.begin_step()
-    for model_chunk in sharded_rank.chunks if sharded_rank.active_chunks else ():
+    fsdp_run.begin_step()
+    for model_chunk in fsdp_run.chunks if fsdp_run.active_chunks else ():
         model_chunk.unshard()
         model_chunk.wait_for_unshard()
-    run_in_groups(sharded_rank.chunks, RECORDED_MICROBATCHES, group_size)
-    for model_chunk in sharded_rank.chunks:
+    run_in_groups(fsdp_run.chunks, RECORDED_MICROBATCHES, group_size)
+    for model_chunk in fsdp_run.chunks:
         model_chunk.perform_reduce_grad()
-    sharded_rank.end_passes()
-    for model_chunk in sharded_rank.chunks if sharded_rank.active_chunks else ():
+    fsdp_run.end_passes()
+    for model_chunk in fsdp_run.chunks if fsdp_run.active_chunks else ():
         model_chunk.reshard_all()
-    for model_chunk in sharded_rank.chunks:
+    for model_chunk in fsdp_run.chunks:
         model_chunk.merge_outputs()

@@ -78,7 +78,7 @@ def fsdp_layout(
     fsdp_version = read_integer(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
     if fsdp_version == 1:
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-    zero_stage, has_resharding, is_hybrid_sharding = _sharding_strategy(reader, fsdp_table)
+    zero_stage, reshards_after_forward, is_hybrid_sharding = _sharding_strategy(reader, fsdp_table)
     if fsdp_table.get("xla") not in (None, False):
         reader.refuse(f"{section_name}.xla", "XLA is not modelled")
     command_settings: dict[str, Any] = {}
@@ -116,7 +116,7 @@ def fsdp_layout(
         dp=dp,
         zero=zero_stage if dp * cp > 1 else 0,
         hsdp_replicas=replica_count,
-        reshard=has_resharding,
+        reshard=reshards_after_forward,
         cp_comm="allgather" if parallelism_settings.get("cp_comm_strategy", "allgather") == "allgather" else "p2p",
     )
     return layout, command_settings
@@ -142,10 +142,10 @@ def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, b
             known_strategy for known_strategy in SHARDING_STRATEGIES if not known_strategy.isdigit()
         )
         raise reader.value_error("fsdp_config.fsdp_sharding_strategy", strategy, f"one of {strategies_text}")
-    zero_stage, has_resharding = SHARDING_STRATEGIES[strategy]
+    zero_stage, reshards_after_forward = SHARDING_STRATEGIES[strategy]
     if reshard_value is not None:
-        has_resharding = read_boolean(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
-    return zero_stage, has_resharding, strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
+        reshards_after_forward = read_boolean(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
+    return zero_stage, reshards_after_forward, strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
 def reduction_settings(
@@ -198,7 +198,7 @@ def read_accelerate(
     """Returns the FSDP run that an accelerate config describes. command_settings: settings outside of FSDP."""
     machine_count = read_integer(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     fsdp_table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
-    return _fsdp_run(
+    return _fsdp_launch_settings(
         reader, fsdp_table, world_size, machine_count, reader.table(config, "parallelism_config"), command_settings
     )
 
@@ -215,10 +215,12 @@ def read_trainer(
     if has_mixed_precision and trains_in_16_bit and "lora_rank" not in command_settings:
         command_settings = {**command_settings, "master_weights": "fp32"}
     parallelism_table = reader.table(config, "parallelism_config")
-    return _fsdp_run(reader, _trainer_fsdp_table(reader, config), world_size, 1, parallelism_table, command_settings)
+    return _fsdp_launch_settings(
+        reader, _trainer_fsdp_table(reader, config), world_size, 1, parallelism_table, command_settings
+    )
 
 
-def _fsdp_run(
+def _fsdp_launch_settings(
     reader: LaunchReader,
     fsdp_table: Table,
     world_size: int,
@@ -258,28 +260,28 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
     return fsdp_table
 
 
-def sharded_launch(
+def fsdp_or_torch_launch(
     reader: LaunchReader,
     world_size: int,
     run_settings: dict[str, Any],
-    titan_settings_of_run: TitanSettings | None,
-    has_resharding: bool = True,
+    run_titan_settings: TitanSettings | None,
+    reshards_after_forward: bool = True,
     replica_count: int = 1,
     **layout_fields: Any,
 ) -> Launch:
     """Returns an FSDP2 run for several devices, or a run in plain PyTorch for one device.
 
-    titan_settings_of_run: the settings of FSDP; None for replicas.
-    has_resharding: whether a layer's weights are freed after its forward pass; true by default.
+    run_titan_settings: the settings of FSDP; None for replicas.
+    reshards_after_forward: whether a layer's weights are freed after its forward pass; true by default.
     replica_count: replicas of all shards among the devices; 1 by default.
     layout_fields: further fields of `Launch`.
     """
-    is_sharded = titan_settings_of_run is not None and world_size > 1
+    is_sharded = run_titan_settings is not None and world_size > 1
     layout = Layout(
         dp=world_size,
         zero=3 if is_sharded else 0,
-        reshard=has_resharding or not is_sharded,
+        reshard=reshards_after_forward or not is_sharded,
         hsdp_replicas=replica_count if is_sharded else 1,
     )
-    launch_settings = LaunchSettings(layout, run_settings, titan_settings_of_run if is_sharded else None)
+    launch_settings = LaunchSettings(layout, run_settings, run_titan_settings if is_sharded else None)
     return reader.create_launch("fsdp2" if is_sharded else "torch", launch_settings, **layout_fields)

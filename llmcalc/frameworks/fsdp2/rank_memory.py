@@ -43,8 +43,8 @@ from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.simulated_work import SIMULATED_WORK
 from ..framework import RunOnRanks
 from .evidence import evidence_for
-from .lowering import LayerKey
-from .pipeline import NEWEST_SETTINGS, ScheduleSettings, ShardedSetup, schedule_settings_at, stage_memory
+from .lowering import ParamGroupKey
+from .pipeline import NEWEST_SETTINGS, FsdpRankSetup, ScheduleSettings, schedule_settings_at, stage_device_memory
 from .pipeline_replay import replay_stage
 from .settings import titan_settings
 from .training import (
@@ -53,8 +53,8 @@ from .training import (
     FsdpSettings,
     record_fsdp_run,
     sharding_of_rank,
+    torchtitan_config_and_settings,
     torchtitan_date,
-    torchtitan_training,
 )
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
@@ -148,20 +148,20 @@ def fsdp_memory(
         tensors_term = with_evidence(
             DEFAULT_STATUS if layout.pp == 1 else PIPELINE_STATUS, [*framework_evidence, *evidence]
         )
-    tensors_term = _weakest_status(layout, fsdp_settings, tensors_term, training_config.adapters)
-    sharded_setup = ShardedSetup(
+    tensors_term = _weakest_tensors_term(layout, fsdp_settings, tensors_term, training_config.adapters)
+    fsdp_rank_setup = FsdpRankSetup(
         spec, training_config, layout, rank, cuda_runtime.workspace_bytes, fsdp_settings, schedule_settings
     )
     if layout.pp > 1:
         if shared_results is not None:
-            replay_result = replay_stage(sharded_setup, cuda_runtime.has_expandable_segments, shared_results)
+            replay_result = replay_stage(fsdp_rank_setup, cuda_runtime.has_expandable_segments, shared_results)
             if replay_result is not None:
                 return summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_term)
-        return stage_memory(sharded_setup, cuda_runtime, tensors_term)
-    memory = counted_rank(sharded_setup, cuda_runtime, shared_results).memory(
+        return stage_device_memory(fsdp_rank_setup, cuda_runtime, tensors_term)
+    memory = counted_run_of_rank(fsdp_rank_setup, cuda_runtime, shared_results).memory(
         cuda_runtime.context_bytes, (), tensors_term
     )
-    return replace(memory, host_terms=host_terms(sharded_setup)) if fsdp_settings.offloads_to_host else memory
+    return replace(memory, host_terms=host_terms(fsdp_rank_setup)) if fsdp_settings.offloads_to_host else memory
 
 
 def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
@@ -173,25 +173,25 @@ def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
         )
 
 
-def counted_rank(
-    sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, shared_results: dict[Any, Any] | None = None
+def counted_run_of_rank(
+    fsdp_rank_setup: FsdpRankSetup, cuda_runtime: CudaRuntime, shared_results: dict[Any, Any] | None = None
 ) -> CountedRun:
     """Returns the counted memory of a rank without pipeline stages, shared by ranks that allocate the same.
 
     shared_results: as of `fsdp_memory`. Ranks whose recorded events are equal have one run, which is replayed on an
     allocator once. It is also recorded once where every rank has equally large parts of all tensors.
     """
-    rank, cache_key = sharded_setup.rank, ("without a pipeline", cuda_runtime.has_expandable_segments)
+    rank, cache_key = fsdp_rank_setup.rank, ("without a pipeline", cuda_runtime.has_expandable_segments)
     counted_ranks: dict[int, CountedRank]
     counted_ranks = {} if shared_results is None else shared_results.setdefault(cache_key, {})
     if rank not in counted_ranks:
         earlier_ranks = counted_ranks.values()
-        cp_rank = sharded_setup.layout.coordinates(rank).cp
+        cp_rank = fsdp_rank_setup.layout.coordinates(rank).cp
         equal_rank = next(
-            (earlier_rank for earlier_rank in earlier_ranks if earlier_rank.equal_in_ring == cp_rank), None
+            (earlier_rank for earlier_rank in earlier_ranks if earlier_rank.ring_position == cp_rank), None
         )
         if equal_rank is None:
-            new_counted_rank = _count_rank(sharded_setup, cuda_runtime)
+            new_counted_rank = _record_counted_rank(fsdp_rank_setup, cuda_runtime)
             same_event_ranks = (
                 earlier_rank
                 for earlier_rank in earlier_ranks
@@ -210,30 +210,32 @@ class CountedRank:
 
     counted_run: the counted tensors of the rank.
     recorded_events: the recorded events of the rank.
-    equal_in_ring: the ranks with this place in the ring of context parallelism record equal events; None if the
+    ring_position: the ranks with this place in the ring of context parallelism record equal events; None if the
         events depend on another coordinate of the rank.
     recording_units: work of the recording, in units of `SimulatedWork`.
     """
 
     counted_run: CountedRun
     recorded_events: list[RecordedEvents]
-    equal_in_ring: int | None
+    ring_position: int | None
     recording_units: int
 
 
-def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> CountedRank:
+def _record_counted_rank(fsdp_rank_setup: FsdpRankSetup, cuda_runtime: CudaRuntime) -> CountedRank:
     """Records the training of a rank without pipeline stages, and counts its tensors."""
-    spec = sharded_setup.spec
-    layout = sharded_setup.layout
-    rank = sharded_setup.rank
-    fsdp_settings = sharded_setup.fsdp_settings
-    rank_sharding = sharding_of_rank(sharded_setup.training_config, layout, rank, fsdp_settings)
+    spec = fsdp_rank_setup.spec
+    layout = fsdp_rank_setup.layout
+    rank = fsdp_rank_setup.rank
+    fsdp_settings = fsdp_rank_setup.fsdp_settings
+    rank_sharding = sharding_of_rank(fsdp_rank_setup.training_config, layout, rank, fsdp_settings)
     effort_before = SIMULATED_WORK.units
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     context_ring = context_parallel_ring(layout, rank)
     rank_training = replace(
-        sharded_setup.training_config, seq=sequence_tokens_of_rank(layout, sharded_setup.training_config.seq)
+        fsdp_rank_setup.training_config, seq=sequence_tokens_of_rank(layout, fsdp_rank_setup.training_config.seq)
     )
+
+    run_arguments = spec, rank_training, rank_sharding, fsdp_settings, layout.reshard
 
     def record_few_layers(layers_per_stack: Mapping[int, int], workspace_bytes: int) -> Sequence[RecordedEvents]:
         """Records two steps with the given number of layers per stack, or with all layers."""
@@ -241,21 +243,13 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
             raise NotRepeatingError(
                 f"the first and last {fsdp_settings.prefetched_layer_count} layers gather others than those between"
             )
-        return [
-            record_fsdp_run(
-                spec,
-                rank_training,
-                rank_sharding,
-                fsdp_settings,
-                layout.reshard,
-                layers_per_stack,
-                workspace_bytes,
-                program,
-                context_ring,
-            )
-        ]
 
-    counted_run = CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training_config.layer_period)
+        def create_run(memory_meter: EventRecorder) -> FsdpRun:
+            return FsdpRun(*run_arguments, layers_per_stack, workspace_bytes, memory_meter, program, context_ring)
+
+        return [record_fsdp_run(create_run)]
+
+    counted_run = CountedRun(spec, record_few_layers, cuda_runtime, fsdp_rank_setup.training_config.layer_period)
     has_equal_parts = program is None or program.divides_evenly
     is_equal_in_ring = has_equal_parts and not any(
         recorded_run.depends_on_shard for recorded_run in counted_run.recordings
@@ -264,13 +258,13 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
     return CountedRank(counted_run, counted_run.recordings, cp_rank, SIMULATED_WORK.units - effort_before)
 
 
-def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
+def host_terms(fsdp_rank_setup: FsdpRankSetup) -> tuple[MemoryTerm, ...]:
     """Returns the terms of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
-    model_stacks = layer_stacks(sharded_setup.spec)
-    optimizer_record = optimizer(sharded_setup.training_config.optimizer)
+    model_stacks = layer_stacks(fsdp_rank_setup.spec)
+    optimizer_record = optimizer(fsdp_rank_setup.training_config.optimizer)
     weight_bytes = gradient_bytes = state_bytes = 0
-    for layer, parameter_group in _run_of_few_layers(sharded_setup).lowering.groups.items():
-        represented_layers = _represented_layer_count(layer, model_stacks)
+    for layer, parameter_group in _run_of_few_layers(fsdp_rank_setup).lowering.groups.items():
+        represented_layers = _layer_count_represented_by(layer, model_stacks)
         for parameter in parameter_group.parameters:
             shard_bytes = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
             weight_bytes += represented_layers * shard_bytes
@@ -280,7 +274,7 @@ def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
             shard_tensor = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
             state_bytes += int(
                 optimizer_record.state(
-                    [shard_tensor], parameter.shard.dtype.name, sharded_setup.training_config.has_momentum
+                    [shard_tensor], parameter.shard.dtype.name, fsdp_rank_setup.training_config.has_momentum
                 ).bytes
             )
     citation = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
@@ -298,7 +292,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     """
     memory_estimate, layout = training_run.memory, training_run.layout
     torchtitan_version, settings = version_date(training_run.version), titan_settings(training_run.framework_settings)
-    training_config, fsdp_settings = _config_and_settings_on(training_run, cuda_runtime)
+    training_config, fsdp_settings = _training_config_and_fsdp_settings(training_run, cuda_runtime)
     tensors_status = memory_estimate.tensors(training_config.kernel_choices.attention)
     tensors_term = None if tensors_status.status == "exact" else tensors_status
     schedule_settings = schedule_settings_at(torchtitan_date(torchtitan_version, settings), settings.schedules_per_step)
@@ -324,12 +318,14 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime)
     if layout.pp > 1:
         return 0
     check_context_parallelism(spec, layout)
-    rank_training, fsdp_settings = _config_and_settings_on(training_run, cuda_runtime)
-    sharded_setup = ShardedSetup(spec, rank_training, layout, rank, cuda_runtime.workspace_bytes, fsdp_settings)
-    return counted_rank(sharded_setup, cuda_runtime, training_run.recorded_ranks(cuda_runtime)).tensor_bytes
+    rank_training, fsdp_settings = _training_config_and_fsdp_settings(training_run, cuda_runtime)
+    fsdp_rank_setup = FsdpRankSetup(spec, rank_training, layout, rank, cuda_runtime.workspace_bytes, fsdp_settings)
+    return counted_run_of_rank(fsdp_rank_setup, cuda_runtime, training_run.recorded_ranks(cuda_runtime)).tensor_bytes
 
 
-def _config_and_settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> tuple[TrainingConfig, FsdpSettings]:
+def _training_config_and_fsdp_settings(
+    training_run: RunOnRanks, cuda_runtime: CudaRuntime
+) -> tuple[TrainingConfig, FsdpSettings]:
     """Returns the training configuration and the FSDP settings of a run, as torchtitan has them at its date."""
     estimate = training_run.memory
     training_config = estimate.training(cuda_runtime)
@@ -337,11 +333,13 @@ def _config_and_settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime)
         raise InputError("FSDP2 with image and audio encoders is not modelled")
     torchtitan_version = version_date(training_run.version)
     settings = titan_settings(training_run.framework_settings, estimate.settings.precision)
-    training_config, fsdp_settings = torchtitan_training(estimate.spec, training_config, torchtitan_version, settings)
+    training_config, fsdp_settings = torchtitan_config_and_settings(
+        estimate.spec, training_config, torchtitan_version, settings
+    )
     return training_config, replace(fsdp_settings, prefetched_layer_count=training_run.layout.prefetch)
 
 
-def _weakest_status(
+def _weakest_tensors_term(
     layout: Layout, fsdp_settings: FsdpSettings, tensors_term: MemoryTerm, adapters: Adapters | None
 ) -> MemoryTerm:
     """Returns the weakest verification status among the rank's tensors.
@@ -376,41 +374,33 @@ def step_collectives_of_rank(
     `times` is how often in the step; of equal layers there is one line, which names the first of them.
     Raises `InputError` as `fsdp_memory` does.
     """
-    training_run = _run_of_few_layers(ShardedSetup(spec, training_config, layout, rank, fsdp_settings=fsdp_settings))
+    training_run = _run_of_few_layers(FsdpRankSetup(spec, training_config, layout, rank, fsdp_settings=fsdp_settings))
     reduction_count = training_config.microbatches if fsdp_settings.reduces_each_microbatch else 1
     model_stacks = layer_stacks(spec)
     collectives_by_key: dict[tuple[object, ...], Collective] = {}
+
+    def add_collective(stack_path: str, collective: Collective, layer_count: int) -> None:
+        """Adds a collective of a recorded layer, repeated for the layers that this layer represents."""
+        collective_key = stack_path, *collective[1:6]
+        first_collective = collectives_by_key.setdefault(collective_key, collective._replace(repetitions=0))
+        repetitions = first_collective.repetitions + layer_count * collective.repetitions
+        collectives_by_key[collective_key] = first_collective._replace(repetitions=repetitions)
+
     for layer, parameter_group in training_run.lowering.groups.items():
-        represented_layers = _represented_layer_count(layer, model_stacks)
         for collective in parameter_group.step_collectives(training_config.microbatches, reduction_count):
-            collective_key = layer.path, *collective[1:6]
-            previous_collective = collectives_by_key.get(collective_key)
-            collectives_by_key[collective_key] = (
-                collective._replace(repetitions=represented_layers * collective.repetitions)
-                if previous_collective is None
-                else _with_repetitions(previous_collective, collective, represented_layers)
-            )
+            add_collective(layer.path, collective, _layer_count_represented_by(layer, model_stacks))
     if isinstance(training_run.lowering, FsdpTensorParallelProfile):
         training_run.next_batch()
         training_run.forward_and_backward()
         for allocation_place, collective in training_run.lowering.messages:
-            weight_path = next(
-                (
-                    layer_stack.path
-                    for layer_stack in model_stacks
-                    if allocation_place.layer_index >= 0 and allocation_place.path.startswith(layer_stack.path)
-                ),
-                "",
+            stack_paths = (
+                layer_stack.path
+                for layer_stack in model_stacks
+                if allocation_place.layer_index >= 0 and allocation_place.path.startswith(layer_stack.path)
             )
-            represented_layers = training_config.microbatches * _represented_layer_count(
-                LayerKey(weight_path, allocation_place.layer_index), model_stacks
-            )
-            previous_collective = collectives_by_key.get((weight_path, *collective[1:6]))
-            collectives_by_key[weight_path, *collective[1:6]] = (
-                collective._replace(repetitions=represented_layers)
-                if previous_collective is None
-                else _with_repetitions(previous_collective, collective, represented_layers)
-            )
+            layer = ParamGroupKey(next(stack_paths, ""), allocation_place.layer_index)
+            represented_layers = training_config.microbatches * _layer_count_represented_by(layer, model_stacks)
+            add_collective(layer.path, collective, represented_layers)
     return list(collectives_by_key.values())
 
 
@@ -422,7 +412,7 @@ def messages_of_rank(training_run: RunOnRanks, rank: int) -> list[Message] | Non
     memory_estimate, layout = training_run.memory, training_run.layout
     if layout.dp * layout.tp != layout.world_size or layout.ep != 1:
         return None
-    training_config, fsdp_settings = torchtitan_training(
+    training_config, fsdp_settings = torchtitan_config_and_settings(
         memory_estimate.spec,
         memory_estimate.training(),
         version_date(training_run.version),
@@ -435,42 +425,27 @@ def messages_of_rank(training_run: RunOnRanks, rank: int) -> list[Message] | Non
     return [message._replace(count=message_count) for message, message_count in message_counts.items()]
 
 
-def _with_repetitions(previous_collective: Collective, collective: Collective, repetition_count: int) -> Collective:
-    """Returns a collective with its count increased by the repetitions of an equal collective."""
-    return previous_collective._replace(
-        repetitions=previous_collective.repetitions + repetition_count * collective.repetitions
-    )
-
-
-def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
+def _run_of_few_layers(fsdp_rank_setup: FsdpRankSetup) -> FsdpRun:
     """Returns a run, after set-up, in which long stacks have only a few layers."""
-    spec = sharded_setup.spec
-    training_config = sharded_setup.training_config
-    layout = sharded_setup.layout
-    rank = sharded_setup.rank
+    spec = fsdp_rank_setup.spec
+    training_config = fsdp_rank_setup.training_config
+    layout = fsdp_rank_setup.layout
+    rank = fsdp_rank_setup.rank
     rank_flow = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     layers_per_stack = {
         i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)
         for i, layer_stack in enumerate(layer_stacks(spec))
         if layer_stack.repeat_count > RECORDED_REPEATS
     }
-    rank_sharding = sharding_of_rank(training_config, layout, rank, sharded_setup.fsdp_settings)
-    training_run = FsdpRun(
-        spec,
-        training_config,
-        rank_sharding,
-        sharded_setup.fsdp_settings,
-        layout.reshard,
-        layers_per_stack,
-        0,
-        EventRecorder(),
-        rank_flow,
-    )
+    fsdp_settings = fsdp_rank_setup.fsdp_settings
+    rank_sharding = sharding_of_rank(training_config, layout, rank, fsdp_settings)
+    run_arguments = spec, training_config, rank_sharding, fsdp_settings, layout.reshard
+    training_run = FsdpRun(*run_arguments, layers_per_stack, 0, EventRecorder(), rank_flow)
     training_run.set_up()
     return training_run
 
 
-def _represented_layer_count(layer: LayerKey, model_stacks: list[LayerStack]) -> int:
+def _layer_count_represented_by(layer: ParamGroupKey, model_stacks: list[LayerStack]) -> int:
     """Returns how many of the model's layers are represented by a layer of `_run_of_few_layers`."""
     for stack in model_stacks:
         is_in_loop = (

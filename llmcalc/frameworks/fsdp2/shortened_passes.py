@@ -13,10 +13,10 @@ from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.record_microbatches import PassOutput, RecordedPass
 from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.shortened_passes import ShortenedPasses
-from .pipeline import ShardedChunk
+from .pipeline import FsdpModelChunk
 
 
-def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
+def repeating_stacks(model_chunk: FsdpModelChunk) -> list[LayerStack]:
     """Returns the layer stack of a chunk with only one, if that repeats more often than is recorded; else none."""
     first_layer_index = model_chunk.lowering.first_layer_index
     return long_stacks(model_chunk.program.root, model_chunk.training_config.layer_period, first_layer_index)
@@ -36,20 +36,20 @@ class ShortenedStagePasses(ShortenedPasses):
         self,
         events: Sequence[Event],
         passes: Sequence[RecordedPass],
-        model_chunks: Sequence[ShardedChunk],
-        full_chunks: Sequence[ShardedChunk],
+        model_chunks: Sequence[FsdpModelChunk],
+        full_chunks: Sequence[FsdpModelChunk],
         stacks_by_chunk: Sequence[Sequence[LayerStack]],
     ) -> None:
         super().__init__(events, passes, [layer_stack for stacks in stacks_by_chunk for layer_stack in stacks])
-        self.recorded_chunks: Sequence[ShardedChunk] = model_chunks
-        self.full_chunks: Sequence[ShardedChunk] = full_chunks
+        self.recorded_chunks: Sequence[FsdpModelChunk] = model_chunks
+        self.full_chunks: Sequence[FsdpModelChunk] = full_chunks
         self.sources: list[list[tuple[int, int | None]]] = [
             self._recorded_parameters(short_chunk, full_chunk, stacks)
             for short_chunk, full_chunk, stacks in zip(model_chunks, full_chunks, stacks_by_chunk, strict=True)
         ]
 
     def _recorded_parameters(
-        self, model_chunk: ShardedChunk, full_chunk: ShardedChunk, layer_stacks: Sequence[LayerStack]
+        self, model_chunk: FsdpModelChunk, full_chunk: FsdpModelChunk, layer_stacks: Sequence[LayerStack]
     ) -> list[tuple[int, int | None]]:
         """Returns, per gathered parameter of the full chunk, the parameter of the recorded chunk that stands for it.
 
@@ -59,7 +59,7 @@ class ShortenedStagePasses(ShortenedPasses):
         source_numbers: list[tuple[int, int | None]] = []
         for parameter in full_chunk.gathered_parameters():
             parameter_path, inner_repeat = parameter.path, None
-            layer = full_chunk.lowering.parameter_layer(parameter_path)
+            layer = full_chunk.lowering.group_key_of_parameter(parameter_path)
             for layer_stack in (layer_stack for layer_stack in layer_stacks if layer_stack.path == layer.path):
                 repeat_number = (layer.layer_index - layer_stack.layers_before) // layer_stack.layer_period
                 inner_repeat = repeat_number - 1 if 0 < repeat_number < layer_stack.repeat_count - 1 else None

@@ -19,9 +19,9 @@ from ..launch.launch_types import (
     LaunchSettings,
     LaunchSource,
     Table,
+    launch_reader,
     read_boolean,
     read_integer,
-    reader_of,
 )
 from .settings import Float8Recipe, Float8Settings, TitanSettings
 from .torchtitan_models import spec_of_flavor
@@ -47,7 +47,7 @@ OPTIMIZER_IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
 """Value of torchtitan's `implementation` of the optimizer → value of `--optimizer-impl`."""
 
 
-def _keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
+def _parse_keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
     """Parses lines `section_name: key key …` and returns the list of keys by section."""
     keys_by_section: dict[str, set[str]] = {}
     for key_or_section in list_text.split():
@@ -58,7 +58,7 @@ def _keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
     return {section_name: frozenset(section_keys) for section_name, section_keys in keys_by_section.items()}
 
 
-KEYS_READ = _keys_by_section(
+KEYS_READ = _parse_keys_by_section(
     """
     model: name flavor converters
     training: batch_size local_batch_size global_batch_size seq_len compile dtype mixed_precision_param
@@ -103,7 +103,7 @@ MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Key → the only values that are modelled."""
 
-KEYS_IGNORED = _keys_by_section(
+KEYS_IGNORED = _parse_keys_by_section(
     """
     job: config_file save_config_file dump_folder description use_for_integration_test print_args print_config
     model: tokenizer_path hf_assets_path print_after_conversion
@@ -150,17 +150,17 @@ class _JobConfig:
                 return f"{section_name}.{job_key}", section_table[job_key]
         return f"{section_names[0]}.{job_key}", None
 
-    def integer_of(self, job_key: str, default_value: int, *section_names: str, minimum: int = 1) -> int:
+    def integer(self, job_key: str, default_value: int, *section_names: str, minimum: int = 1) -> int:
         """Returns a key's value as an integer."""
         full_key, job_value = self.find_key(job_key, *section_names)
         return default_value if job_value is None else read_integer(self.reader, full_key, job_value, minimum=minimum)
 
-    def flag_of(self, job_key: str, default_value: bool, *section_names: str) -> bool:
+    def flag(self, job_key: str, default_value: bool, *section_names: str) -> bool:
         """Returns a key's value as a boolean."""
         full_key, job_value = self.find_key(job_key, *section_names)
         return default_value if job_value is None else read_boolean(self.reader, full_key, job_value)
 
-    def word_of(self, job_key: str, default_value: str, allowed_values: Mapping[str, Any], *section_names: str) -> str:
+    def choice(self, job_key: str, default_value: str, allowed_values: Mapping[str, Any], *section_names: str) -> str:
         """Returns a key's value, which must be one of the texts in `allowed_values`."""
         full_key, job_value = self.find_key(job_key, *section_names)
         if job_value is None:
@@ -173,7 +173,7 @@ class _JobConfig:
 
 def read_torchtitan(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run that a torchtitan job describes. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         return _read_sections(_JobConfig(config, reader), source_file.world_size)
 
 
@@ -186,7 +186,7 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
     """Returns the training run that a job's sections describe: model, layout and settings."""
     reader = job_config.reader
     for section_name, section_table in job_config.job_sections.items():
-        _check_section(reader, section_name, section_table)
+        _record_section_keys(reader, section_name, section_table)
     is_2024_form = "parallelism" not in job_config.job_sections
     if spec is None:
         section_name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
@@ -206,7 +206,7 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
     return reader.create_launch(framework_name, LaunchSettings(layout, settings, titan_config), spec=spec)
 
 
-def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
+def _record_section_keys(reader: LaunchReader, section_name: str, section_table: Any) -> None:
     """Reports ignored, unknown and unmodelled keys in a section of a torchtitan job."""
     if not isinstance(section_table, Mapping):
         raise reader.value_error(section_name[:60], section_table, "a table")
@@ -230,11 +230,11 @@ def _check_section(reader: LaunchReader, section_name: str, section_table: Any) 
 def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None) -> Layout:
     """Returns the parallel layout of a torchtitan job."""
     reader, section_names = job_config.reader, ("parallelism", "training")
-    tp = job_config.integer_of("tensor_parallel_degree", 1, *section_names)
-    pp = job_config.integer_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
-    cp = job_config.integer_of("context_parallel_degree", 1, "parallelism", "experimental")
-    ep = job_config.integer_of("expert_parallel_degree", 1, "parallelism")
-    replica_count = job_config.integer_of("data_parallel_replicate_degree", 1, *section_names)
+    tp = job_config.integer("tensor_parallel_degree", 1, *section_names)
+    pp = job_config.integer("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
+    cp = job_config.integer("context_parallel_degree", 1, "parallelism", "experimental")
+    ep = job_config.integer("expert_parallel_degree", 1, "parallelism")
+    replica_count = job_config.integer("data_parallel_replicate_degree", 1, *section_names)
     full_key, shard_value = job_config.find_key("data_parallel_shard_degree", *section_names)
     if shard_value is None:
         full_key, shard_value = job_config.find_key("data_parallel_degree", "training")
@@ -256,10 +256,10 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
         )
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layer_count)
     reshards_after_forward = RESHARD_POLICIES[
-        job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD_POLICIES, "parallelism")
+        job_config.choice("fsdp_reshard_after_forward", "default", RESHARD_POLICIES, "parallelism")
     ]
-    expert_tp = job_config.integer_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
-    rotate_method = job_config.word_of(
+    expert_tp = job_config.integer("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
+    rotate_method = job_config.choice(
         "context_parallel_rotate_method", "allgather", EXCHANGE_BY_ROTATE_METHOD, "parallelism", "experimental"
     )
     return Layout(
@@ -297,12 +297,8 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
             full_key, f"{short_repr(schedule_text)} is not supported; expected 1F1B or Interleaved1F1B"
         )
     is_interleaved = schedules_by_name[schedule_name] == "interleaved"
-    first_stage_reduction = job_config.integer_of(
-        "pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0
-    )
-    last_stage_reduction = job_config.integer_of(
-        "pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0
-    )
+    first_stage_reduction = job_config.integer("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
+    last_stage_reduction = job_config.integer("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
     layers_per_stage = job_config.find_key("pipeline_parallel_layers_per_stage", "parallelism")[1]
     vpp = 2 if is_interleaved else 1
     split_layers = _stage_layers_from_split_points(job_config, pp, is_interleaved, layer_count)
@@ -388,7 +384,7 @@ def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
 
 def _local_batch_size(job_config: _JobConfig) -> int:
     """Returns the number of sequences per data-parallel rank."""
-    return job_config.integer_of("local_batch_size", job_config.integer_of("batch_size", 8, "training"), "training")
+    return job_config.integer("local_batch_size", job_config.integer("batch_size", 8, "training"), "training")
 
 
 def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
@@ -404,16 +400,16 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
         "phase": "training",
         "batch": batch,
         "num_microbatches": microbatches,
-        "seq": job_config.integer_of("seq_len", 2048, training_section),
+        "seq": job_config.integer("seq_len", 2048, training_section),
         **_precision_settings(job_config, layout),
         "optimizer": _optimizer_name(job_config),
         "optimizer_impl": _optimizer_implementation(job_config),
-        "optimizer_in_backward": job_config.flag_of("early_step_in_backward", False, "optimizer") or None,
+        "optimizer_in_backward": job_config.flag("early_step_in_backward", False, "optimizer") or None,
         "attn_implementation": "flash",
         "compile": _compiles_layers(job_config) or None,
         "recompute": _recompute_setting(job_config),
     }
-    if job_config.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
+    if job_config.flag("enable_compiled_autograd", False, "parallelism", "experimental"):
         reader.refuse("parallelism.enable_compiled_autograd", "compiled autograd is not modelled")
     return {option_name: option_value for option_name, option_value in settings.items() if option_value is not None}
 
@@ -427,8 +423,8 @@ def _precision_settings(job_config: _JobConfig, layout: Layout) -> dict[str, str
     `fully_shard` gathers weights in the format of products. Without shards torchtitan uses autocast, except with tensor
     parallelism, with a pipeline, and before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
     """
-    weight_format = NUMBER_FORMATS[job_config.word_of("dtype", "float32", NUMBER_FORMATS, "training")]
-    compute_format = NUMBER_FORMATS[job_config.word_of("mixed_precision_param", "bfloat16", NUMBER_FORMATS, "training")]
+    weight_format = NUMBER_FORMATS[job_config.choice("dtype", "float32", NUMBER_FORMATS, "training")]
+    compute_format = NUMBER_FORMATS[job_config.choice("mixed_precision_param", "bfloat16", NUMBER_FORMATS, "training")]
     if compute_format == weight_format:
         return {"dtype": weight_format, "master_weights": "none"}
     if weight_format == "bf16":
@@ -450,7 +446,7 @@ def _micro_batch_sizes(job_config: _JobConfig, local_batch_size: int, pp: int) -
     """
     full_key, microbatch_value = job_config.find_key("pipeline_parallel_microbatches", "experimental")
     if "parallelism" in job_config.job_sections:
-        microbatch_size = job_config.integer_of("pipeline_parallel_microbatch_size", 1, "parallelism")
+        microbatch_size = job_config.integer("pipeline_parallel_microbatch_size", 1, "parallelism")
         full_key = "parallelism.pipeline_parallel_microbatch_size"
         microbatch_count = local_batch_size // microbatch_size
     else:
@@ -482,10 +478,10 @@ def _optimizer_implementation(job_config: _JobConfig) -> Literal["fused", "forea
         job_config.find_key("fused", "optimizer")[1] is not None
         and job_config.find_key("implementation", "optimizer")[1] is None
     ):
-        return "fused" if job_config.flag_of("fused", True, "optimizer") else "foreach"
+        return "fused" if job_config.flag("fused", True, "optimizer") else "foreach"
     default_implementation = "foreach" if "parallelism" not in job_config.job_sections else "fused"
     return OPTIMIZER_IMPLEMENTATIONS[
-        job_config.word_of("implementation", default_implementation, OPTIMIZER_IMPLEMENTATIONS, "optimizer")
+        job_config.choice("implementation", default_implementation, OPTIMIZER_IMPLEMENTATIONS, "optimizer")
     ]
 
 
@@ -496,14 +492,14 @@ def _compiles_layers(job_config: _JobConfig) -> bool:
         component_names = ["model", "loss"] if compiled_components is None else compiled_components
         if not isinstance(component_names, list):
             raise job_config.reader.value_error("compile.components", component_names, "a list")
-        return job_config.flag_of("enable", False, "compile") and "model" in component_names
-    return job_config.flag_of("compile", False, "training")
+        return job_config.flag("enable", False, "compile") and "model" in component_names
+    return job_config.flag("compile", False, "training")
 
 
 def _recompute_setting(job_config: _JobConfig) -> str:
     """Returns the recomputation setting: none, full, every:N, or `selective-op`."""
     modes_by_name = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
-    checkpointing_mode = job_config.word_of("mode", "selective", modes_by_name, "activation_checkpoint")
+    checkpointing_mode = job_config.choice("mode", "selective", modes_by_name, "activation_checkpoint")
     if checkpointing_mode == "memory_budget":
         job_config.reader.refuse("activation_checkpoint.mode", "the compiler's memory budget is not modelled")
         return "none"
@@ -528,12 +524,11 @@ def _titan_settings(job_config: _JobConfig, layout: Layout, is_2024_form: bool) 
     settings = TitanSettings(
         is_2024_form=is_2024_form,
         float8=_float8_settings(job_config, layout),
-        uses_loss_parallel=not job_config.flag_of("disable_loss_parallel", False, "parallelism", "training"),
-        async_tensor_parallel=layout.tp > 1
-        and job_config.flag_of("enable_async_tensor_parallel", False, *section_names),
+        uses_loss_parallel=not job_config.flag("disable_loss_parallel", False, "parallelism", "training"),
+        async_tensor_parallel=layout.tp > 1 and job_config.flag("enable_async_tensor_parallel", False, *section_names),
         compiles_loss=_is_loss_compiled(job_config),
         schedules_per_step=_schedules_per_step(job_config, layout) if layout.pp > 1 else 1,
-        offloads_to_host=job_config.flag_of("enable_cpu_offload", False, "training"),
+        offloads_to_host=job_config.flag("enable_cpu_offload", False, "training"),
     )
     if not settings.uses_loss_parallel and not layout.zero:
         full_key, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
@@ -582,7 +577,7 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
         if converter_name not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
             refusal_reason = "MXFP8 products are not modelled" if converter_name in MX_CONVERTERS else "not known"
             reader.refuse(f"model.converters: {str(converter_name)[:40]}", refusal_reason)
-    is_float8_enabled = job_config.flag_of("enable_float8_linear", False, "float8")
+    is_float8_enabled = job_config.flag("enable_float8_linear", False, "float8")
     if not is_float8_enabled and not any(converter_name in FLOAT8_CONVERTERS for converter_name in converter_names):
         return Float8Settings(recipe="rowwise") if FLOAT8_EXPERTS in converter_names else None
     section_name, float8_table = _float8_table(job_config)
@@ -623,4 +618,4 @@ def _is_loss_compiled(job_config: _JobConfig) -> bool | None:
     if "compile" not in job_config.job_sections:
         return None
     components = job_config.find_key("components", "compile")[1]
-    return job_config.flag_of("enable", False, "compile") and (components is None or "loss" in components)
+    return job_config.flag("enable", False, "compile") and (components is None or "loss" in components)

@@ -14,9 +14,9 @@ from typing import Any
 
 from ...errors import short_repr, suggest
 from ...sources.huggingface.family import field_names
-from ..launch.command_line import parse_arguments, plain_value
-from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
-from ..launch.python_source import CALLED_NAME_KEY, Config, Configurations, UnknownValue, parse_python
+from ..launch.command_line import parse_arguments, parsed_argument_value
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, launch_reader, read_integer
+from ..launch.python_source import CALLED_NAME_KEY, Config, ConfigurationBuilder, UnknownValue, parse_python
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from .torchtitan_file import read_job
 from .torchtitan_models import spec_of_flavor
@@ -69,7 +69,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
     Source: torchtitan/config/manager.py, `--module` and `--config`. Raises `InputError`, which names file and option.
     """
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         module_name, config_name = (str(arguments.pop(option)) for option in CONFIG_OPTIONS)
         for option, value in zip(CONFIG_OPTIONS, (module_name, config_name), strict=True):
@@ -92,11 +92,11 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
     Raises `InputError`, which names file, function and field.
     """
-    with reader_of(source_file) as reader:
-        configurations = Configurations(parse_python(file_text, source_file.name_in_errors))
-        function_names = [function_name for function_name in configurations.functions if _family_of(function_name)] or [
-            function_name for function_name in configurations.functions if not function_name.startswith("_")
-        ]
+    with launch_reader(source_file) as reader:
+        configurations = ConfigurationBuilder(parse_python(file_text, source_file.name_in_errors))
+        function_names = [
+            function_name for function_name in configurations.functions if _model_family_of(function_name)
+        ] or [function_name for function_name in configurations.functions if not function_name.startswith("_")]
         configuration_names = [argument for argument in source_file.arguments if "=" not in argument]
         function_name = configuration_names[0] if configuration_names else ""
         if function_name not in function_names:
@@ -117,13 +117,13 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         for argument in source_file.arguments:
             overridden_key, equals_sign, override_value = argument.lstrip("-").partition("=")
             if equals_sign:
-                config[overridden_key] = plain_value(override_value)
+                config[overridden_key] = parsed_argument_value(override_value)
         return _read_configuration(reader, config, function_name)
 
 
 def _read_configuration(reader: LaunchReader, config: Config, configuration_name: str) -> Launch:
     """Returns the training run of a configuration. Raises `InputError` for a model that llmcalc does not read."""
-    model_family = _family_of(configuration_name)
+    model_family = _model_family_of(configuration_name)
     model_size = config.get("model_spec.0", config.get("model_spec.flavor"))
     if not model_family or not isinstance(model_size, str):
         raise reader.argument_error(
@@ -153,7 +153,7 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
     return replace(launched_run, settings=settings, notes=tuple(reader.notes), version="2026-08-21")
 
 
-def _family_of(configuration_name: str) -> str:
+def _model_family_of(configuration_name: str) -> str:
     """Returns the model family with which a configuration's name starts; empty for unknown ones (`qwen35_4b`)."""
     return next((model_family for model_family in FAMILIES if configuration_name.startswith(f"{model_family}_")), "")
 

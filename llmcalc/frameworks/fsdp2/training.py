@@ -6,7 +6,7 @@ in torchtitan float32 and bfloat16, with gradients summed in float32. The optimi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import pairwise
@@ -26,7 +26,7 @@ from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import ContextParallelRing
 from ...simulator.tensor import DTYPES
-from .lowering import EMBEDDING_GROUP, HEAD_GROUP, MODEL_GROUP, FsdpProfile, LayerKey, groups_of_layer
+from .lowering import EMBEDDING_GROUP, HEAD_GROUP, MODEL_GROUP, FsdpProfile, ParamGroupKey, groups_of_layer
 from .param_groups import CommunicationState, FsdpSharding, ParamGroup
 from .settings import Float8Settings, OuterGroups, TitanSettings
 from .with_tensor_parallel import FsdpTensorParallelProfile
@@ -75,7 +75,7 @@ class FsdpSettings:
     wraps_whole_experts: bool = True
 
     @property
-    def outer_keys(self) -> tuple[LayerKey, ...]:
+    def outer_group_keys(self) -> tuple[ParamGroupKey, ...]:
         """The keys of the parameter groups outside the layers, without the whole model's own group."""
         return {"separate": (EMBEDDING_GROUP, HEAD_GROUP), "embedding": (EMBEDDING_GROUP,), "together": ()}[
             self.outer_groups
@@ -107,7 +107,7 @@ def torchtitan_date(torchtitan_version: date | None, settings: TitanSettings) ->
     return DATE_OF_2024_JOBS if torchtitan_version is None and settings.is_2024_form else torchtitan_version
 
 
-def torchtitan_training(
+def torchtitan_config_and_settings(
     spec: ModelSpec,
     training_config: TrainingConfig,
     version: date | None = None,
@@ -300,7 +300,7 @@ def sharding_of_rank(
         rank_sharding,
         shard_count=expert_shards,
         shard_index=coordinates.edp % expert_shards,
-        shards_experts=True,
+        is_expert_sharding=True,
         is_wrapped=is_wrapped,
     )
     return replace(rank_sharding, expert_sharding=moe_sharding)
@@ -338,9 +338,9 @@ class FsdpRun(TrainingRun):
         self.lowering.ring = context_parallel_ring
         self.communication_state: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
-        if fsdp_settings.outer_keys and (refusal_reason := no_head_group_reason(spec, training_config)):
+        if fsdp_settings.outer_group_keys and (refusal_reason := no_head_group_reason(spec, training_config)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {refusal_reason}")
-        self.lowering.shard(self.communication_state, self.stacks, fsdp_settings.outer_keys)
+        self.lowering.shard(self.communication_state, self.stacks, fsdp_settings.outer_group_keys)
 
     @property
     def has_equal_shards(self) -> bool:
@@ -378,7 +378,7 @@ class FsdpRun(TrainingRun):
 
 
 def set_resharding_and_prefetch(
-    groups_by_layer: Mapping[LayerKey, ParamGroup],
+    group_by_key: Mapping[ParamGroupKey, ParamGroup],
     stack_paths: Sequence[str],
     fsdp_settings: FsdpSettings,
     reshards: bool,
@@ -388,21 +388,21 @@ def set_resharding_and_prefetch(
     stack_paths: per stack, the path of its layers.
     """
     last_layer_key = max(
-        (layer for layer in groups_by_layer if layer.path == stack_paths[-1] and not layer.has_experts),
+        (layer for layer in group_by_key if layer.path == stack_paths[-1] and not layer.is_experts_group),
         default=MODEL_GROUP,
     )
-    for layer, parameter_group in groups_by_layer.items():
+    for layer, parameter_group in group_by_key.items():
         is_last_layer = layer[:2] == last_layer_key[:2]
         stays_gathered = layer in (MODEL_GROUP, HEAD_GROUP) or (
             fsdp_settings.keeps_last_layer_gathered and is_last_layer
         )
         parameter_group.reshards_after_forward = reshards and not stays_gathered
-    if any(layer.has_experts for layer in groups_by_layer):
-        _set_prefetch_with_expert_groups(groups_by_layer, stack_paths)
+    if any(layer.is_experts_group for layer in group_by_key):
+        _set_prefetch_with_expert_groups(group_by_key, stack_paths)
     elif fsdp_settings.prefetched_layer_count:
         for path in stack_paths:
             _set_prefetch(
-                [groups_by_layer[layer] for layer in sorted(groups_by_layer) if layer.path == path],
+                [group_by_key[layer] for layer in sorted(group_by_key) if layer.path == path],
                 fsdp_settings.prefetched_layer_count,
             )
 
@@ -417,7 +417,7 @@ def _set_prefetch(layer_groups: Sequence[ParamGroup], prefetched_layers: int) ->
 
 
 def _set_prefetch_with_expert_groups(
-    groups_by_layer: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str]
+    group_by_key: Mapping[ParamGroupKey, ParamGroup], stack_paths: Sequence[str]
 ) -> None:
     """Makes each layer prefetch all groups of the next layer, in forward and backward passes.
 
@@ -426,12 +426,12 @@ def _set_prefetch_with_expert_groups(
     dense_layer_keys = [
         layer
         for path in stack_paths
-        for layer in sorted(groups_by_layer)
-        if layer.path == path and not layer.has_experts
+        for layer in sorted(group_by_key)
+        if layer.path == path and not layer.is_experts_group
     ]
-    group_order = [layer for layer in (EMBEDDING_GROUP, *dense_layer_keys, HEAD_GROUP) if layer in groups_by_layer]
-    groups_by_order = [groups_of_layer(groups_by_layer, layer) for layer in group_order]
-    for parameter_group in groups_by_layer.values():
+    group_order = [layer for layer in (EMBEDDING_GROUP, *dense_layer_keys, HEAD_GROUP) if layer in group_by_key]
+    groups_by_order = [groups_of_layer(group_by_key, layer) for layer in group_order]
+    for parameter_group in group_by_key.values():
         parameter_group.prefetches_previous = False
     for earlier_layer, later_layer in pairwise(groups_by_order):
         earlier_layer[-1].forward_prefetch = later_layer
@@ -447,39 +447,14 @@ def no_head_group_reason(spec: ModelSpec, training_config: TrainingConfig) -> st
     return ""
 
 
-def record_fsdp_run(
-    spec: ModelSpec,
-    training_config: TrainingConfig,
-    fsdp_sharding: FsdpSharding,
-    fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS,
-    reshards: bool = True,
-    layers: Mapping[int, int] | None = None,
-    workspace_bytes: int = 0,
-    program: RankFlow | None = None,
-    context_ring: ContextParallelRing | None = None,
-) -> RecordedEvents:
-    """Records a rank's set-up and two training steps. layers, program: as in `FsdpRun`."""
-
-    def new_run(memory_meter: EventRecorder) -> FsdpRun:
-        return FsdpRun(
-            spec,
-            training_config,
-            fsdp_sharding,
-            fsdp_settings,
-            reshards,
-            layers,
-            workspace_bytes,
-            memory_meter,
-            program,
-            context_ring,
-        )
-
-    training_run = new_run(memory_meter := EventRecorder())
+def record_fsdp_run(create_run: Callable[[EventRecorder], FsdpRun]) -> RecordedEvents:
+    """Records a rank's set-up and two training steps. create_run: returns a new run on a meter."""
+    training_run = create_run(memory_meter := EventRecorder())
     training_run.set_up()
     set_up_events = memory_meter.take_events()
     training_run.next_batch()
     batch_events = memory_meter.take_events()
     training_run.run_micro_batches()
     recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.take_events())
-    recorded_run = recorded_run or record_two_steps(new_run(memory_meter := EventRecorder()), memory_meter)
+    recorded_run = recorded_run or record_two_steps(create_run(memory_meter := EventRecorder()), memory_meter)
     return replace(recorded_run, depends_on_shard=not training_run.has_equal_shards)

@@ -16,7 +16,7 @@ from ...parallel.rank_program import AxisShard, axes_with_concatenated_parts, is
 from ...simulator.lowering import ModulePath
 from ...simulator.profiles.dtensor import DTensorKernels, named_steps
 from ...simulator.strides import Shape
-from .lowering import FsdpProfile, LayerKey, torchtitan_name
+from .lowering import FsdpProfile, ParamGroupKey, torchtitan_path
 from .param_groups import CommunicationState
 
 
@@ -29,11 +29,14 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
     unsharded_shapes: Mapping[str, Shape] = {}
 
     def shard(
-        self, communication_state: CommunicationState, layer_paths: Collection[str], outer_groups: Collection[LayerKey]
+        self,
+        communication_state: CommunicationState,
+        stack_paths: Collection[str],
+        outer_group_keys: Collection[ParamGroupKey],
     ) -> None:
         """Makes all parameters created from now on sharded."""
-        super().shard(communication_state, layer_paths, outer_groups)
-        self.divides_loss: bool = communication_state.sharding.divides_loss
+        super().shard(communication_state, stack_paths, outer_group_keys)
+        self.divides_loss: bool = communication_state.sharding.uses_loss_parallel
         self.copies_gathered: bool = communication_state.sharding.copies_gathered_tokens
 
     def allocate_parameters(self, program: Flow) -> None:
@@ -59,7 +62,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
             return False
         layer_name = f"{_path_without_indices(self.module_path())}.{operation.name}".rstrip(".")
         row_count, column_count = self.unsharded_shapes[f"{layer_name}.weight"]
-        return float8_settings.is_converted(torchtitan_name(layer_name), row_count, column_count)
+        return float8_settings.is_converted(torchtitan_path(layer_name), row_count, column_count)
 
     def has_partial_gradient(self, parameter_key: ModulePath) -> bool:
         """Whether the rank's gradient of a parameter must be summed over the tensor-parallel group."""
@@ -81,11 +84,11 @@ def _unsharded_shapes(program_items: Iterable[ProgramItem], module_path: str) ->
                 if is_table
                 else (operation.weight.output_axes, operation.weight.input_axes)
             )
-            yield f"{step_path}.weight", (_unsharded_length(row_count), _unsharded_length(column_count))
-            yield f"{step_path}.bias", (_unsharded_length(operation.weight.output_axes),)
+            yield f"{step_path}.weight", (_unsharded_element_count(row_count), _unsharded_element_count(column_count))
+            yield f"{step_path}.bias", (_unsharded_element_count(operation.weight.output_axes),)
 
 
-def _unsharded_length(axes: Axes) -> int:
+def _unsharded_element_count(axes: Axes) -> int:
     """Returns the number of elements along axes, before tensor parallelism divides them."""
     axis_length = 1
     for axis in axes_with_concatenated_parts(axes):

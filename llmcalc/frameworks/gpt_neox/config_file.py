@@ -14,9 +14,9 @@ from ...algebra import ceil_div
 from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
-from ..deepspeed.config_file import run_of_program
-from ..launch.launch_types import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, read_integer, reader_of
-from ..megatron.named_model import MegatronRun, megatron_run
+from ..deepspeed.config_file import settings_of_generated_config
+from ..launch.launch_types import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, launch_reader, read_integer
+from ..megatron.named_model import MegatronRunSettings, megatron_launch_settings
 
 IDENTIFYING_KEYS = frozenset({"pipe_parallel_size", "model_parallel_size"})
 """Arguments by which a GPT-NeoX config is recognized, with underscores or hyphens; each config has one of them."""
@@ -70,13 +70,13 @@ def _with_underscores(config: Table) -> dict[str, Any]:
 
 def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run that a GPT-NeoX config describes. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         arguments = _with_underscores(written_config)
         reader.refuse_other_values(arguments, MODELLED_VALUES)
         mixer_kind = _mixer_kind(reader, arguments)
-        reader.check_unknown()
+        reader.check_unknown_arguments()
         tp, pp = (max(1, read_integer(reader, name, arguments.get(name, 1), minimum=0)) for name in PARALLEL_SIZES)
-        spec = _model_of(reader, arguments, mixer_kind, tp)
+        spec = _model_spec(reader, arguments, mixer_kind, tp)
         run_settings = {
             "seq": read_integer(reader, "seq_length", arguments.get("seq_length")),
             "attn_implementation": ATTENTION_BY_MIXER[mixer_kind],
@@ -84,9 +84,11 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         }
         config = _deepspeed_config(reader, arguments)
         if tp * pp > 1:
-            neox_run = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
-            return reader.create_launch("megatron", _parallel_run(reader, config, neox_run, run_settings), spec=spec)
-        launch_settings = run_of_program(reader, config, source_file.world_size, run_settings)
+            neox_run = MegatronRunSettings(tp=tp, pp=pp, seq=run_settings["seq"])
+            return reader.create_launch(
+                "megatron", _parallel_launch_settings(reader, config, neox_run, run_settings), spec=spec
+            )
+        launch_settings = settings_of_generated_config(reader, config, source_file.world_size, run_settings)
         reader.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
         return reader.create_launch("deepspeed", launch_settings, spec=spec)
 
@@ -100,10 +102,12 @@ ESTIMATE_NOTE = (
 )
 
 
-def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun, settings: Table) -> LaunchSettings:
+def _parallel_launch_settings(
+    reader: LaunchReader, config: Table, megatron_run: MegatronRunSettings, settings: Table
+) -> LaunchSettings:
     """Returns a run with tensor or pipeline parallelism, for which Megatron-Core's rank memory is computed.
 
-    config: DeepSpeed's config. parallel_run: the sizes of groups and the length. settings: settings of kernels and
+    config: DeepSpeed's config. megatron_run: the sizes of groups and the length. settings: settings of kernels and
         recomputation.
     """
     sixteen_bit_formats = [name for name in ("fp16", "bf16") if reader.table(config, name).get("enabled") is True]
@@ -118,10 +122,10 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
     for argument_name in ("cpu_offload", "offload_optimizer"):
         if zero_table.get(argument_name):
             reader.refuse(f"zero_optimization.{argument_name}", "with layers that ranks divide it is not modelled")
-    reader.check_unknown()
+    reader.check_unknown_arguments()
     reader.notes.append(ESTIMATE_NOTE)
-    megatron_run_settings = replace(parallel_run, distributed_optimizer=zero_stage == 1, grad_dtype="bf16")
-    launch_settings = megatron_run(reader, megatron_run_settings, reader.source.world_size, dict(settings))
+    megatron_run_settings = replace(megatron_run, distributed_optimizer=zero_stage == 1, grad_dtype="bf16")
+    launch_settings = megatron_launch_settings(reader, megatron_run_settings, reader.source.world_size, dict(settings))
     replica_count = launch_settings.layout.dp
     global_batch = config.get("train_batch_size")
     accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
@@ -183,7 +187,7 @@ def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
     return mixer_kinds.pop()
 
 
-def _model_of(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) -> ModelSpec:
+def _model_spec(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) -> ModelSpec:
     """Returns the model that GPT-NeoX's arguments describe.
 
     mixer_kind: attention or recurrence type of all layers. tp: parts of the padded vocabulary.

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
-from ..registry import DEFAULT_FRAMEWORK, plugins
+from ..registry import DEFAULT_FRAMEWORK, plugin_by_framework
 from .launch_types import (
     FP16_NOTE,
     Launch,
@@ -18,8 +18,8 @@ from .launch_types import (
     LaunchSource,
     Table,
     assume_default_attention,
+    launch_reader,
     read_integer,
-    reader_of,
 )
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
@@ -51,15 +51,17 @@ def is_accelerate(config: Table) -> bool:
 
 def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run that an accelerate config describes. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         return _read_tables(reader, config, source_file.world_size)
 
 
 def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
     """Returns the training run for the framework that an accelerate config selects, such as FSDP or DeepSpeed."""
-    plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
+    plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugin_by_framework().items()}
     plugin_tables = (plugin.section_name for _, plugin in plugins_by_type.values())
-    reader.check_names(config, (*READ_ACCELERATE_KEYS, *plugin_tables), IGNORED_ACCELERATE_KEYS, "no key that is known")
+    reader.record_argument_names(
+        config, (*READ_ACCELERATE_KEYS, *plugin_tables), IGNORED_ACCELERATE_KEYS, "no key that is known"
+    )
     if config.get("num_processes") is not None:
         process_count = read_integer(reader, "num_processes", config["num_processes"])
         if world_size not in (None, process_count):
@@ -71,7 +73,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     if config.get("num_machines"):
         read_integer(reader, "num_machines", config["num_machines"])
     distributed_type = str(config.get("distributed_type", "NO")).upper()[:40]
-    run_settings: dict[str, Any] = {"phase": "training", **_precision_settings(reader, config)}
+    run_settings: dict[str, Any] = {"phase": "training", **_mixed_precision_settings(reader, config)}
     if config.get("gradient_accumulation_steps") is not None:
         accumulation_steps = read_integer(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
         run_settings["num_microbatches"] = accumulation_steps
@@ -83,7 +85,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
         framework_name, plugin = plugins_by_type[distributed_type]
         launch_settings = plugin.read_accelerate(reader, config, device_count, run_settings)
     else:
-        reader.refuse_groups(config)
+        reader.refuse_parallel_groups(config)
     if distributed_type in UNMODELLED_DEVICE_TYPES:
         reader.notes.append(f"distributed_type {distributed_type}: the kernels and the runtime of CUDA are counted")
     elif distributed_type not in (*TYPES_WITHOUT_PLUGIN, *plugins_by_type):
@@ -94,7 +96,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     return reader.create_launch(framework_name, launch_settings._replace(settings=settings))
 
 
-def _precision_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _mixed_precision_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     precision_name = str(config.get("mixed_precision") or "no").lower()[:20]
     if precision_name in ("no", "false"):
         return {"precision": "fp32"}

@@ -11,10 +11,10 @@ from typing import Any
 
 from ...errors import InputError
 from ..argument_names import keyword_of
-from .command_line import parse_arguments, plain_value
+from .command_line import parse_arguments, parsed_argument_value
 from .deepspeed_auto_values import AUTO_BATCH, AUTO_FORMATS
 from .launch_types import LaunchSource, ReadText, Table
-from .unresolved import is_unresolved, printable, unresolved_reason
+from .unresolved import is_unresolved, printable_word, unresolved_reason
 from .yaml_text import parse_yaml
 
 OFFLOAD_DEVICE_KEYS = ("offload_optimizer_device", "offload_param_device")
@@ -34,14 +34,16 @@ def accelerate_config_table(launcher: Sequence[str], name_in_errors: str, read_t
             raise InputError(f"{name_in_errors}: --config_file: {unresolved_reason(file_name)}")
         if read_text is None:
             raise InputError(
-                f"{name_in_errors}: {printable(file_name)}: names a file, which is not read; expected its contents"
+                f"{name_in_errors}: {printable_word(file_name)}: names a file, which is not read; expected its contents"
             )
         file_path, file_text = read_text(file_name)
         config = parse_yaml(file_text, file_path)
         if not isinstance(config, Mapping):
             raise InputError(f"{file_path}: expected a config of accelerate")
         file_table = dict(config)
-    return _with_command_flags(file_table, {key: plain_value(flag_value) for key, flag_value in flags.items()})
+    return _with_command_flags(
+        file_table, {key: parsed_argument_value(flag_value) for key, flag_value in flags.items()}
+    )
 
 
 def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
     return config
 
 
-def process_count_of(config: Table) -> int | None:
+def stated_process_count(config: Table) -> int | None:
     """Returns the number of processes that an accelerate config states; None if it states none."""
     process_count = config.get("num_processes")
     if isinstance(process_count, int) and not isinstance(process_count, bool) and 0 < process_count < 10**7:

@@ -34,7 +34,7 @@ LONGEST_PATTERN, MAX_MATCHED_NAMES = 400, 200
 """Largest number of characters in a regular expression, and of module names that it matches."""
 
 
-def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkpoint | None = None) -> Launch:
+def translate_adapter_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkpoint | None = None) -> Launch:
     """Returns the run with adapter targets renamed to the model's layers, with notes on renamed targets.
 
     The name of a layer that the model's class computes as one stays, because such a layer has one adapter. Names of
@@ -133,7 +133,7 @@ def _last_components(pattern_text: str) -> Iterator[str]:
         text_position, matched_text = 0, ""
         while text_position < len(alternative):
             if alternative[text_position] == "(":
-                group_end = _end_of_group(alternative, text_position)
+                group_end = _closing_bracket_index(alternative, text_position)
                 group_text = alternative[text_position + 1 : group_end].removeprefix("?:")
                 text_position = group_end + 1
                 has_quantifier = text_position < len(alternative) and alternative[text_position] in "?*+"
@@ -174,7 +174,7 @@ def _split_alternatives(pattern_text: str) -> list[str]:
     return alternatives
 
 
-def _end_of_group(pattern_text: str, group_start: int) -> int:
+def _closing_bracket_index(pattern_text: str, group_start: int) -> int:
     """Returns the position of the bracket that closes a group. Raises `ValueError` if there is none."""
     bracket_depth = 0
     for text_position in range(group_start, len(pattern_text)):

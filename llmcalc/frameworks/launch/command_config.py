@@ -8,9 +8,9 @@ from typing import Any
 
 from ...errors import InputError
 from ..argument_names import keyword_of
-from .command_line import CONFIG_ENDINGS, parse_arguments, plain_value
+from .command_line import CONFIG_ENDINGS, parse_arguments, parsed_argument_value
 from .launch_types import CommandLine, Table
-from .unresolved import is_unresolved, printable
+from .unresolved import is_unresolved, printable_word
 from .yaml_text import parse_yaml
 
 CONFIG_OPTION = re.compile(r"-c|--(job\.)?config([_-](file|path))?")
@@ -64,7 +64,7 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
     typed_values |= {keyword_of(name): value for name, value in parse_arguments(arguments, name_in_errors).items()}
     changed_config = dict(config)
     for typed_name, typed_value in typed_values.items():
-        config_key = printable(typed_name)[:150]
+        config_key = printable_word(typed_name)[:150]
         _set_dotted_key(
             changed_config, config_key, _typed_value(typed_value, f"{name_in_errors}: {config_key}"), name_in_errors
         )
@@ -75,7 +75,7 @@ def _typed_value(typed_text: Any, name_in_errors: str) -> Any:
     """Returns the value that a word of a command stands for; a text in square brackets is a YAML list."""
     if isinstance(typed_text, str) and re.fullmatch(r"\[.*\]", typed_text, re.DOTALL) and not is_unresolved(typed_text):
         return parse_yaml(typed_text, name_in_errors)
-    return plain_value(typed_text)
+    return parsed_argument_value(typed_text)
 
 
 def _set_dotted_key(config_table: dict[str, Any], dotted_key: str, typed_value: Any, name_in_errors: str) -> None:

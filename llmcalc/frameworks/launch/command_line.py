@@ -13,7 +13,7 @@ from ...sources.huggingface.family import field_names
 from ..argument_names import keyword_of
 from .launch_types import CommandLine, LaunchReader
 from .shell_words import ShellCommand
-from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
+from .unresolved import is_unresolved, is_unset_variable, printable_word, unresolved_reason
 
 CONSOLE_PROGRAMS = {
     "swift": ("sft", "pt", "rlhf", "infer", "export"),
@@ -78,7 +78,7 @@ class TypedLaunch(NamedTuple):
     arguments: Sequence[str]
 
 
-def typed_launch(typed_text: str) -> TypedLaunch:
+def split_typed_launch(typed_text: str) -> TypedLaunch:
     """Splits the value of `--launch` into variables, file and arguments; the name of an existing file stays whole."""
     if len(typed_text) > LONGEST_TYPED_COMMAND:
         raise InputError(f"--launch: {len(typed_text):,} letters; expected at most {LONGEST_TYPED_COMMAND:,}")
@@ -121,14 +121,14 @@ def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
     return () if is_file else tuple(command_words)
 
 
-def check_is_no_command(typed_text: str) -> None:
+def refuse_unread_command(typed_text: str) -> None:
     """Raises `InputError` for a command whose program llmcalc does not read, unless it is the name of a file."""
     command_words = words_of_typed_command(typed_text)
     program = command_words[0] if command_words else ""
     is_path = re.search(r"[/\\]|\.(sh|bash|slurm|sbatch|bat|cmd|ps1|ya?ml|json|toml|py|ipynb|txt)$", program)
     if is_path is None and any(word.startswith("--") for word in command_words[1:]):
         raise InputError(
-            f"{LAUNCH_OPTION}: {printable(program)[:60]}: neither a file nor a program whose commands are read; "
+            f"{LAUNCH_OPTION}: {printable_word(program)[:60]}: neither a file nor a program whose commands are read; "
             "expected FILE ARGUMENTS, a command such as torchrun train.py …, or TARGET with --phase training and the "
             "run's settings, such as --batch 4 --seq 2048 --recompute full"
         )
@@ -176,7 +176,7 @@ def parse_command_line(command: ShellCommand) -> CommandLine | None:
         if command_word.endswith(".py") and not command_word.startswith("-"):
             package_match = PACKAGE_FILE_PATH.search(command_word)
             program_name = (
-                _trl_program(command_word, command_words[i + 1 :]) or file_name
+                _trl_command_of_script(command_word, command_words[i + 1 :]) or file_name
                 if package_match is None
                 else package_match[1].replace("/", ".")
             )
@@ -221,7 +221,7 @@ def parse_command_line(command: ShellCommand) -> CommandLine | None:
     return None
 
 
-def _trl_program(script_path: str, command_words: Sequence[str]) -> str:
+def _trl_command_of_script(script_path: str, command_words: Sequence[str]) -> str:
     """Returns the `trl` command with the same arguments as a Python script of TRL; empty for other scripts."""
     options = {command_word.partition("=")[0] for command_word in command_words}
     if options.intersection(PEFT_OPTIONS):
@@ -262,8 +262,8 @@ def parse_arguments(command_words: Sequence[str], name_in_errors: str) -> dict[s
             if is_unresolved(command_word):
                 raise InputError(f"{name_in_errors}: {unresolved_reason(command_word)}")
             raise InputError(
-                f"{name_in_errors}: '{printable(command_word)[:60]}' stands before every argument; expected --name "
-                "value"
+                f"{name_in_errors}: '{printable_word(command_word)[:60]}' stands before every argument; expected "
+                "--name value"
             )
     store_argument()
     return argument_values
@@ -279,7 +279,7 @@ def hydra_overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
     return overrides_by_key
 
 
-def plain_arguments(
+def parsed_arguments(
     arguments: Mapping[str, Any], reader: LaunchReader, recognized_names: Sequence[str] | frozenset[str]
 ) -> dict[str, Any]:
     """Returns arguments with underscores in their names, and with booleans and integers parsed.
@@ -292,18 +292,18 @@ def plain_arguments(
         for written_value in argument_value if isinstance(argument_value, list) else [argument_value]:
             if isinstance(written_value, str) and is_unresolved(written_value) and argument_keyword in recognized_names:
                 raise reader.argument_error(flag_name, unresolved_reason(written_value))
-        plain_values[argument_keyword] = plain_value(argument_value)
+        plain_values[argument_keyword] = parsed_argument_value(argument_value)
     return plain_values
 
 
-def plain_value(written_value: Any) -> Any:
+def parsed_argument_value(written_value: Any) -> Any:
     """Returns an argument's text as a boolean, None or integer if it stands for one, else unchanged."""
     if isinstance(written_value, list):
-        return [plain_value(list_element) for list_element in written_value]
+        return [parsed_argument_value(list_element) for list_element in written_value]
     if not isinstance(written_value, str):
         return written_value
     if is_unresolved(written_value):
-        return printable(written_value)
+        return printable_word(written_value)
     constants_by_word = {"true": True, "false": False, "none": None, "null": None}
     if written_value.lower() in constants_by_word:
         return constants_by_word[written_value.lower()]
@@ -313,5 +313,5 @@ def plain_value(written_value: Any) -> Any:
 def marked_model_name(written_name: Any) -> str:
     """Returns the model's name in an argument, marked by `$` if only the running script knows it."""
     if isinstance(written_name, str) and is_unresolved(written_name):
-        return f"${printable(written_name).lstrip('$')}"
+        return f"${printable_word(written_name).lstrip('$')}"
     return "" if written_name is None else str(written_name)[:200]

@@ -38,14 +38,14 @@ TRAINER_FILE = LaunchFile(
 )
 
 
-class CommandFunctions(TypedDict):
+class CommandFunctionNames(TypedDict):
     """The functions of a program's `command.py` that recognize and read its commands."""
 
     starts_program: str
     read_command: str
 
 
-COMMAND_FUNCTIONS: CommandFunctions = {
+COMMAND_FUNCTIONS: CommandFunctionNames = {
     "starts_program": "command:starts_program",
     "read_command": "command:read_command",
 }
@@ -72,7 +72,7 @@ unsloth/models/loader.py and unsloth_zoo/peft_utils.py, `SKIP_QUANTIZATION_MODUL
 """
 
 
-def _program_file(
+def _launch_file_of_program(
     folder_name: str,
     program: str,
     version: str,
@@ -111,7 +111,7 @@ def _program_file(
 
 LAUNCH_FILE_BY_PROGRAM = dict(
     (
-        _program_file(
+        _launch_file_of_program(
             "automodel",
             "NeMo-Automodel",
             "36044ad (2026-08-22)",
@@ -121,18 +121,18 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             read_tables="config_file:read_automodel",
             with_launcher="config_file:with_launcher",
         ),
-        _program_file("axolotl", "axolotl", "0.18.0", launcher="axolotl"),  # accelerate
-        _program_file(
+        _launch_file_of_program("axolotl", "axolotl", "0.18.0", launcher="axolotl"),  # accelerate
+        _launch_file_of_program(
             "llama_factory",
             "LLaMA-Factory",
             "0.9.6",
             commands={"llamafactory-cli train": {}, "train_bash.py": {}},
             launcher="llamafactory-cli",  # torchrun (llamafactory/launcher.py)
         ),
-        _program_file("torchtune", "torchtune", "0.7.0", "a recipe of torchtune"),
-        _program_file("litgpt", "LitGPT", "0.5.13"),
-        _program_file("open_instruct", "open-instruct", "2026-08-20"),
-        _program_file(
+        _launch_file_of_program("torchtune", "torchtune", "0.7.0", "a recipe of torchtune"),
+        _launch_file_of_program("litgpt", "LitGPT", "0.5.13"),
+        _launch_file_of_program("open_instruct", "open-instruct", "2026-08-20"),
+        _launch_file_of_program(
             "unsloth",
             "Unsloth",
             "2026",
@@ -142,8 +142,8 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             is_python="python_file:is_python",
             read_python="python_file:read_python",
         ),
-        _program_file("olmo", "OLMo", "0.6.0"),
-        _program_file(
+        _launch_file_of_program("olmo", "OLMo", "0.6.0"),
+        _launch_file_of_program(
             "olmo_core",
             "OLMo-core",
             "2.5.0",
@@ -151,8 +151,8 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             is_python="script:is_python",
             read_python="script:read_python",
         ),
-        _program_file("llm_foundry", "LLM Foundry", "0.22"),
-        _program_file(
+        _launch_file_of_program("llm_foundry", "LLM Foundry", "0.22"),
+        _launch_file_of_program(
             "trl",
             "TRL",
             "1.10",
@@ -165,36 +165,36 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             is_python="python_file:is_python",
             read_python="python_file:read_python",
         ),
-        _program_file(
+        _launch_file_of_program(
             "deepspeed_chat",
             "DeepSpeed-Chat",
             "83757d9 (2025-02-11)",
             "a command of DeepSpeed-Chat",
             **COMMAND_FUNCTIONS,
         ),
-        _program_file("gpt_neox", "GPT-NeoX", "2.0 (2026-05-19)"),
-        _program_file(
+        _launch_file_of_program("gpt_neox", "GPT-NeoX", "2.0 (2026-05-19)"),
+        _launch_file_of_program(
             "fastchat",
             "FastChat",
             "0.2.36",
             "a command of FastChat's, Stanford Alpaca's or Qwen's training script",
             **COMMAND_FUNCTIONS,
         ),
-        _program_file(
+        _launch_file_of_program(
             "flag_embedding",
             "FlagEmbedding",
             "1.4.0",
             "a command of FlagEmbedding",
             **COMMAND_FUNCTIONS,
         ),
-        _program_file(
+        _launch_file_of_program(
             "llama_cookbook",
             "llama-cookbook",
             "0.0.5",
             "a command of llama-cookbook's finetuning.py",
             **COMMAND_FUNCTIONS,
         ),
-        _program_file(
+        _launch_file_of_program(
             "megatron_bridge",
             "Megatron-Bridge",
             "main (2026-08)",
@@ -204,14 +204,14 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             is_python="recipe:is_python",
             read_python="recipe:read_python",
         ),
-        _program_file(
+        _launch_file_of_program(
             "megatron_deepspeed",
             "Megatron-DeepSpeed",
             "f4157be (2024-12-24)",
             "a command of Megatron-DeepSpeed",
             **COMMAND_FUNCTIONS,
         ),
-        _program_file(
+        _launch_file_of_program(
             "ms_swift",
             "ms-swift",
             "4.6.0.dev0",
@@ -222,7 +222,7 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             matches_tables="config_file:is_ms_swift",
             read_tables="config_file:read_ms_swift",
         ),
-        _program_file(
+        _launch_file_of_program(
             "nanogpt",
             "nanoGPT",
             "3adf61e (2025-11-12)",
@@ -232,11 +232,11 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             is_python="config_file:is_python",
             read_python="config_file:read_python",
         ),
-        _program_file("nanotron", "nanotron", "2026-04-07"),
-        _program_file("nemo", "NeMo", "2.x (2025)"),
-        _program_file("nemo_rl", "NeMo-RL", "7ea279a (2026-08-22)"),
-        _program_file("oumi", "Oumi", "2026-08-21"),
-        _program_file(
+        _launch_file_of_program("nanotron", "nanotron", "2026-04-07"),
+        _launch_file_of_program("nemo", "NeMo", "2.x (2025)"),
+        _launch_file_of_program("nemo_rl", "NeMo-RL", "7ea279a (2026-08-22)"),
+        _launch_file_of_program("oumi", "Oumi", "2026-08-21"),
+        _launch_file_of_program(
             "openrlhf",
             "OpenRLHF",
             "0.11.0",
@@ -244,7 +244,7 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             is_training_command="command:trains",
             **COMMAND_FUNCTIONS,
         ),
-        _program_file(
+        _launch_file_of_program(
             "pai_megatron",
             "Pai-Megatron-Patch",
             "a098ca5 (2025-12-15)",
@@ -252,7 +252,7 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             "pai-megatron-patch",
             **COMMAND_FUNCTIONS,
         ),
-        _program_file(
+        _launch_file_of_program(
             "skyrl",
             "SkyRL",
             "a956457 (2026-08-21)",
@@ -260,8 +260,8 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             is_training_command="command:trains",
             **COMMAND_FUNCTIONS,
         ),
-        _program_file("slime", "slime", "2026-08-21", "a command of slime", **COMMAND_FUNCTIONS),
-        _program_file(
+        _launch_file_of_program("slime", "slime", "2026-08-21", "a command of slime", **COMMAND_FUNCTIONS),
+        _launch_file_of_program(
             "verl",
             "verl",
             "0.8.0.dev",
@@ -275,13 +275,13 @@ LAUNCH_FILE_BY_PROGRAM = dict(
 """Folder of a program that trains with a framework → the kind of its launch files."""
 
 
-def program_files() -> tuple[LaunchFile, ...]:
+def program_launch_files() -> tuple[LaunchFile, ...]:
     """Returns the kinds of launch files of programs that train with a framework, and of programs that are refused."""
     return (*LAUNCH_FILE_BY_PROGRAM.values(), *REFUSED_LAUNCH_FILES)
 
 
 @cache
-def _framework_files() -> tuple[LaunchFile, ...]:
+def _framework_launch_files() -> tuple[LaunchFile, ...]:
     """Returns the kinds of launch files of frameworks, and of files that select a framework."""
     framework_launch_files = (framework(framework_name).launch_file for framework_name in FRAMEWORK_NAMES)
     return (
@@ -293,10 +293,12 @@ def _framework_files() -> tuple[LaunchFile, ...]:
 
 def launch_file_kinds() -> tuple[LaunchFile, ...]:
     """Returns all kinds of launch files, in the order of recognition."""
-    return (*program_files(), *_framework_files())
+    return (*program_launch_files(), *_framework_launch_files())
 
 
 def launch_file_titles() -> str:
     """Returns the titles of the kinds of launch files in YAML, JSON or TOML, as one text for messages."""
-    kind_titles = (kind.title for kind in (*_framework_files(), *program_files()) if kind.read_tables is not None)
+    kind_titles = (
+        kind.title for kind in (*_framework_launch_files(), *program_launch_files()) if kind.read_tables is not None
+    )
     return f"{', '.join(kind_titles)} or a SkyPilot task with the script of one of them"

@@ -27,7 +27,7 @@ READ_GRPO_ARGUMENTS = (
 """Arguments of GRPO that are read."""
 
 
-def grpo_length(
+def grpo_length_settings(
     reader: LaunchReader, config: Table, prompt_key: str, has_adapters: bool, beta: float = 0.0
 ) -> dict[str, Any]:
     """Returns the tokens per sequence (prompt and completion) of a GRPO training step.
@@ -104,12 +104,12 @@ def colocated_rollout(
     has_master_weights = launched_run.settings.get("master_weights") == "none"
     has_sleep_mode = reader.flag(config, "vllm_enable_sleep_mode") or bool(config.get("sleep_level"))
     has_fp32_logits = launched_run.settings.get("logits_dtype") in (None, "fp32", "float32")
-    logit_bytes = (8 if batch_size == 1 else 6) if has_fp32_logits else (4 if batch_size == 1 else 3)
+    bytes_per_logit = (8 if batch_size == 1 else 6) if has_fp32_logits else (4 if batch_size == 1 else 3)
     return Rollout(
         source=citation,
         engine="vllm" if is_colocated else "",
         flags=_engine_flags(reader, config, batch_size, launched_run, memory_share, max_tokens) if is_colocated else {},
-        sleeps_while_idle=is_colocated and has_sleep_mode,
+        engine_sleeps_while_idle=is_colocated and has_sleep_mode,
         offloaded_states=offloaded_states if is_colocated else frozenset(),
         reference_model=AdditionalModel(
             "device" if has_reference else "none",
@@ -119,7 +119,7 @@ def colocated_rollout(
         sequence_count=batch_size,
         tokens_per_sequence=int(launched_run.settings.get("seq", completion_length)),
         logit_tokens_per_sequence=completion_length + 1,
-        logit_bytes=logit_bytes,  # fp32 logits of accelerate beside those in 16 bits, or one sequence's exponentials
+        bytes_per_logit=bytes_per_logit,  # fp32 logits of accelerate beside 16-bit ones, or a sequence's exponentials
     )
 
 

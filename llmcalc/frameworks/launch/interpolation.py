@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .command_line import plain_value
+from .command_line import parsed_argument_value
 from .launch_types import Table
 
 MAX_INTERPOLATIONS = 8
@@ -68,7 +68,7 @@ def _resolved_value(written_value: Any, flat_values: Table, environment: Table) 
         reference = KEY_REFERENCE.fullmatch(written_value)
         if reference is not None and (reference[1] in flat_values or written_value.startswith("${oc.select:")):
             default_text = "null" if reference[2] is None else reference[2].strip()
-            written_value = flat_values.get(reference[1], plain_value(default_text))
+            written_value = flat_values.get(reference[1], parsed_argument_value(default_text))
             continue
         replaced_value = VARIABLE_REFERENCE.sub(
             lambda match: str(environment.get(match[1], match[2] or match[0])), written_value
@@ -77,5 +77,5 @@ def _resolved_value(written_value: Any, flat_values: Table, environment: Table) 
         replaced_value = PRODUCT_PATTERN.sub(lambda product: str(int(product[1]) * int(product[2])), replaced_value)
         if replaced_value == written_value:
             break
-        written_value = plain_value(replaced_value)
+        written_value = parsed_argument_value(replaced_value)
     return None if isinstance(written_value, str) and written_value.startswith("${oc.select:") else written_value

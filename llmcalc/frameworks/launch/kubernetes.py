@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import InputError, one_line
-from .yaml_text import environment_variables, is_plain_data, parse_yaml, split_documents
+from .yaml_text import environment_variables, is_text_or_number, parse_yaml, split_documents
 
 JOB_KIND = re.compile(r"^kind:[ \t]*[\"']?(PyTorchJob|HyperPodPyTorchJob|TrainJob|RayJob|Job)\b", re.MULTILINE)
 """Pattern of the manifest kinds whose containers may train."""
@@ -53,7 +53,7 @@ class JobScript(NamedTuple):
     first_line_number: int = 1
 
     @property
-    def launcher_words(self) -> list[str]:
+    def torchrun_option_words(self) -> list[str]:
         """The job's numbers of processes and pods as torchrun options; options in the command take precedence."""
         counts = (("--nproc-per-node", self.processes_per_pod), ("--nnodes", self.pod_count))
         return [f"{option}={count}" for option, count in counts if count is not None]
@@ -139,7 +139,7 @@ def _command_words(container: Mapping[str, Any]) -> list[str]:
         str(word)
         for words in word_lists
         for word in (words if isinstance(words, list) else [words] if isinstance(words, str) else ())
-        if is_plain_data(word)
+        if is_text_or_number(word)
     ]
 
 

@@ -205,7 +205,7 @@ class Launch:
             "ignored": list(self.ignored_arguments),
             "unknown": dict(self.unknown_arguments),
             "notes": list(self.notes),
-            **({} if self.frozen_model is None else {"frozen_model": self.frozen_model.data()}),
+            **({} if self.frozen_model is None else {"frozen_model": self.frozen_model.json_data()}),
             **({} if self.rollout is None else {"rollout": self.rollout.json_data()}),
         }
 
@@ -239,7 +239,7 @@ class LaunchSource:
     allow_unknown: whether to accept arguments that may change memory and are not modelled.
     release_date: date of the framework's version; None (default) for the newest.
     gpu: name of the device; empty if unknown.
-    fetch_table: reads a file that this one names; None (default) if none can be read.
+    read_named_tables: reads a file that this one names; None (default) if none can be read.
     env: environment variables outside of the file.
     script_name: name of the Python file that a script runs.
     unset_variables: variables of a script that it does not set.
@@ -255,7 +255,7 @@ class LaunchSource:
     allow_unknown: bool = False
     release_date: datetime.date | None = None
     gpu: str = ""
-    fetch_table: ReadTables | None = None
+    read_named_tables: ReadTables | None = None
     env: Table = field(default_factory=dict)
     script_name: str = ""
     unset_variables: Sequence[str] = ()
@@ -270,7 +270,7 @@ class LaunchSource:
         """The number of devices that the user typed beside the launch file; None if the user typed none."""
         return self.world_size if self.has_typed_device_count else None
 
-    def devices_advice(self) -> str:
+    def device_count_advice(self) -> str:
         """Returns advice on how to state the number of devices, with the script's unset variables."""
         if not self.unset_count_variables:
             return "--devices says another number"
@@ -429,7 +429,7 @@ class LaunchReader:
         """The name of the launch file in error messages."""
         return self.source.name_in_errors
 
-    def check_unknown(self) -> None:
+    def check_unknown_arguments(self) -> None:
         """Raises `InputError` if the file has arguments that are not modelled, unless these are allowed."""
         if not self.unknown_arguments or self.source.allow_unknown:
             return
@@ -444,7 +444,7 @@ class LaunchReader:
             "--allow-unknown"
         )
 
-    def check_names(
+    def record_argument_names(
         self,
         config: Table,
         known_names: Iterable[str],
@@ -462,7 +462,7 @@ class LaunchReader:
         record_unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
     def refuse(self, argument_name: str, refusal_reason: str) -> None:
-        """Adds an argument to `unknown_arguments`, which `check_unknown` refuses. refusal_reason: the reason."""
+        """Adds an argument to `unknown_arguments`, which `check_unknown_arguments` refuses, and the reason."""
         self.unknown_arguments[argument_name] = refusal_reason
 
     def refuse_if_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
@@ -585,10 +585,10 @@ class LaunchReader:
     def device_count(self, world_size: int | None) -> int:
         """Returns the number of devices; if `world_size` is missing, 1 with a note on this assumption."""
         if world_size is None:
-            self.notes.append(f"1 device is assumed; {self.source.devices_advice()}")
+            self.notes.append(f"1 device is assumed; {self.source.device_count_advice()}")
         return world_size or 1
 
-    def fetch_tables(
+    def tables_of_named_file(
         self,
         argument_name: str,
         file_name: Any,
@@ -600,7 +600,7 @@ class LaunchReader:
         expected_file_kind: the kind of file, for the error.
         shipped_tables: path → tables of the program's own files, read where the user has no file of that path.
         """
-        if not isinstance(file_name, str) or self.source.fetch_table is None:
+        if not isinstance(file_name, str) or self.source.read_named_tables is None:
             raise self.value_error(argument_name, file_name, f"the path of {expected_file_kind} that can be read")
         shipped_text = shipped_tables.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
@@ -609,7 +609,7 @@ class LaunchReader:
                 None,
             )
         try:
-            return self.source.fetch_table(file_name)
+            return self.source.read_named_tables(file_name)
         except InputError:
             if shipped_text is None:
                 raise
@@ -627,13 +627,13 @@ class LaunchReader:
             raise self.value_error(argument_name, inner_table, "a table")
         return inner_table
 
-    def refuse_groups(self, config: Table) -> None:
+    def refuse_parallel_groups(self, config: Table) -> None:
         """Adds sizes above 1 in `parallelism_config` to the unknown arguments of a run without FSDP."""
         for size_name, rank_count in self.table(config, "parallelism_config").items():
             if str(size_name).endswith("_size") and rank_count not in (None, 1):
                 self.refuse(f"parallelism_config.{size_name}"[:100], "groups of ranks are modelled with FSDP alone")
 
-    def frozen_model_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
+    def frozen_model_in_layout(self, layout: Layout) -> FrozenModel | SecondLoss | None:
         """Returns the frozen copy of the model, sharded under ZeRO 3 and FSDP; None without a frozen copy."""
         if not isinstance(self.frozen_model, FrozenModel) or layout.zero != 3:
             return self.frozen_model
@@ -642,21 +642,21 @@ class LaunchReader:
     def create_launch(self, framework_name: str, launch_settings: LaunchSettings, **launch_fields: Any) -> Launch:
         """Returns the training run under a framework. launch_fields: additional fields of `Launch`.
 
-        Raises `InputError` as `check_unknown` does.
+        Raises `InputError` as `check_unknown_arguments` does.
         """
-        self.check_unknown()
+        self.check_unknown_arguments()
         return Launch(
             name_in_errors=self.name_in_errors,
             kind="",
             framework=framework_name,
             layout=launch_settings.layout,
-            settings={**self._allocator(), **launch_settings.settings},
+            settings={**self._allocator_environment(), **launch_settings.settings},
             framework_settings=launch_settings.framework_settings,
             unknown_arguments=self.unknown_arguments,
             ignored_arguments=tuple(self.ignored_arguments),
             notes=tuple(self.notes),
             assumed_defaults=dict(self.assumed_defaults),
-            frozen_model=self.frozen_model_on(launch_settings.layout),
+            frozen_model=self.frozen_model_in_layout(launch_settings.layout),
             end_stage_layers=self.end_stage_layers,
             ends_counted_as_layers=self.ends_counted_as_layers,
             layers_per_stage=self.layers_per_stage,
@@ -684,7 +684,7 @@ class LaunchReader:
             trains_encoders=launched_run.trains_encoders if self.trains_encoders is None else self.trains_encoders,
         )
 
-    def _allocator(self) -> dict[str, str]:
+    def _allocator_environment(self) -> dict[str, str]:
         """The setting of torch's allocator, from the environment or the program; empty for torch's default."""
         environment = self.source.env
         set_variables = [variable_name for variable_name in ALLOCATOR_VARIABLES if environment.get(variable_name)]
@@ -704,7 +704,7 @@ MAX_LISTED_ARGUMENTS = 12
 
 
 @contextmanager
-def reader_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
+def launch_reader(source_file: LaunchSource) -> Iterator[LaunchReader]:
     """Provides a launch file's reader in a `with` block, and puts the file's name before each error message."""
     name_in_errors = source_file.name_in_errors
     try:

@@ -98,9 +98,9 @@ def changes_of_model(
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
         changes.unknown_arguments["requires_grad"] = FROZEN_NOTE
     for call in call_nodes:
-        _record_conversion(changes, call, model_names)
-        _record_head(changes, call)
-    _record_sizes(changes, syntax_tree, call_nodes)
+        _record_weight_conversion(changes, call, model_names)
+        _record_other_head(changes, call)
+    _record_size_overrides(changes, syntax_tree, call_nodes)
     if any(_replaces_layers(statement, model_names) for statement in ast.walk(syntax_tree)):
         changes.unknown_arguments["layers"] = "the file replaces layers of the model; expected TARGET with --set"
     if any(_called_name(call) == "resize_token_embeddings" for call in call_nodes):
@@ -150,7 +150,7 @@ def _record_adapters(
                 if (
                     keyword.arg
                     and keyword.arg not in {*lora_arguments, *IGNORED_LORA_ARGUMENTS}
-                    and not _is_unset(keyword.value)
+                    and not _turns_feature_off(keyword.value)
                 ):
                     model_changes.unknown_arguments[keyword.arg] = f"{class_name} is modelled without"
         is_peft_class = class_name in peft_names or called_name == f"peft.{class_name}"
@@ -158,7 +158,7 @@ def _record_adapters(
             model_changes.unknown_arguments[class_name] = "PEFT's adapters other than LoRA are not modelled"
 
 
-def _is_unset(value_node: ast.expr) -> bool:
+def _turns_feature_off(value_node: ast.expr) -> bool:
     """Whether the value of an argument turns the argument's feature off."""
     if isinstance(value_node, ast.List | ast.Tuple):
         return not value_node.elts
@@ -201,7 +201,7 @@ def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
     """Yields the places where the file freezes parameters of the trained model."""
     other_model_nodes: set[int] = set()
     for loop_node in ast.walk(syntax_tree):
-        if isinstance(loop_node, ast.For) and not _is_of_trained_model(loop_node.iter):
+        if isinstance(loop_node, ast.For) and not _names_trained_model(loop_node.iter):
             other_model_nodes |= {id(node) for node in ast.walk(loop_node)}
     for node in ast.walk(syntax_tree):
         if id(node) in other_model_nodes:
@@ -211,22 +211,22 @@ def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
             if (
                 isinstance(target_node, ast.Attribute)
                 and target_node.attr == "requires_grad"
-                and _is_of_trained_model(target_node.value)
+                and _names_trained_model(target_node.value)
             ):
                 yield node
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
             is_disabled = bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value is False
-            if is_disabled and _is_of_trained_model(node.func.value):
+            if is_disabled and _names_trained_model(node.func.value):
                 yield node
 
 
-def _is_of_trained_model(owner_node: ast.expr) -> bool:
+def _names_trained_model(owner_node: ast.expr) -> bool:
     """Whether an expression names only the trained model, and no other model such as a reference model."""
     node_names = (getattr(node, "id", "") or getattr(node, "attr", "") for node in ast.walk(owner_node))
     return not any(map(OTHER_MODEL_NAME.search, node_names))
 
 
-def _record_conversion(model_changes: ModelChanges, call: ast.Call, model_names: Collection[str]) -> None:
+def _record_weight_conversion(model_changes: ModelChanges, call: ast.Call, model_names: Collection[str]) -> None:
     """Records a call that converts the weights of the model, or compiles the model."""
     if dotted_name_of(call.func) == "torch.compile" and call.args and dotted_name_of(call.args[0]) in model_names:
         model_changes.arguments["torch_compile"] = True
@@ -244,14 +244,14 @@ def _record_conversion(model_changes: ModelChanges, call: ast.Call, model_names:
                 model_changes.arguments["dtype"] = format_name
 
 
-def _record_head(model_changes: ModelChanges, call: ast.Call) -> None:
+def _record_other_head(model_changes: ModelChanges, call: ast.Call) -> None:
     """Records that a call loads the model by a class whose head is not a language model's, as an unmodelled change."""
     class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
     if OTHER_HEAD_CLASS.fullmatch(class_name) is not None:
         model_changes.unknown_arguments[class_name] = OTHER_HEAD_REASON
 
 
-def _record_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
+def _record_size_overrides(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
     """Records sizes with which the file overrides a published model's config, as arguments or as attributes."""
     config_sizes: dict[str, Any] = {}
     for call in calls:

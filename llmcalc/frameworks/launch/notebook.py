@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...sources.files import parse_json, read_text
 from .python_source import module_constants
 from .systemd_units import shell_of_unit
-from .windows_scripts import shell_text
+from .windows_scripts import shell_text_of_windows_script
 from .yaml_text import LARGEST_FILE_BYTES
 
 NOTEBOOK_ENDING = ".ipynb"
@@ -47,7 +47,7 @@ def read_launch_text(path: Path) -> str:
     Raises `InputError` for a file that is not text.
     """
     if path.suffix != NOTEBOOK_ENDING:
-        return shell_of_unit(shell_text(read_text(path, LARGEST_FILE_BYTES), path.name), path.name)
+        return shell_of_unit(shell_text_of_windows_script(read_text(path, LARGEST_FILE_BYTES), path.name), path.name)
     return code_of_notebook(read_text(path, LARGEST_NOTEBOOK), str(path))
 
 

@@ -50,7 +50,7 @@ def read_with_options(
     if not options:
         return launched_run
     if launch_file.with_options is None or not isinstance(config, Mapping):
-        return _without_master_format(with_overrides(launched_run, options))
+        return _without_master_weight_format(with_option_overrides(launched_run, options))
     changed_launch = read_launch_data(
         launch_file.with_options(config, options, launched_run, source_file.name_in_errors), source_file
     )
@@ -68,7 +68,7 @@ def _with_file_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
     if encoders is not None and launched_run.trains_encoders is not None:
         encoders = replace(encoders, is_trained=launched_run.trains_encoders)
     return replace(
-        _without_master_format(launched_run),
+        _without_master_weight_format(launched_run),
         kind=launch_file.name,
         program=launch_file.program or launch_file.title,
         version=launch_file.version or launched_run.version,
@@ -76,7 +76,7 @@ def _with_file_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
     )
 
 
-def _without_master_format(launched_run: Launch) -> Launch:
+def _without_master_weight_format(launched_run: Launch) -> Launch:
     """Returns the training run, without a number format of master weights if only adapters are trained."""
     if launched_run.settings.get("lora_rank") is None:
         return launched_run
@@ -97,7 +97,7 @@ def _value_in_file(launched_run: Launch, option: str) -> Any:
     return launched_run.settings.get(option)
 
 
-def with_overrides(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
+def with_option_overrides(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     """Returns the training run in which options replace the file's settings and layout.
 
     Raises `InputError` for sizes of a layout that contradict each other.
@@ -122,7 +122,7 @@ def with_overrides(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         option_overrides=option_overrides,
         keeps_checkpoint_dtype=launched_run.keeps_checkpoint_dtype and not set(FORMAT_SETTINGS) & set(settings),
     )
-    return _with_layout(changed_launch, layout_options) if layout_options else changed_launch
+    return _with_layout_options(changed_launch, layout_options) if layout_options else changed_launch
 
 
 def _with_default_optimizer(launched_run: Launch, torch_version: str) -> Launch:
@@ -153,7 +153,7 @@ def _with_default_optimizer(launched_run: Launch, torch_version: str) -> Launch:
     )
 
 
-def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
+def _with_layout_options(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     """Returns the training run over the same number of devices, with the layout of the command-line options.
 
     A file that leaves the framework open takes that of the options. Raises `InputError` for a framework that

@@ -133,30 +133,37 @@ def _equality_result(comparison: ast.Compare, known_values: Mapping[str, Any], n
     if "get_device_capability" in attribute_names and isinstance(operation, ast.GtE):
         return True  # of 8 and later, as `BF16_SUPPORT_FUNCTION`
     left_value, right_value = (
-        format_name(expression_value(node, known_values, nesting_depth)) for node in (comparison.left, right_node)
+        number_format_name(expression_value(node, known_values, nesting_depth))
+        for node in (comparison.left, right_node)
     )
-    if has_unknown(left_value) or has_unknown(right_value) or not isinstance(operation, ast.Eq | ast.NotEq):
+    if (
+        contains_unknown_value(left_value)
+        or contains_unknown_value(right_value)
+        or not isinstance(operation, ast.Eq | ast.NotEq)
+    ):
         return UnknownValue("a comparison")
     return (left_value == right_value) == isinstance(operation, ast.Eq)
 
 
-def format_name(known_value: Any) -> Any:
+def number_format_name(known_value: Any) -> Any:
     """Returns the name of a torch number format (`torch.bfloat16`); other values unchanged."""
     if isinstance(known_value, UnknownValue) and known_value.text.startswith("torch."):
         return known_value.text.removeprefix("torch.")
     return known_value
 
 
-def has_unknown(value: Any) -> bool:
+def contains_unknown_value(value: Any) -> bool:
     """Whether a value is unknown, or contains an unknown value in a table."""
-    return any(map(has_unknown, value.values())) if isinstance(value, dict) else isinstance(value, UnknownValue)
+    return (
+        any(map(contains_unknown_value, value.values())) if isinstance(value, dict) else isinstance(value, UnknownValue)
+    )
 
 
 def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
     """Returns the value of a dict literal with text keys, as a dict; unknown for other keys."""
     known_table: dict[str, Any] = {}
     for key_node, value_node in list(zip(expression.keys, expression.values, strict=True))[:1000]:
-        item_value = value_of_item(value_node, known_values, nesting_depth)
+        item_value = nested_item_value(value_node, known_values, nesting_depth)
         if isinstance(key_node, ast.Constant) and isinstance(key_node.value, str):
             known_table[key_node.value] = item_value
         elif key_node is None and isinstance(item_value, dict):
@@ -166,7 +173,7 @@ def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_
     return known_table
 
 
-def value_of_item(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
+def nested_item_value(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
     """Returns a constant expression's value; unknown for a variable with nested tables, whose copies could grow."""
     item_value = expression_value(expression, known_values, nesting_depth)
     inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
@@ -180,7 +187,7 @@ def keyword_arguments(call: ast.Call, known_values: Mapping[str, Any], nesting_d
     """Returns keyword → value of a call's arguments, including those of an unpacked table (`**arguments`)."""
     arguments: dict[str, Any] = {}
     for keyword in call.keywords[:1000]:
-        keyword_value = value_of_item(keyword.value, known_values, nesting_depth)
+        keyword_value = nested_item_value(keyword.value, known_values, nesting_depth)
         if keyword.arg:
             arguments[keyword.arg] = keyword_value
         elif isinstance(keyword_value, dict):
@@ -212,8 +219,8 @@ def _comparison_result(operator_node: ast.cmpop, left_value: Any, right_values: 
     if isinstance(operator_node, ast.Eq | ast.NotEq):
         return bool(left_value == right_values) == isinstance(operator_node, ast.Eq)
     if isinstance(operator_node, ast.In | ast.NotIn) and isinstance(right_values, list):
-        has_unknown = any(isinstance(compared_value, UnknownValue) for compared_value in right_values)
-        return None if has_unknown else (left_value in right_values) == isinstance(operator_node, ast.In)
+        contains_unknown_value = any(isinstance(compared_value, UnknownValue) for compared_value in right_values)
+        return None if contains_unknown_value else (left_value in right_values) == isinstance(operator_node, ast.In)
     if (
         isinstance(operator_node, ast.Gt | ast.Lt)
         and isinstance(left_value, int | float)
@@ -285,7 +292,7 @@ def calls_in_order(syntax_tree: ast.Module) -> list[ast.Call]:
     return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
 
-def functions_of(syntax_tree: ast.Module) -> dict[str, ast.FunctionDef]:
+def function_by_name(syntax_tree: ast.Module) -> dict[str, ast.FunctionDef]:
     """Returns name → function definition of a module."""
     return {statement.name: statement for statement in syntax_tree.body if isinstance(statement, ast.FunctionDef)}
 
@@ -303,19 +310,19 @@ Config: TypeAlias = dict[str, Any]
 """Dotted path → value. `path.()` holds a called object's name; arguments stand under their names or positions."""
 
 
-class Configurations:
-    """Configurations that a module's functions build by calls and by assignments to attributes.
+class ConfigurationBuilder:
+    """ConfigurationBuilder that a module's functions build by calls and by assignments to attributes.
 
     known_configurations: called name → the configuration that it returns, for functions of other modules.
     """
 
     def __init__(self, syntax_tree: ast.Module, known_configurations: Mapping[str, Config] | None = None) -> None:
-        self.functions: dict[str, ast.FunctionDef] = functions_of(syntax_tree)
+        self.functions: dict[str, ast.FunctionDef] = function_by_name(syntax_tree)
         self.constants: dict[str, Any] = module_constants(syntax_tree.body)
         self.known_configurations: Mapping[str, dict[str, Any]] = known_configurations or {}
         self.evaluated_value_count: int = 0
 
-    def count_work(self, value_count: int) -> None:
+    def count_evaluated_values(self, value_count: int) -> None:
         """Counts evaluated values. Raises `RecursionError` beyond `MAX_READ_VALUES`."""
         self.evaluated_value_count += value_count
         if self.evaluated_value_count > MAX_READ_VALUES:
@@ -399,12 +406,14 @@ class Configurations:
             and dotted_name_of(condition.func) == "isinstance"
             and len(condition.args) == 2
         ):
-            plain_value = self._plain_value(condition.args[0], variables, configs_by_variable)
-            is_known = dotted_name_of(condition.args[1]) == "str" and not isinstance(plain_value, UnknownValue)
-            return isinstance(plain_value, str) if is_known else None
+            parsed_argument_value = self._plain_value(condition.args[0], variables, configs_by_variable)
+            is_known = dotted_name_of(condition.args[1]) == "str" and not isinstance(
+                parsed_argument_value, UnknownValue
+            )
+            return isinstance(parsed_argument_value, str) if is_known else None
         if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
-            plain_value = self._plain_value(condition, variables, configs_by_variable)
-            return None if isinstance(plain_value, UnknownValue) else bool(plain_value)
+            parsed_argument_value = self._plain_value(condition, variables, configs_by_variable)
+            return None if isinstance(parsed_argument_value, UnknownValue) else bool(parsed_argument_value)
         left_value, right_value = (
             self._plain_value(operand, variables, configs_by_variable)
             for operand in (condition.left, condition.comparators[0])
@@ -441,7 +450,7 @@ class Configurations:
                 configs_by_variable[variable_name] = dict(config)
             return
         owner_config = configs_by_variable.setdefault(variable_name, {})
-        self.count_work(len(owner_config) + len(config))
+        self.count_evaluated_values(len(owner_config) + len(config))
         for config_key in [key for key in owner_config if key == attr_name or key.startswith(f"{attr_name}.")]:
             del owner_config[config_key]
         owner_config |= {f"{attr_name}.{key}".rstrip("."): value for key, value in config.items()}
@@ -452,7 +461,7 @@ class Configurations:
         self, expression: ast.expr, variables: Config, configs_by_variable: dict[str, Config], depth: int
     ) -> Config:
         """Returns the configuration that an expression builds; for a plain value, the table `{"": value}`."""
-        self.count_work(1)
+        self.count_evaluated_values(1)
         if depth > DEEPEST_EXPRESSION:
             raise RecursionError
         called_path = dotted_name_of(expression)
@@ -489,7 +498,7 @@ class Configurations:
         ):
             inner_config = self.evaluate(argument, variables, configs_by_variable, depth + 1)
             config |= {f"{config_key}.{inner_path}".rstrip("."): value for inner_path, value in inner_config.items()}
-        self.count_work(len(config))
+        self.count_evaluated_values(len(config))
         if len(config) > MAX_VALUES:
             raise RecursionError
         return config

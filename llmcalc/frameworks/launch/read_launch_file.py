@@ -16,18 +16,18 @@ from ...errors import InputError, one_line
 from ...sources.files import parse_json, parse_toml, read_text
 from ..argument_names import keyword_of
 from ..registry import FRAMEWORK_NAMES, framework
-from .accelerate_command import accelerate_config_table, process_count_of
+from .accelerate_command import accelerate_config_table, stated_process_count
 from .command_config import config_file_and_words, with_typed_values
 from .command_line import (
     CONSOLE_PROGRAMS,
     LAUNCH_OPTION,
     NON_PROGRAM_COMMANDS,
-    check_is_no_command,
     is_training_command,
     parse_arguments,
     parse_command_line,
-    plain_value,
-    typed_launch,
+    parsed_argument_value,
+    refuse_unread_command,
+    split_typed_launch,
 )
 from .file_kinds import launch_file_kinds, launch_file_titles
 from .kubernetes import job_script
@@ -38,11 +38,11 @@ from .python_source import is_python
 from .refused_programs import REFUSED_LAUNCH_FILES, refuse_config, refuse_text
 from .shell import MAX_SOURCED_FILES, read_script
 from .shell_words import ReadSourcedFile, ShellCommand, ShellScript
-from .skypilot import TASK_SCRIPT, is_task, script_of_task
-from .slurm import devices_of_machine
-from .unresolved import UNRESOLVED_MARK, is_unresolved, is_unset_variable, printable, unresolved_reason
+from .skypilot import TASK_SCRIPT, is_skypilot_task, script_of_task
+from .slurm import requested_devices_per_machine
+from .unresolved import UNRESOLVED_MARK, is_unresolved, is_unset_variable, printable_word, unresolved_reason
 from .windows_scripts import posix_paths
-from .yaml_text import LARGEST_FILE_BYTES, parse_braces, parse_yaml, split_documents
+from .yaml_text import LARGEST_FILE_BYTES, parse_braced_text, parse_yaml, split_documents
 
 SERVER_FILES_HINT = "; of servers (vLLM, SGLang, llama.cpp, …) memory and fit read scripts, compose files and manifests"
 """End of messages that list the kinds of launch files: it says which commands read the files of servers."""
@@ -51,7 +51,7 @@ SERVER_FILES_HINT = "; of servers (vLLM, SGLang, llama.cpp, …) memory and fit 
 def read_launch(
     launch_path: str | Path,
     world_size: int | None = None,
-    allows_unknown: bool = False,
+    allow_unknown: bool = False,
     *,
     release_date: datetime.date | None = None,
     gpu_name: str = "",
@@ -62,7 +62,7 @@ def read_launch(
     launch_path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as
         typed in a shell, or the command of a program that trains.
     world_size: number of devices; by default that of the file, or the smallest number that its layout allows.
-    allows_unknown: whether to accept arguments that may change memory and are not modelled.
+    allow_unknown: whether to accept arguments that may change memory and are not modelled.
     release_date: date of the framework's version; None (default) for the newest.
     gpu_name: name of the device.
     options: options typed beside the file → values, which replace the file's.
@@ -73,21 +73,21 @@ def read_launch(
         source_file = LaunchSource(
             LAUNCH_OPTION,
             world_size,
-            allows_unknown,
+            allow_unknown,
             release_date,
             gpu_name,
-            _table_reader(LAUNCH_OPTION, Path()),
-            read_text=_text_reader(LAUNCH_OPTION, Path()),
+            _make_table_reader(LAUNCH_OPTION, Path()),
+            read_text=_make_text_reader(LAUNCH_OPTION, Path()),
         )
         return _read_script(shell_script, source_file, [], options)
-    check_is_no_command(str(launch_path))
-    typed_parts = typed_launch(str(launch_path))
+    refuse_unread_command(str(launch_path))
+    typed_parts = split_typed_launch(str(launch_path))
     name_in_errors = Path(typed_parts.path)
     return launch_from_text(
         read_launch_text(name_in_errors),
         typed_parts.path,
         world_size,
-        allows_unknown,
+        allow_unknown,
         release_date=release_date,
         gpu_name=gpu_name,
         launch_folder=name_in_errors.parent,
@@ -129,9 +129,9 @@ def launch_from_text(
         allow_unknown,
         release_date,
         gpu_name,
-        _table_reader(name_in_errors, launch_folder),
+        _make_table_reader(name_in_errors, launch_folder),
         arguments=arguments,
-        read_text=_text_reader(name_in_errors, launch_folder),
+        read_text=_make_text_reader(name_in_errors, launch_folder),
     )
     if not file_text.strip():
         raise InputError(f"{name_in_errors}: is empty; expected {launch_file_titles()}")
@@ -145,7 +145,7 @@ def launch_from_text(
             name_in_errors,
             task_script.variables,
             arguments,
-            read_sourced_file=_sourced_file_reader(launch_source.read_text),
+            read_sourced_file=_make_sourced_file_reader(launch_source.read_text),
             first_line_number=task_script.first_line_number,
         )
         launched_run = _read_script(shell_script, launch_source, task_script.sbatch_options, options)
@@ -157,12 +157,12 @@ def launch_from_text(
             name_in_errors,
             shell_variables,
             arguments,
-            read_sourced_file=_sourced_file_reader(launch_source.read_text),
+            read_sourced_file=_make_sourced_file_reader(launch_source.read_text),
             first_line_number=job.first_line_number,
         )
-        return _read_script(shell_script, launch_source, job.launcher_words, options)
+        return _read_script(shell_script, launch_source, job.torchrun_option_words, options)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
-        read_sourced_file = _sourced_file_reader(launch_source.read_text)
+        read_sourced_file = _make_sourced_file_reader(launch_source.read_text)
         shell_script = read_script(
             file_text, name_in_errors, shell_variables, arguments, read_sourced_file=read_sourced_file
         )
@@ -191,7 +191,7 @@ def _skypilot_task(file_text: str, name_in_errors: str) -> Mapping[str, Any] | N
         for document in split_documents(file_text, name_in_errors)
         if TASK_SCRIPT.search(document) is not None
     )
-    tasks = [config for config in configs if is_task(config)]
+    tasks = [config for config in configs if is_skypilot_task(config)]
     tasks = [task for task in tasks if starts_python(task["run"])] or tasks
     if len(tasks) > 1:
         task_names = ", ".join(one_line(str(task.get("name", "without a name")))[:40] for task in tasks[:4])
@@ -224,7 +224,7 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
 def _parse_tables(file_text: str, name_in_errors: str) -> Any:
     """Returns the tables of a text, parsed as JSON, TOML or YAML."""
     if file_text.lstrip().startswith("{"):
-        return parse_braces(file_text, name_in_errors)
+        return parse_braced_text(file_text, name_in_errors)
     toml_section = re.search(r"^[ \t]*\[[A-Za-z_][\w.\- \"]*\][ \t]*(#.*)?$", file_text, re.MULTILINE)
     if toml_section is not None:
         return parse_toml(file_text, name_in_errors)
@@ -308,7 +308,7 @@ MAX_FOLDERS = 6
 """Largest number of folders above a launch file that are searched for a file named in it."""
 
 
-def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
+def _make_text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
     """Returns a function that reads a file named in the launch file, as (path, text).
 
     The file is in that one's folder, in the current folder, or below one of the folders above. An absolute path stands
@@ -341,7 +341,7 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
     return read_text_file
 
 
-def _sourced_file_reader(read_text: ReadText | None) -> ReadSourcedFile:
+def _make_sourced_file_reader(read_text: ReadText | None) -> ReadSourcedFile:
     """Returns a function that reads the files sourced by a script, each file only once.
 
     A path that is absolute or begins at a home folder sets up a machine, and is not read.
@@ -367,8 +367,8 @@ def _unread_files_text(file_names: Sequence[str]) -> str:
     return f"{names_text} may set it, which the script sources and which is not beside it"
 
 
-def _table_reader(name_in_errors: str, launch_folder: Path | None) -> ReadTables:
-    read_text = _text_reader(name_in_errors, launch_folder)
+def _make_table_reader(name_in_errors: str, launch_folder: Path | None) -> ReadTables:
+    read_text = _make_text_reader(name_in_errors, launch_folder)
 
     def read_config_tables(file_name: str) -> Mapping[str, Any]:
         file_path, file_text = read_text(file_name)
@@ -424,7 +424,7 @@ def _read_training_command(
     script = replace(
         script, commands=[command for command in script.commands if command.words[0] not in NON_PROGRAM_COMMANDS]
     )
-    command_lines = _program_lines(script.commands)
+    command_lines = _program_command_lines(script.commands)
     readable_source = _with_written_files(source_file, script.written_files)
 
     def source_of_command(command_line: CommandLine) -> LaunchSource:
@@ -440,11 +440,11 @@ def _read_training_command(
         )
         if world_size is None:
             launcher_config = accelerate_config_table(command_line.launcher, name_in_errors, readable_source.read_text)
-            world_size = process_count_of(launcher_config)
+            world_size = stated_process_count(launcher_config)
         if world_size is None and starts_on_all_devices:
             world_size = visible_process_count(launcher_words, source_env)
         skipped_variables = {
-            printable(command_word)
+            printable_word(command_word)
             for previous_word, command_word in pairwise(command_line.words)
             if is_unset_variable(command_word) and not previous_word.startswith("--")
         }
@@ -474,7 +474,7 @@ def _read_training_command(
                 command = (
                     matching_lines[0]
                     if launch_file.reads_first_command
-                    else _single_command(matching_lines, name_in_errors)
+                    else _only_training_command(matching_lines, name_in_errors)
                 )
                 return read_with_options(
                     launch_file, launch_file.read_command, command, source_of_command(command), options
@@ -487,29 +487,31 @@ def _read_training_command(
         if program_line.program == "tune run":
             recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
             recipe_path, command_source = f"recipes/configs/{recipe_name}.yaml", source_of_command(program_line)
-            if _can_read(command_source, recipe_path):  # in torchtune's repository
+            if _named_file_exists(command_source, recipe_path):  # in torchtune's repository
                 words = [recipe_path if word == recipe_name else word for word in program_line.words]
                 return _read_config(recipe_path, program_line._replace(words=words), command_source, options)
             raise InputError(
-                f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
-                f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
-                "recipe.yaml, and --config recipe.yaml"
+                f"{name_in_errors}: line {program_line.line}: --config {printable_word(recipe_name)}: a recipe that "
+                "comes with torchtune, which is not read; expected a copy of it: "
+                f"tune cp {printable_word(recipe_name)} recipe.yaml, and --config recipe.yaml"
             )
     for program_line in command_lines:
-        config_kind = _table_kind(program_line)
+        config_kind = _config_kind_of_command(program_line)
         if config_kind is not None and config_kind.read_tables is not None:
             command_words = parse_arguments(program_line.words, name_in_errors)
-            arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
-            arguments_table = {**_implied_values(program_line), **arguments_table}
+            arguments_table = {
+                keyword_of(flag): parsed_argument_value(values) for flag, values in command_words.items()
+            }
+            arguments_table = {**_values_implied_by_command(program_line), **arguments_table}
             command_source = source_of_command(program_line)
             try:
                 return read_with_options(config_kind, config_kind.read_tables, arguments_table, command_source, options)
             except InputError as error:
-                raise _error_about_unresolved_argument(error, command_words, name_in_errors) from None
+                raise _unresolved_argument_error(error, command_words, name_in_errors) from None
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
 
 
-def _can_read(source_file: LaunchSource, path: str) -> bool:
+def _named_file_exists(source_file: LaunchSource, path: str) -> bool:
     """Whether a file named in a launch file exists."""
     if source_file.read_text is None:
         return False
@@ -520,9 +522,7 @@ def _can_read(source_file: LaunchSource, path: str) -> bool:
     return True
 
 
-def _error_about_unresolved_argument(
-    error: InputError, arguments: Mapping[str, Any], name_in_errors: str
-) -> InputError:
+def _unresolved_argument_error(error: InputError, arguments: Mapping[str, Any], name_in_errors: str) -> InputError:
     """Returns an error that names the script variable which leaves the argument unresolved; other errors unchanged."""
     for flag, written_value in arguments.items():
         is_named = str(error).startswith(f"{name_in_errors}: {keyword_of(flag)}: ")
@@ -535,7 +535,7 @@ def _read_by_arguments(
     shell_script: ShellScript,
     command_lines: list[CommandLine],
     source_file: LaunchSource,
-    source_function: Callable[[CommandLine], LaunchSource],
+    source_of_command: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch:
     """Returns the training run of a command whose program is unknown, recognized by its arguments."""
@@ -547,19 +547,19 @@ def _read_by_arguments(
         ]
         if not matching_commands or file_kind.read_arguments is None:
             continue
-        program_lines = _program_lines(matching_commands)
+        program_lines = _program_command_lines(matching_commands)
         if not program_lines:
             command_words = list(matching_commands[0].words)
             first_flag = next((i for i, command_word in enumerate(command_words) if command_word.startswith("--")), 0)
             raise InputError(
                 f"{name_in_errors}: line {matching_commands[0].line}: no Python file is run by "
-                f"'{printable(' '.join(command_words[:first_flag]))[:60]}'; "
+                f"'{printable_word(' '.join(command_words[:first_flag]))[:60]}'; "
                 "expected one, such as pretrain_gpt.py"
             )
-        command = _single_command(program_lines, name_in_errors)
+        command = _only_training_command(program_lines, name_in_errors)
         arguments = parse_arguments(command.words, name_in_errors)
-        return read_with_options(file_kind, file_kind.read_arguments, arguments, source_function(command), options)
-    launch_of_python = _read_python_of_command(command_lines, source_function, options)
+        return read_with_options(file_kind, file_kind.read_arguments, arguments, source_of_command(command), options)
+    launch_of_python = _read_python_of_command(command_lines, source_of_command, options)
     if launch_of_python is not None:
         return launch_of_python
     start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
@@ -570,15 +570,17 @@ def _read_by_arguments(
     reason_text = f" (line {line_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
     programs_with_lines = dict.fromkeys(f"{command.program} (line {command.line})" for command in command_lines)
     programs_text = (
-        f"; it runs {', '.join(map(printable, list(programs_with_lines)[:4]))}" if programs_with_lines else ""
+        f"; it runs {', '.join(map(printable_word, list(programs_with_lines)[:4]))}" if programs_with_lines else ""
     )
     if not command_lines and not unresolved_word:
-        other_commands = [f"{printable(' '.join(command.words[:2]), 40)} (line {command.line})" for command in commands]
+        other_commands = [
+            f"{printable_word(' '.join(command.words[:2]), 40)} (line {command.line})" for command in commands
+        ]
         commands_text = f"; it runs {', '.join(other_commands[:4])}" if other_commands else ""
-        if shell_script.exit_line and not shell_script.arguments:
+        if shell_script.exit_line_number and not shell_script.arguments:
             commands_text += (
-                f"; `exit` in line {shell_script.exit_line} ends it, as scripts do that take arguments: --launch "
-                f"'{name_in_errors} ARG1 ARG2 …'"
+                f"; `exit` in line {shell_script.exit_line_number} ends it, as scripts do that take arguments: "
+                f"--launch '{name_in_errors} ARG1 ARG2 …'"
             )
         raise InputError(
             f"{name_in_errors}: no command trains a model{commands_text}; expected one that does, such as "
@@ -593,12 +595,12 @@ def _read_by_arguments(
 
 def _read_python_of_command(
     command_lines: Sequence[CommandLine],
-    source_function: Callable[[CommandLine], LaunchSource],
+    source_of_command: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch | None:
     """Returns the training run of the Python file that a command runs, if the file exists and trains."""
     for line in command_lines:
-        source_file = source_function(line)
+        source_file = source_of_command(line)
         if not line.path or is_unresolved(line.path):
             continue
         try:
@@ -612,7 +614,7 @@ def _read_python_of_command(
     return None
 
 
-def _single_command(program_commands: list[CommandLine], name_in_errors: str) -> CommandLine:
+def _only_training_command(program_commands: list[CommandLine], name_in_errors: str) -> CommandLine:
     """Returns the only training command. Raises `InputError` for several different commands."""
     if len({(program_command.program, tuple(program_command.words)) for program_command in program_commands}) == 1:
         return program_commands[0]
@@ -627,10 +629,11 @@ def _single_command(program_commands: list[CommandLine], name_in_errors: str) ->
     line_numbers_text = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
     if varying_loops:
         assignments_text = " ".join(
-            f"{variable}={printable(loop_values[0])[:40]}" for variable, loop_values in varying_loops.items()
+            f"{variable}={printable_word(loop_values[0])[:40]}" for variable, loop_values in varying_loops.items()
         )
         loops_text = "; ".join(
-            f"{variable}: {', '.join(map(printable, values[:6]))}"[:120] for variable, values in varying_loops.items()
+            f"{variable}: {', '.join(map(printable_word, values[:6]))}"[:120]
+            for variable, values in varying_loops.items()
         )
         raise InputError(
             f"{name_in_errors}: a loop trains several times (line {line_numbers_text}; {loops_text}); expected one of "
@@ -653,9 +656,9 @@ def _read_config(
     try:
         config = _parse_tables(file_text, file_path)
         if isinstance(config, Mapping):
-            config = {**_implied_values(command_line), **with_typed_values(config, command_line, file_path)}
+            config = {**_values_implied_by_command(command_line), **with_typed_values(config, command_line, file_path)}
         config_source = replace(source_file, name_in_errors=file_path)
-        config_kind = _table_kind(command_line)
+        config_kind = _config_kind_of_command(command_line)
         if config_kind is None or config_kind.read_tables is None or not isinstance(config, Mapping):
             return _read_tables(config, config_source, options)
         return read_with_options(config_kind, config_kind.read_tables, config, config_source, options)
@@ -670,8 +673,8 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 
     A name that the script leaves open stands in a text as the script writes it, and is an error in a table.
     """
-    read_file, fetch_table = source_file.read_text, source_file.fetch_table
-    if not written_files or read_file is None or fetch_table is None:
+    read_file, read_named_tables = source_file.read_text, source_file.read_named_tables
+    if not written_files or read_file is None or read_named_tables is None:
         return source_file
 
     def read_text_file(file_name: str) -> tuple[str, str]:
@@ -681,28 +684,31 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 
     def read_table(file_name: str) -> Mapping[str, Any]:
         if file_name not in written_files:
-            return fetch_table(file_name)
-        file_text, name_in_error = written_files[file_name], f"{source_file.name_in_errors}: {printable(file_name)}"
+            return read_named_tables(file_name)
+        file_text, name_in_error = (
+            written_files[file_name],
+            f"{source_file.name_in_errors}: {printable_word(file_name)}",
+        )
         if is_unresolved(file_text):
             unknown_word = next(unknown_word for unknown_word in file_text.split() if is_unresolved(unknown_word))
             raise InputError(f"{name_in_error}: {unresolved_reason(unknown_word)}")
         return _parse_table(file_text, name_in_error)
 
-    return replace(source_file, read_text=read_text_file, fetch_table=read_table)
+    return replace(source_file, read_text=read_text_file, read_named_tables=read_table)
 
 
-def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
+def _program_command_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program starts."""
     program_lines = [
         line._replace(env=command.env) for command in commands if (line := parse_command_line(command)) is not None
     ]
     return [
-        line if (file_kind := _kind_with_launcher(line)) is None else file_kind.with_launcher(line)
+        line if (file_kind := _kind_of_installed_program(line)) is None else file_kind.with_launcher(line)
         for line in program_lines
     ]
 
 
-def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
+def _kind_of_installed_program(command_line: CommandLine) -> LaunchFile | None:
     """Returns the kind of launch files for the installed program (such as `trl`) that a command starts, or None."""
     program = "" if command_line.path else command_line.program.partition(" ")[0]
     return next(
@@ -711,14 +717,14 @@ def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
     )
 
 
-def _table_kind(command_line: CommandLine) -> LaunchFile | None:
+def _config_kind_of_command(command_line: CommandLine) -> LaunchFile | None:
     """Returns the kind of config file that has a command's arguments as keys; None for other commands."""
     return next((file_kind for file_kind in launch_file_kinds() if command_line.program in file_kind.commands), None)
 
 
-def _implied_values(command_line: CommandLine) -> Mapping[str, Any]:
+def _values_implied_by_command(command_line: CommandLine) -> Mapping[str, Any]:
     """Returns key → value of the config-file entries that a command implies by its program's name."""
-    config_kind = _table_kind(command_line)
+    config_kind = _config_kind_of_command(command_line)
     return {} if config_kind is None else config_kind.commands[command_line.program]
 
 
@@ -742,7 +748,7 @@ mpirun is a process, unless it starts another launcher.
 """
 
 
-def _launcher_counts(launcher_words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _counts_of_launcher(launcher_words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (kind of count, number as text) for each count, such as machines, in a launcher's arguments."""
     for i, command_word in enumerate(launcher_words):
         option_name, equals_sign, option_value = command_word.partition("=")
@@ -764,14 +770,14 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
     """
     launcher_words = command_line.launcher
     program_names = [command_word.rpartition("/")[2] for command_word in launcher_words]
-    count_texts = [count_text for _, count_text in _launcher_counts(launcher_words)]
+    count_texts = [count_text for _, count_text in _counts_of_launcher(launcher_words)]
     if any(count_text in ("gpu", "auto") for count_text in count_texts):
         return True
     if any(map(is_unresolved, count_texts)):
         return False
     return (
         not {("accelerate", "launch"), ("oumi", "distributed")}.isdisjoint(pairwise(program_names))
-        or _kind_with_launcher(command_line) is not None
+        or _kind_of_installed_program(command_line) is not None
         or any(
             program.starts_on_every_device and program.launcher in program_names
             for program in map(framework, FRAMEWORK_NAMES)
@@ -786,12 +792,14 @@ def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str
         if option_name.startswith("--include"):  # localhost:0,1,2,3
             devices_text = (option_name.partition("=")[2] or option_value).rpartition(":")[2]
     match = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
-    visible_count = devices_of_machine(launcher) if match is None else len(devices_text.strip(",").split(","))
+    visible_count = (
+        requested_devices_per_machine(launcher) if match is None else len(devices_text.strip(",").split(","))
+    )
     if visible_count is None:
         return None
     machine_count_texts = [
         environment.get("NNODES", ""),
-        *(count_text for count_kind, count_text in _launcher_counts(launcher) if count_kind == "machines"),
+        *(count_text for count_kind, count_text in _counts_of_launcher(launcher) if count_kind == "machines"),
     ]
     machine_counts = [
         int(count_text) for count_text in machine_count_texts if re.fullmatch(r"[1-9][0-9]{0,5}", count_text)
@@ -801,9 +809,9 @@ def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str
 
 def unset_count_variables(launcher: Sequence[str]) -> tuple[str, ...]:
     """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
-    launcher_counts = sorted(_launcher_counts(launcher), key=lambda kind_and_count: kind_and_count[0] == "machines")
+    launcher_counts = sorted(_counts_of_launcher(launcher), key=lambda kind_and_count: kind_and_count[0] == "machines")
     count_variables = (
-        re.sub(r"\W+", "", printable(count_text))
+        re.sub(r"\W+", "", printable_word(count_text))
         for _, count_text in launcher_counts
         if is_unresolved(count_text) and "(" not in count_text
     )
@@ -821,7 +829,7 @@ def process_count(launcher: list[str], environment: Mapping[str, str], *, counts
         count_text = environment.get(variable_name, "")
         if count_text.isascii() and count_text.isdecimal() and len(count_text) < 7 and int(count_text) > 0:
             counts_by_kind[count_kind] = int(count_text)
-    for count_kind, count_text in _launcher_counts(launcher):
+    for count_kind, count_text in _counts_of_launcher(launcher):
         if count_text.isascii() and count_text.isdecimal() and len(count_text) < 7 and int(count_text) > 0:
             counts_by_kind[count_kind] = int(count_text)
     machine_count = counts_by_kind.get("machines", 1)

@@ -15,9 +15,11 @@ ModelLocation: TypeAlias = Literal["none", "device", "host"]
 ModelState: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 
 
-def with_written_flags(error_text: str, written_flags: Mapping[str, str]) -> str:
+def with_arguments_for_flags(error_text: str, argument_by_engine_flag: Mapping[str, str]) -> str:
     """Returns an engine's error message in which the launch file's arguments replace the engine's flags."""
-    return re.sub(r"--[a-z][a-z0-9-]*", lambda flag_match: written_flags.get(flag_match[0], flag_match[0]), error_text)
+    return re.sub(
+        r"--[a-z][a-z0-9-]*", lambda flag_match: argument_by_engine_flag.get(flag_match[0], flag_match[0]), error_text
+    )
 
 
 @frozen
@@ -43,13 +45,13 @@ class Rollout:
     source: the files that say so.
     engine: its name, as of `--engine`; empty for an engine on devices of its own.
     flags: values of its flags, by their names.
-    written_flags: flag of the engine → the file's own argument, for errors; none by default.
-    sleeps_while_idle: whether the engine frees weights and cache while it does not generate.
+    argument_by_engine_flag: flag of the engine → the file's own argument, for errors; none by default.
+    engine_sleeps_while_idle: whether the engine frees weights and cache while it does not generate.
     shares_weights: whether the trained model's frozen weights are the engine's own tensors, which then stay; its budget
         is a share of the device, and its cache what the weights leave of it. False by default.
     memory_fractions_by_capacity: for an engine that shares weights, (GiB of a device, share) from the largest: the
         share of the first that the device has replaces `gpu_memory_utilization`. Empty (default) for the flag.
-    is_separate_process: whether the engine is a separate process with a separate CUDA context.
+    has_separate_process: whether the engine is a separate process with a separate CUDA context.
     offloaded_states: states of the trained model that are on the host while another phase runs; `reference`: the
         reference model is there during rollouts.
     reference_model: the reference model.
@@ -59,20 +61,20 @@ class Rollout:
     sequence_count, tokens_per_sequence: of a micro-batch that computes log-probabilities: sequences, and tokens of
         each.
     logit_tokens_per_sequence: tokens of each whose logits are computed.
-    logit_bytes: bytes per logit at the peak of that pass.
+    bytes_per_logit: bytes per logit at the peak of that pass.
     has_log_probabilities: whether log-probabilities are computed in passes of their own, without gradients; true by
         default.
-    transfer_bytes: bytes of weights that are sent to the engine at a time; 0 for those of the largest matrix.
+    weight_transfer_bytes: bytes of weights that are sent to the engine at a time; 0 for those of the largest matrix.
     """
 
     source: str
     engine: str = ""
     flags: Mapping[str, Any] = field(default_factory=dict)
-    written_flags: Mapping[str, str] = field(default_factory=dict)
-    sleeps_while_idle: bool = False
+    argument_by_engine_flag: Mapping[str, str] = field(default_factory=dict)
+    engine_sleeps_while_idle: bool = False
     shares_weights: bool = False
     memory_fractions_by_capacity: tuple[tuple[int, float], ...] = ()
-    is_separate_process: bool = False
+    has_separate_process: bool = False
     offloaded_states: frozenset[ModelState] = frozenset()
     reference_model: AdditionalModel = AdditionalModel()
     reward_model: AdditionalModel = AdditionalModel()
@@ -81,16 +83,16 @@ class Rollout:
     sequence_count: int = 1
     tokens_per_sequence: int = 1
     logit_tokens_per_sequence: int = 1
-    logit_bytes: int = 2
+    bytes_per_logit: int = 2
     has_log_probabilities: bool = True
-    transfer_bytes: int = 0
+    weight_transfer_bytes: int = 0
 
     def json_data(self) -> dict[str, Any]:
         """Returns the rollout settings as a part of a JSON document."""
         return {
             "engine": self.engine or None,
             "flags": dict(self.flags),
-            "sleeps": self.sleeps_while_idle,
+            "sleeps": self.engine_sleeps_while_idle,
             "shares_weights": self.shares_weights,
             "offloaded": sorted(self.offloaded_states),
             "reference": self.reference_model.weights_location,

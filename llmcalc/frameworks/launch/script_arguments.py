@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...errors import short_repr
 from .python_source import UnknownValue, dotted_name_of, expression_value
-from .unresolved import is_unresolved, printable
+from .unresolved import is_unresolved, printable_word
 
 PARSER_FUNCTION = re.compile(
     r"(parse_args|parse_known_args|parse_args_into_dataclasses|parse_args_and_config|parse|cli)$"
@@ -130,13 +130,13 @@ def _typed_values(typed_words: Sequence[str]) -> Iterator[tuple[str, Any]]:
             value_text = (
                 typed_words[i + 1] if i + 1 < len(typed_words) and not typed_words[i + 1].startswith("--") else "True"
             )
-        yield argument_name.replace("-", "_"), _plain_value(value_text)
+        yield argument_name.replace("-", "_"), _parsed_argument_value(value_text)
 
 
-def _plain_value(value_text: str) -> Any:
+def _parsed_argument_value(value_text: str) -> Any:
     """Converts a typed text to a number or boolean if possible; unresolved script words become an `UnknownValue`."""
     if is_unresolved(value_text):
-        return UnknownValue(printable(value_text))
+        return UnknownValue(printable_word(value_text))
     if value_text in ("True", "true", "False", "false"):
         return value_text.lower() == "true"
     if re.fullmatch(r"-?[0-9]{1,18}", value_text, re.ASCII) is not None:

@@ -28,19 +28,19 @@ def earlier_argument(config: Table) -> str:
 
 
 def sft_loss_settings(
-    reader: LaunchReader, config: Table, run_settings: Mapping[str, Any], earlier_name: str
+    reader: LaunchReader, config: Table, run_settings: Mapping[str, Any], earlier_argument_name: str
 ) -> dict[str, Any]:
     """Returns the settings of TRL's SFT loss, computed in chunks of tokens unless by Liger-Kernel or before TRL 0.20.
 
     config: the arguments of `SFTConfig`. run_settings: the settings of the run without a loss, or with Liger-Kernel's.
-    earlier_name: an argument that TRL before 0.20 alone has; empty for none.
+    earlier_argument_name: an argument that TRL before 0.20 alone has; empty for none.
     Raises `InputError` for adapters of the output head beside chunks, which TRL refuses.
     """
     if "cross_entropy" in run_settings:
         return {}
     loss = config.get("loss_type")
-    if loss is None and earlier_name:
-        reader.notes.append(f"{earlier_name} is of TRL before 0.20, whose loss has all logits")
+    if loss is None and earlier_argument_name:
+        reader.notes.append(f"{earlier_argument_name} is of TRL before 0.20, whose loss has all logits")
         return {}
     if str(loss or SFT_LOSSES[0]) != SFT_LOSSES[0]:
         return {}

@@ -26,7 +26,7 @@ from .unresolved import (
     VARIABLE_NAME,
     is_unresolved,
     mark_unresolved,
-    printable,
+    printable_word,
 )
 
 MAX_WORDS = 20_000
@@ -96,7 +96,7 @@ def read_script(
         **slurm_variables(script_text),
         **typed_variables,
     }
-    StatementReader(shell_script, _plain_lines(script_text), first_line_number=first_line_number).read_all()
+    StatementReader(shell_script, _plain_lines(script_text), first_line_number=first_line_number).read_statements()
     return shell_script
 
 
@@ -137,7 +137,7 @@ class StatementReader(WordReader):
         self.is_negated = False
         self.subshell_depth = 0
 
-    def read_all(self) -> None:
+    def read_statements(self) -> None:
         while self.position < len(self.text):
             self.read_statement()
 
@@ -204,7 +204,7 @@ class StatementReader(WordReader):
             return True
         is_condition = first_word in CONDITION_COMMANDS or command_words[-1:] == ["]]"]
         self.has_succeeded = True if assignments and not command_words else None
-        if is_condition and self.is_running() and not self.is_negated:
+        if is_condition and self.is_position_executed() and not self.is_negated:
             self.has_succeeded = self.evaluate_condition(command_words)
         return is_condition
 
@@ -269,7 +269,7 @@ class StatementReader(WordReader):
             elif max(len(case_text), len(case_pattern)) > LONGEST_PATTERN:
                 has_long_pattern = True
             else:
-                self.count_work(LONGEST_PATTERN)
+                self.count_characters(LONGEST_PATTERN)
                 if fnmatchcase(case_text, case_pattern):
                     return True
         return None if has_long_pattern else False
@@ -312,7 +312,9 @@ class StatementReader(WordReader):
             command_words = ["[[", *command_words]
         condition_holds = evaluate_test(command_words, self.file_exists)
         if condition_holds is not None:
-            self.script.unset_variables |= {printable(word) for word in command_words if UNSET_VARIABLE.fullmatch(word)}
+            self.script.unset_variables |= {
+                printable_word(word) for word in command_words if UNSET_VARIABLE.fullmatch(word)
+            }
         return condition_holds
 
     def file_exists(self, file_name: str) -> bool | None:
@@ -361,7 +363,7 @@ class StatementReader(WordReader):
             if variable_name not in self.script.typed_variables:
                 self.script.variables[variable_name] = mark_unresolved(variable_name)
             return ShellBranch(None, earlier_branch_runs=None)
-        if not loop_items or not self.is_running():
+        if not loop_items or not self.is_position_executed():
             return ShellBranch(False, earlier_branch_runs=None)
         self.script.variables[variable_name] = self.script.loop_values[variable_name] = loop_items[0]
         return ShellBranch(
@@ -380,7 +382,7 @@ class StatementReader(WordReader):
         if branch.loop_variable and not branch.remaining_loop_values:
             self.script.loop_values.pop(branch.loop_variable, None)
             return
-        self.count_work(max(LEAST_LOOP_LETTERS, self.position - branch.loop_start[0]))
+        self.count_characters(max(LEAST_LOOP_LETTERS, self.position - branch.loop_start[0]))
         self.position = branch.loop_start[0]
         self.lines = branch.loop_start
         if branch.loop_variable:
@@ -389,7 +391,7 @@ class StatementReader(WordReader):
             )
             self.branches.append(branch)
 
-    def is_running(self) -> bool:
+    def is_position_executed(self) -> bool:
         """Whether the current position is executed, because all enclosing blocks are."""
         return not any(branch.is_executed is False for branch in self.branches)
 
@@ -413,7 +415,7 @@ class StatementReader(WordReader):
         elif first_word in BLOCK_ENDS:
             if self.branches:
                 self.close_block()
-        elif not self.is_running():
+        elif not self.is_position_executed():
             self.skip_assignments(assignments)
         elif not command_words or first_word in DECLARING_COMMANDS:
             self.set_variables(command_words, assignments)
@@ -422,14 +424,14 @@ class StatementReader(WordReader):
             if not self.is_in_uncertain_branch():
                 del self.script.arguments[: max(0, loop_count)]
         elif first_word == "eval" and self.depth < 3:
-            StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line_number).read_all()
+            StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line_number).read_statements()
         elif first_word == "read" and self.here_string is not None:
             variable_names = [name for name in command_words[1:] if VARIABLE_NAME.fullmatch(name)]
             if "-d" in command_words and variable_names:  # the whole text
                 self.script.variables[variable_names[-1]] = self.here_string.strip()
             else:
                 self.here_string = self.here_string.partition("\n")[0]
-                self.read_words(variable_names, assignments.get("IFS"))
+                self.apply_read_command(variable_names, assignments.get("IFS"))
         elif first_word in SOURCING_COMMANDS and command_words[1:]:
             self.read_sourced_file(command_words[1], command_words[2:], line_number)
         elif first_word in ENDING_COMMANDS:
@@ -455,27 +457,34 @@ class StatementReader(WordReader):
         file_text = None if read_file is None or is_unresolved(file_name) else read_file(file_name)
         if file_text is None:
             if posixpath.basename(file_name) != "activate":  # of a virtual environment
-                script.unread_files.append(printable(file_name))
+                script.unread_files.append(printable_word(file_name))
             return
         script.sourced_file_count += 1
         if script.sourced_file_count > MAX_SOURCED_FILES:
-            source_line = script.sourcing_line or line_number
+            source_line = script.sourcing_line_number or line_number
             raise InputError(
                 f"{script.name_in_errors}: line {source_line}: too many files are sourced; expected at most "
                 f"{MAX_SOURCED_FILES}"
             )
-        outer_state = script.sourced_file, script.sourcing_line, script.variables["BASH_SOURCE"], script.arguments
-        script.sourcing_line = script.sourcing_line or line_number
+        outer_state = (
+            script.sourced_file,
+            script.sourcing_line_number,
+            script.variables["BASH_SOURCE"],
+            script.arguments,
+        )
+        script.sourcing_line_number = script.sourcing_line_number or line_number
         script.sourced_file = script.variables["BASH_SOURCE"] = posixpath.normpath(file_name)
         script.arguments = arguments or script.arguments
         file_reader = StatementReader(script, _plain_lines(file_text), self.depth)
         if self.is_in_uncertain_branch():
             file_reader.branches.append(ShellBranch(None, earlier_branch_runs=None))
         try:
-            file_reader.read_all()
+            file_reader.read_statements()
         except UnsplittableText:
-            script.unread_files.append(printable(file_name))
-        script.sourced_file, script.sourcing_line, script.variables["BASH_SOURCE"], script.arguments = outer_state
+            script.unread_files.append(printable_word(file_name))
+        script.sourced_file, script.sourcing_line_number, script.variables["BASH_SOURCE"], script.arguments = (
+            outer_state
+        )
 
     def end_script(self, command_name: str, line_number: int) -> None:
         """Ends a sourced file at `return`, and the script itself at `exit`, outside functions and subshells.
@@ -489,7 +498,7 @@ class StatementReader(WordReader):
         if not self.joining_operator and not self.is_in_uncertain_branch():
             self.position = len(self.text)
             if command_name == "exit":
-                self.script.exit_line = self.script.sourcing_line or line_number
+                self.script.exit_line_number = self.script.sourcing_line_number or line_number
         elif command_name == "return":
             self.branches.insert(0, ShellBranch(None, earlier_branch_runs=None))
 
@@ -522,7 +531,7 @@ class StatementReader(WordReader):
             if len(self.script.exported_names) > MAX_EXPORTED_VARIABLES:
                 raise self.error(f"too many exported variables; expected at most {MAX_EXPORTED_VARIABLES:,}")
 
-    def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
+    def apply_read_command(self, variables: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the shell command `read` does."""
         input_text = self.here_string or ""
         words = input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()
@@ -542,13 +551,13 @@ class StatementReader(WordReader):
                 self.script.arguments = (
                     command_words[i + 3 :] or outer_arguments
                 )  # the first word is the name of the script
-                StatementReader(self.script, command_words[i + 1], self.depth + 1, line_number).read_all()
+                StatementReader(self.script, command_words[i + 1], self.depth + 1, line_number).read_statements()
                 self.script.arguments = outer_arguments
                 return
         if command_words[0] in FOLDER_COMMANDS and posixpath.normpath(command_words[-1]) != ".":
             self.script.variables["PWD"] = self.script.typed_variables.get("PWD", mark_unresolved("$PWD"))
         env = {name: value_text for name, value_text in assignments.items() if isinstance(value_text, str)}
-        line_number = self.script.sourcing_line or line_number
+        line_number = self.script.sourcing_line_number or line_number
         self.script.commands.append(
             ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loop_values.items()))
         )
@@ -602,7 +611,7 @@ class StatementReader(WordReader):
                 self.position = line_end + 1
                 if line_text.lstrip("\t").rstrip(_BLANKS) == delimiter:
                     document_text, self.position = self.text[document_start : line_end - len(line_text)], line_end
-                    if self.is_running() and self.depth < 3:
+                    if self.is_position_executed() and self.depth < 3:
                         self.here_string = self.expand_here_document(document_text) if is_expanded else document_text
                         if self.output_file:
                             self.script.written_files[self.output_file] = self.here_string
@@ -616,12 +625,12 @@ class StatementReader(WordReader):
             previous_value = self.script.variables.get(variable_name, [])
             if not is_append:
                 return array_items
-            self.count_work(len(previous_value))
+            self.count_characters(len(previous_value))
             return [*(previous_value if isinstance(previous_value, list) else [previous_value]), *array_items]
-        text_value = "".join(piece_text for piece_text, _ in self.read_pieces())
+        text_value = "".join(piece_text for piece_text, _ in self.read_word_pieces())
         if is_append:
             previous_value = self.script.variables.get(variable_name, "")
-            self.count_work(len(previous_value))
+            self.count_characters(len(previous_value))
             text_value = (" ".join(previous_value) if isinstance(previous_value, list) else previous_value) + text_value
         if len(text_value) > LONGEST_VALUE:
             raise self.error(f"{variable_name} grows too long; expected at most {LONGEST_VALUE:,} letters")

@@ -26,7 +26,7 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-def tokens_of(expression_text: str) -> list[str] | None:
+def arithmetic_tokens(expression_text: str) -> list[str] | None:
     """Returns the tokens of an arithmetic expression; None if any text in it is no token."""
     tokens, text_position = [], 0
     expression_text = expression_text.rstrip()
@@ -41,40 +41,40 @@ def tokens_of(expression_text: str) -> list[str] | None:
     return tokens
 
 
-class _Expression:
+class _ArithmeticParser:
     """Parses and evaluates the tokens of an expression. Raises `ValueError` for tokens that are not an expression."""
 
     def __init__(self, tokens: list[str], shell_variables: Mapping[str, str | list[str]]) -> None:
         self.tokens, self.variables, self.at = tokens, shell_variables, 0
 
-    def peek(self) -> str:
+    def next_token(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def take_token(self) -> str:
         self.at += 1
         return self.tokens[self.at - 1]
 
-    def evaluate_choice(self, nesting_depth: int = 0) -> int | list[int]:
+    def evaluate_conditional(self, nesting_depth: int = 0) -> int | list[int]:
         """Returns the value of a sum, of a comparison (1 or 0), or of a conditional `a ? b : c`."""
         left_value = self.evaluate_sum(nesting_depth)
-        if self.peek() in COMPARISONS:
+        if self.next_token() in COMPARISONS:
             operator, right_value = self.take_token(), self.evaluate_sum(nesting_depth)
             if isinstance(left_value, list) or isinstance(right_value, list):
                 raise ValueError("a list is compared")
             left_value = int(COMPARISONS[operator](left_value, right_value))
-        if self.peek() == "?":
+        if self.next_token() == "?":
             self.take_token()
             if isinstance(left_value, list) or nesting_depth > DEEPEST_NESTING:
                 raise ValueError("a choice by a list")
-            true_value = self.evaluate_choice(nesting_depth + 1)
+            true_value = self.evaluate_conditional(nesting_depth + 1)
             self.expect_token(":")
-            false_value = self.evaluate_choice(nesting_depth + 1)
+            false_value = self.evaluate_conditional(nesting_depth + 1)
             left_value = true_value if left_value else false_value
         return left_value
 
     def evaluate_sum(self, nesting_depth: int = 0) -> int | list[int]:
         left_value = self.evaluate_product(nesting_depth)
-        while self.peek() in ("+", "-"):
+        while self.next_token() in ("+", "-"):
             operator, right_value = self.take_token(), self.evaluate_product(nesting_depth)
             if isinstance(left_value, list) and isinstance(right_value, list) and operator == "+":
                 left_value = left_value + right_value
@@ -82,12 +82,12 @@ class _Expression:
                 left_value = left_value + right_value if operator == "+" else left_value - right_value
             else:
                 raise ValueError("a sum of a list and a number")
-            self.check_size(left_value)
+            self.check_value_size(left_value)
         return left_value
 
     def evaluate_product(self, nesting_depth: int) -> int | list[int]:
         left_value = self.evaluate_atom(nesting_depth)
-        while self.peek() in ("*", "/", "%"):
+        while self.next_token() in ("*", "/", "%"):
             operator, right_value = self.take_token(), self.evaluate_atom(nesting_depth)
             if isinstance(left_value, int) and isinstance(right_value, int):
                 if operator != "*" and right_value == 0:
@@ -110,7 +110,7 @@ class _Expression:
                 left_value = list_items * max(0, repeat_count)
             else:
                 raise ValueError("not a product")
-            self.check_size(left_value)
+            self.check_value_size(left_value)
         return left_value
 
     def evaluate_atom(self, nesting_depth: int) -> int | list[int]:
@@ -125,17 +125,17 @@ class _Expression:
                 raise ValueError("a list with a sign")
             return -bracketed_value
         if token == "(":
-            atom_value = self.evaluate_choice(nesting_depth + 1)
+            atom_value = self.evaluate_conditional(nesting_depth + 1)
             self.expect_token(")")
             return atom_value
         if token == "[":
             list_items: list[int] = []
-            while self.peek() != "]":
+            while self.next_token() != "]":
                 atom_value = self.evaluate_sum(nesting_depth + 1)
                 if isinstance(atom_value, list):
                     raise ValueError("a list in a list")
                 list_items.append(atom_value)
-                if self.peek() != ",":
+                if self.next_token() != ",":
                     break
                 self.take_token()
             self.expect_token("]")
@@ -150,11 +150,11 @@ class _Expression:
         return int(variable_text)
 
     def expect_token(self, expected_token: str) -> None:
-        if self.peek() != expected_token:
+        if self.next_token() != expected_token:
             raise ValueError(f"no {expected_token}")
         self.take_token()
 
-    def check_size(self, result_value: int | list[int]) -> None:
+    def check_value_size(self, result_value: int | list[int]) -> None:
         is_too_large = (
             len(result_value) > LONGEST_LIST if isinstance(result_value, list) else abs(result_value) > LARGEST_NUMBER
         )
@@ -164,12 +164,12 @@ class _Expression:
 
 def evaluate_expression(expression_text: str, shell_variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
     """Returns the number, or the list of numbers, of an expression; None if it cannot be evaluated."""
-    tokens = tokens_of(expression_text)
+    tokens = arithmetic_tokens(expression_text)
     if not tokens:
         return None
-    expression = _Expression(tokens, shell_variables)
+    expression = _ArithmeticParser(tokens, shell_variables)
     try:
-        result_value = expression.evaluate_choice()
+        result_value = expression.evaluate_conditional()
     except ValueError:
         return None
     return result_value if expression.at == len(tokens) else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ...errors import InputError
-from .unresolved import ITEM_SEPARATOR, UNRESOLVED_MARK, VARIABLE_NAME, is_unresolved, mark_unresolved, printable
+from .unresolved import ITEM_SEPARATOR, UNRESOLVED_MARK, VARIABLE_NAME, is_unresolved, mark_unresolved, printable_word
 
 ReadSourcedFile: TypeAlias = Callable[[str], str | None]
 """A function that reads the text of a file that a script sources; it returns None if the file cannot be read."""
@@ -87,11 +87,11 @@ class ShellScript:
     devices_per_machine: number of devices that `nvidia-smi` lists; None if unknown, outside of Slurm.
     read_sourced_file: reads a file that the script sources; None (default) to read none.
     sourced_file: path of the sourced file that is being read, from the script's folder; empty outside of one.
-    sourcing_line: the line of the script that sources that file; 0 outside of one.
+    sourcing_line_number: the line of the script that sources that file; 0 outside of one.
     sourced_file_count: number of sourced files that were read.
     unread_files: files that the script sources and that were not read.
     exports_assignments: whether variables that are set are exported, after `set -a`.
-    exit_line: the line of the `exit` that ends the script; 0 without one.
+    exit_line_number: the line of the `exit` that ends the script; 0 without one.
     """
 
     name_in_errors: str
@@ -110,11 +110,11 @@ class ShellScript:
     work_count: int = 0
     read_sourced_file: ReadSourcedFile | None = None
     sourced_file: str = ""
-    sourcing_line: int = 0
+    sourcing_line_number: int = 0
     sourced_file_count: int = 0
     unread_files: list[str] = field(default_factory=list)
     exports_assignments: bool = False
-    exit_line: int = 0
+    exit_line_number: int = 0
 
     @property
     def path_in_folder(self) -> str:
@@ -169,9 +169,9 @@ class WordReader:
         self.script, self.text, self.depth = shell_script, shell_text, nesting_depth
         self.position = 0
         self.lines = (0, first_line)
-        self.count_work(len(shell_text))
+        self.count_characters(len(shell_text))
 
-    def count_work(self, character_count: int) -> None:
+    def count_characters(self, character_count: int) -> None:
         """Counts characters that are read or produced. Raises `InputError` beyond `MAX_EXPANDED_LETTERS`."""
         self.script.work_count += character_count
         if self.script.work_count > MAX_EXPANDED_LETTERS:
@@ -180,7 +180,7 @@ class WordReader:
             )
 
     def error(self, description: str) -> UnsplittableText:
-        file_name = printable(self.script.sourced_file) or self.script.name_in_errors
+        file_name = printable_word(self.script.sourced_file) or self.script.name_in_errors
         return UnsplittableText(f"{file_name}: line {self.line_number}: {description}")
 
     @property
@@ -198,7 +198,7 @@ class WordReader:
         finished_words: list[str] = []
         open_word_parts: list[str] = []  # the parts of the word that is not finished; empty if there is none
         word_start = self.position
-        for piece_text, splits_words in self.read_pieces():
+        for piece_text, splits_words in self.read_word_pieces():
             if not splits_words:
                 open_word_parts.append(piece_text)
                 continue
@@ -222,7 +222,7 @@ class WordReader:
             self.position += 1
         return finished_words
 
-    def read_pieces(self) -> list[tuple[str, bool]]:
+    def read_word_pieces(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a word: (text, whether spaces in the text split the word)."""
         word_pieces: list[tuple[str, bool]] = []
         character_count, checked_piece_count = 0, 0
@@ -320,11 +320,11 @@ class WordReader:
 
     def read_expansion(self) -> str:
         """Returns the text of an expansion at a dollar sign or a backquote; its length is part of the counted work."""
-        expanded_text = self.expand_dollar()
-        self.count_work(len(expanded_text))
+        expanded_text = self.read_dollar_expansion()
+        self.count_characters(len(expanded_text))
         return expanded_text
 
-    def expand_dollar(self) -> str:
+    def read_dollar_expansion(self) -> str:
         """Reads an expansion at a dollar sign or a backquote, and returns the text."""
         dollar_index = self.position
         if self.text[dollar_index] == "`":
@@ -525,7 +525,7 @@ class WordReader:
         expanded_text = ""
         while word_reader.position < len(nested_text):
             position_before = word_reader.position
-            expanded_text += "".join(word_piece for word_piece, _ in word_reader.read_pieces())
+            expanded_text += "".join(word_piece for word_piece, _ in word_reader.read_word_pieces())
             if word_reader.position == position_before:
                 expanded_text += nested_text[word_reader.position]
                 word_reader.position += 1

@@ -66,7 +66,7 @@ class TaskScript(NamedTuple):
         return [*count_options, *node_options]
 
 
-def is_task(config: Any) -> bool:
+def is_skypilot_task(config: Any) -> bool:
     """Whether parsed tables are a SkyPilot task, even with a script alone, rather than a GitHub workflow (`jobs`)."""
     return (
         isinstance(config, Mapping)

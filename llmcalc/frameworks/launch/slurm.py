@@ -46,7 +46,7 @@ def slurm_variables(script_text: str) -> dict[str, str]:
     return variables
 
 
-def devices_of_machine(options: Sequence[str]) -> int | None:
+def requested_devices_per_machine(options: Sequence[str]) -> int | None:
     """Returns the number of accelerators per machine that sbatch or srun options request, such as `--gres=gpu:4`."""
     for option, next_word in pairwise([*options, ""]):
         option_name, equals_sign, option_value = option.partition("=")

@@ -27,12 +27,12 @@ def shell_of_unit(file_text: str, file_name: str) -> str:
     shell_lines = [""] * (file_text.count("\n") + 1)
     container_values: defaultdict[str, list[str]] = defaultdict(list)
     last_line = 0
-    for line_index, key, value in _assignments(file_text):
+    for line_index, key, value in _unit_settings(file_text):
         if is_container:
             container_values[key].append(value)
             last_line = line_index if key in ("Image", "Exec") else last_line
         elif key == "Environment":
-            assignments = (word.partition("=") for word in _words_of_value(value))
+            assignments = (word.partition("=") for word in _shell_words_of_value(value))
             shell_lines[line_index] = "; ".join(
                 f"export {name}={shlex.quote(variable_value)}" for name, _, variable_value in assignments
             )
@@ -45,20 +45,22 @@ def shell_of_unit(file_text: str, file_name: str) -> str:
 
 def _podman_command(values_by_key: defaultdict[str, list[str]]) -> str:
     """Returns the command `podman run` that is equivalent to a container unit of Podman."""
-    variables = (f"-e {shlex.quote(word)}" for text in values_by_key["Environment"] for word in _words_of_value(text))
+    variables = (
+        f"-e {shlex.quote(word)}" for text in values_by_key["Environment"] for word in _shell_words_of_value(text)
+    )
     volumes = (f"-v {shlex.quote(volume)}" for volume in values_by_key["Volume"])
     options = (*variables, *volumes, *values_by_key["PodmanArgs"])
     return " ".join(("podman run", *options, values_by_key["Image"][-1], *values_by_key["Exec"][-1:]))
 
 
-def _words_of_value(value: str) -> list[str]:
+def _shell_words_of_value(value: str) -> list[str]:
     try:
         return shlex.split(value)
     except ValueError:  # an open quote
         return value.split()
 
 
-def _assignments(file_text: str) -> Iterator[tuple[int, str, str]]:
+def _unit_settings(file_text: str) -> Iterator[tuple[int, str, str]]:
     """Yields (line index, key, value) of each setting; a backslash continues a value after any comments."""
     unit_lines = iter(enumerate(file_text.splitlines()))
     for line_index, unit_line in unit_lines:

@@ -16,7 +16,7 @@ GENERATION_NOTE = (
 """Note on distillation with texts that the trained model may generate."""
 
 
-def format_of_logits(launched_run: Launch, loaded_format: str) -> str:
+def logit_format(launched_run: Launch, loaded_format: str) -> str:
     """Returns the number format of a run's logits, or `autocast`. loaded_format: the format of loaded weights."""
     return "autocast" if launched_run.settings.get("precision") == "autocast" else loaded_format
 

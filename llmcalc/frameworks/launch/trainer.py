@@ -17,9 +17,9 @@ from ...sources.huggingface.family import field_names
 from ...workload.execution import CHUNKED_LOSSES
 from ..argument_names import keyword_of
 from ..frozen_model import FrozenModel
-from ..registry import DEFAULT_FRAMEWORK, framework, plugins
+from ..registry import DEFAULT_FRAMEWORK, framework, plugin_by_framework
 from .accelerate_command import with_launcher_arguments
-from .command_line import plain_arguments
+from .command_line import parsed_arguments
 from .launch_types import (
     FP16_NOTE,
     NO_SHIPPED_FILES,
@@ -29,8 +29,8 @@ from .launch_types import (
     LaunchSource,
     Table,
     assume_default_attention,
+    launch_reader,
     read_integer,
-    reader_of,
 )
 from .model_changes import OTHER_HEAD_REASON
 from .trainer_scripts import ALPACA_LORA_SIGNS, TRUE_VALUES, without_script_arguments
@@ -80,7 +80,7 @@ QUANTIZING_ARGUMENTS = ("load_in_4bit", "load_in_8bit")
 """Arguments that make bitsandbytes quantize a model while it is loaded."""
 
 
-def earlier_dtype(arguments: Table) -> str:
+def dtype_before_version_5(arguments: Table) -> str:
     """Returns the number format in which transformers before 5 loads weights if the arguments state no dtype.
 
     Beside weights that bitsandbytes quantizes it is float16. Source: transformers 4, quantizers/quantizer_bnb_4bit.py
@@ -203,17 +203,17 @@ def read_trainer(config: Table, source_file: LaunchSource, earlier_argument: str
 
     earlier_argument: an argument of the file beside `config` that transformers before 5 alone has; empty for none.
     """
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         return _read_arguments(reader, with_launcher_arguments(config, source_file), earlier_argument)
 
 
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command with Trainer arguments."""
-    with reader_of(source_file) as reader:  # a TARGET may replace the model
+    with launch_reader(source_file) as reader:  # a TARGET may replace the model
         script_name = source_file.script_name.rpartition("/")[2]
         if SCRIPTS_OF_OTHER_HEADS.fullmatch(script_name) is not None:
             reader.refuse(script_name, OTHER_HEAD_REASON)
-        config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
+        config = parsed_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
             config["deepspeed"] = config.pop("deepspeed_config")
         config = with_launcher_arguments(config, source_file)
@@ -232,29 +232,35 @@ def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Lau
     config: the Trainer's arguments, with the program's defaults.
     model_id: the model's name.
     """
-    reader.check_unknown()
+    reader.check_unknown_arguments()
     launched_run = read_trainer(config, reader.source)
-    frozen_model = reader.frozen_model_on(launched_run.layout)
+    frozen_model = reader.frozen_model_in_layout(launched_run.layout)
     return replace(reader.with_recorded_arguments(launched_run), model_name=model_id, frozen_model=frozen_model)
 
 
 def known_argument_names() -> frozenset[str]:
     """Returns the names of all arguments that llmcalc reads, including arguments that select a framework."""
-    return READ_TRAINER_ARGUMENTS.union(*(trainer_plugin.trainer_keys for trainer_plugin in plugins().values()))
+    return READ_TRAINER_ARGUMENTS.union(
+        *(trainer_plugin.trainer_keys for trainer_plugin in plugin_by_framework().values())
+    )
 
 
 def _read_arguments(reader: LaunchReader, config: Table, earlier_argument: str = "") -> Launch:
     config = _with_model_argument(without_script_arguments(reader, config))
-    reader.check_names(config, known_argument_names(), IGNORED_TRAINER_ARGUMENTS)
+    reader.record_argument_names(config, known_argument_names(), IGNORED_TRAINER_ARGUMENTS)
     default_values = TRAINER_DEFAULTS
     if earlier_argument:
         default_values = {**default_values, **EARLIER_TRAINER_DEFAULTS}
         add_earlier_version_note(reader, earlier_argument, "transformers before 5")
     run_settings = trainer_settings(reader, config, default_values)
     is_earlier = bool(earlier_argument) or config.get(EARLIER_ARGUMENT) is not None
-    format_settings, is_published = weight_formats(reader, config, earlier_dtype(config) if is_earlier else AUTO_DTYPE)
+    format_settings, is_published = weight_format_settings(
+        reader, config, dtype_before_version_5(config) if is_earlier else AUTO_DTYPE
+    )
     _add_data_parallel_note(reader)
-    return trainer_launch(reader, config, run_settings | format_settings, has_published_weights=is_published)
+    return launch_under_selected_framework(
+        reader, config, run_settings | format_settings, has_published_weight_format=is_published
+    )
 
 
 OTHER_MODEL_ARGUMENTS = ("model_name", "model_id", "base_model")
@@ -291,19 +297,19 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
         )
 
 
-def keeps_published_weights(launched_run: Launch, config: Table) -> bool:
+def keeps_published_weight_format(launched_run: Launch, config: Table) -> bool:
     """Whether weights stay in the checkpoint's number format, for example with dtype `auto` and no framework."""
     has_automatic_dtype = config.get("dtype") == AUTO_DTYPE and launched_run.framework == DEFAULT_FRAMEWORK
     return has_automatic_dtype or launched_run.keeps_checkpoint_dtype
 
 
-def trainer_launch(
+def launch_under_selected_framework(
     reader: LaunchReader,
     config: Table,
     run_settings: dict[str, Any],
     world_size: int | None = None,
     model_id: Any = None,
-    has_published_weights: bool = False,
+    has_published_weight_format: bool = False,
     shipped_tables: Mapping[str, Table] = NO_SHIPPED_FILES,
 ) -> Launch:
     """Returns the training run that Trainer arguments describe, under the framework that the arguments select.
@@ -312,32 +318,32 @@ def trainer_launch(
     run_settings: the settings of the run without a framework.
     world_size: number of devices; None (default) for that of the file.
     model_id: the model's name; None (default) for that of `model_name_or_path`.
-    has_published_weights: whether weights keep the checkpoint's number format.
+    has_published_weight_format: whether weights keep the checkpoint's number format.
     shipped_tables: configs of frameworks that come with the program.
     """
     device_count = reader.device_count(world_size or reader.source.world_size)
     model_name = config.get("model_name_or_path") if model_id is None else model_id
     framework_name, launch_settings = DEFAULT_FRAMEWORK, LaunchSettings(Layout(dp=device_count), run_settings)
-    for plugin_name, plugin in plugins().items():
+    for plugin_name, plugin in plugin_by_framework().items():
         if plugin.read_trainer is not None and any(config.get(framework_key) for framework_key in plugin.trainer_keys):
-            arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped_tables)
+            arguments = _with_tables_of_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped_tables)
             framework_name = plugin_name
             launch_settings = plugin.read_trainer(reader, arguments, device_count, run_settings)
             break
     else:
-        reader.refuse_groups(config)
+        reader.refuse_parallel_groups(config)
         launch_settings = LaunchSettings(
-            Layout(dp=device_count), run_settings | _autocast_of_adapters(reader, config, run_settings)
+            Layout(dp=device_count), run_settings | _adapter_autocast_settings(reader, config, run_settings)
         )
     return reader.create_launch(
         framework_name,
         launch_settings,
         model_name="" if model_name is None else str(model_name)[:200],
-        keeps_checkpoint_dtype=has_published_weights and framework_name == DEFAULT_FRAMEWORK,
+        keeps_checkpoint_dtype=has_published_weight_format and framework_name == DEFAULT_FRAMEWORK,
     )
 
 
-def _autocast_of_adapters(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+def _adapter_autocast_settings(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the precision of a run that trains fp32 adapters of bf16 weights.
 
     The argument bf16 is autocast: an adapter's input is copied to bf16, not to the adapter's fp32. Elsewhere autocast
@@ -347,7 +353,7 @@ def _autocast_of_adapters(reader: LaunchReader, config: Table, run_settings: Map
     return {"precision": "autocast"} if is_autocast and "lora_dtype" not in run_settings else {}
 
 
-def _with_named_files(
+def _with_tables_of_named_files(
     reader: LaunchReader,
     config: Table,
     framework_name: str,
@@ -357,7 +363,7 @@ def _with_named_files(
     """Returns the arguments with the framework's config files replaced by the files' tables."""
     expected_text = f"a config of {framework(framework_name).title}"
     tables_by_key = {
-        file_key: reader.fetch_tables(file_key, config[file_key], expected_text, shipped_tables)
+        file_key: reader.tables_of_named_file(file_key, config[file_key], expected_text, shipped_tables)
         for file_key in file_keys
         if isinstance(config.get(file_key), str) and re.search(r"\.(json|ya?ml)$", config[file_key])
     }
@@ -390,15 +396,15 @@ def trainer_settings(
         )
     is_filled = length_key == "block_size" or config.get("stage") == "pt" or any(map(config.get, PACKING_ARGUMENTS))
     reader.counts_longest_samples = "seq" in run_settings and not is_filled
-    run_settings |= optimizer_with_targets(reader, config, "optim", default_values["optim"], run_settings)
-    run_settings |= trainer_kernels(reader, config, default_values)
-    run_settings |= trainer_adapters(reader, config)
+    run_settings |= optimizer_and_target_settings(reader, config, "optim", default_values["optim"], run_settings)
+    run_settings |= trainer_kernel_settings(reader, config, default_values)
+    run_settings |= trainer_adapter_settings(reader, config)
     is_earlier = EARLIER_TRAINER_DEFAULTS.items() <= default_values.items()
     if is_earlier and run_settings.get("base") in ("nf4", "nf4-dq"):
         run_settings["quantized_experts"] = True  # before transformers 5 each expert is a module of linear layers
     add_noise_note(reader, config)
     _add_evaluation_note(reader, config, run_settings["batch"])
-    is_low_rank = _is_low_rank(str(config.get("optim")))
+    is_low_rank = _is_low_rank_optimizer(str(config.get("optim")))
     for argument_name in ("auto_find_batch_size", "use_cpu", "no_cuda", *(("optim_args",) * (not is_low_rank))):
         if config.get(argument_name) not in (None, False, ""):
             reader.refuse(argument_name, "it is modelled without")
@@ -449,23 +455,23 @@ LOW_RANK_OPTIMIZERS = {"galore_adamw": "galore", "apollo_adamw": "apollo"}
 """`optim` without `_layerwise` → the optimizer (transformers/trainer_optimizer.py, `_setup_low_rank_optimizer`)."""
 
 
-def _is_low_rank(optimizer_name: str) -> bool:
+def _is_low_rank_optimizer(optimizer_name: str) -> bool:
     return optimizer_name.removesuffix("_layerwise") in LOW_RANK_OPTIMIZERS
 
 
-def optimizer_with_targets(
+def optimizer_and_target_settings(
     reader: LaunchReader, config: Table, argument_name: str, default_name: str, run_settings: Table
 ) -> dict[str, Any]:
     """Returns the settings of the optimizer that an argument names; for GaLore and APOLLO with the target modules."""
     optimizer_name = str(reader.value(config, argument_name, default_name))
-    if _is_low_rank(optimizer_name):
-        return _low_rank_optimizer(reader, config, (argument_name, optimizer_name), run_settings)
+    if _is_low_rank_optimizer(optimizer_name):
+        return _low_rank_optimizer_settings(reader, config, (argument_name, optimizer_name), run_settings)
     if config.get("optim_target_modules"):
         reader.refuse("optim_target_modules", "it is modelled without")
     return optimizer_settings(reader, argument_name, optimizer_name)
 
 
-def _low_rank_optimizer(
+def _low_rank_optimizer_settings(
     reader: LaunchReader, config: Table, named_optimizer: tuple[str, str], run_settings: Table
 ) -> dict[str, Any]:
     """Returns the settings of GaLore or APOLLO on the linear layers of attention and of feed-forward networks.
@@ -517,7 +523,7 @@ DTYPE_SHORT_NAMES = {
 }
 
 
-def pair_settings(
+def preference_pair_settings(
     reader: LaunchReader,
     loss: str,
     run_settings: Mapping[str, Any],
@@ -541,7 +547,7 @@ def pair_settings(
         reader.notes.append("a pair is two sequences; the head has one score per token, and no logits")
         return {"batch": 2 * run_settings["batch"]}
     reader.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
-    return {"batch": 2 * run_settings["batch"], **_loss_of_all_logits(reader, run_settings)}
+    return {"batch": 2 * run_settings["batch"], **_unchunked_loss_settings(reader, run_settings)}
 
 
 def kto_settings(
@@ -550,14 +556,14 @@ def kto_settings(
     """Returns KTO's batch settings, whose samples are single sequences.
 
     Its mismatched answers run without gradients.
-    run_settings: the settings of the run. reference_model: as of `pair_settings`.
+    run_settings: the settings of the run. reference_model: as of `preference_pair_settings`.
     """
     add_reference_model(reader, run_settings, reference_model)
     reader.notes.append("the loss of KTO is counted as that of SFT, an estimate")
-    return {"batch": run_settings["batch"], **_loss_of_all_logits(reader, run_settings)}
+    return {"batch": run_settings["batch"], **_unchunked_loss_settings(reader, run_settings)}
 
 
-def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+def _unchunked_loss_settings(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the setting of eager cross-entropy in place of a chunked loss; no setting without a chunked loss.
 
     TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
@@ -597,7 +603,7 @@ LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 """Losses on preference pairs that need no reference model."""
 
 
-def weight_formats(reader: LaunchReader, config: Table, default_format: str) -> tuple[dict[str, Any], bool]:
+def weight_format_settings(reader: LaunchReader, config: Table, default_format: str) -> tuple[dict[str, Any], bool]:
     """Returns the number formats of weights and of matrix products, and whether the formats depend on the checkpoint.
 
     Weights have the format of `dtype`; `AUTO_DTYPE` is that of the checkpoint. bf16 or fp16 is autocast, which changes
@@ -636,7 +642,7 @@ def attention_settings(reader: LaunchReader, argument_name: str, written_name: A
     return {"attn_implementation": "flash"}
 
 
-def trainer_kernels(
+def trainer_kernel_settings(
     reader: LaunchReader, config: Table, default_values: Mapping[str, Any] = TRAINER_DEFAULTS
 ) -> dict[str, Any]:
     """Returns the settings of recomputation, attention, compilation and fused kernels."""
@@ -648,7 +654,7 @@ def trainer_kernels(
             (
                 checkpointing_kwargs
                 for argument_name in argument_names
-                if (checkpointing_kwargs := _table_or_json(reader, config, argument_name))
+                if (checkpointing_kwargs := _table_of_argument(reader, config, argument_name))
             ),
             {},
         )
@@ -661,11 +667,11 @@ def trainer_kernels(
     if reader.flag(config, "torch_compile"):
         kernel_settings["compile"] = True
     if reader.flag(config, "use_liger_kernel"):
-        kernel_settings |= _liger_settings(reader, _table_or_json(reader, config, "liger_kernel_config"))
+        kernel_settings |= _liger_settings(reader, _table_of_argument(reader, config, "liger_kernel_config"))
     return kernel_settings
 
 
-def _table_or_json(reader: LaunchReader, config: Table, argument_name: str) -> Table:
+def _table_of_argument(reader: LaunchReader, config: Table, argument_name: str) -> Table:
     """Returns an argument's value as a table, also if a command states it as JSON text; empty without the argument."""
     written_table = config.get(argument_name)
     if not isinstance(written_table, str) or not written_table:
@@ -692,7 +698,7 @@ def _liger_settings(reader: LaunchReader, liger_kernels: Table) -> dict[str, Any
     return {**settings, "cross_entropy": "chunked"} if has_chunked_loss else settings
 
 
-def trainer_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def trainer_adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, from PEFT's names in TRL's `ModelConfig`."""
     if config.get("lora_r") is None and not reader.flag(config, "use_peft"):
         for argument_name in ("load_in_4bit", "load_in_8bit"):

@@ -38,7 +38,7 @@ def is_unset_variable(shell_word: str) -> bool:
     return UNSET_VARIABLE.fullmatch(shell_word) is not None and not shell_word[2:3].isdecimal()
 
 
-def printable(shell_text: str, character_limit: int = 80) -> str:
+def printable_word(shell_text: str, character_limit: int = 80) -> str:
     """Returns a word for an error message: without marks, on one line, and cut to `character_limit` characters."""
     return one_line(shell_text.replace(UNRESOLVED_MARK, ""))[:character_limit]
 
@@ -46,9 +46,9 @@ def printable(shell_text: str, character_limit: int = 80) -> str:
 def unresolved_reason(shell_text: str) -> str:
     """Returns the message about an unresolved word: the variable, and the command that sets it."""
     marked_name = (
-        shell_text.split(UNRESOLVED_MARK)[1] if shell_text.count(UNRESOLVED_MARK) > 1 else printable(shell_text)
+        shell_text.split(UNRESOLVED_MARK)[1] if shell_text.count(UNRESOLVED_MARK) > 1 else printable_word(shell_text)
     )
-    reason_text = f"'{printable(shell_text)[:60]}' is known only when the script runs"
+    reason_text = f"'{printable_word(shell_text)[:60]}' is known only when the script runs"
     variable_match = VARIABLE_NAME.match(marked_name, 1) if marked_name.startswith("$") else None
     if variable_match is not None and variable_match.end() == len(marked_name):
         unset_name = variable_match[0][:60]

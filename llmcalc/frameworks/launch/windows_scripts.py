@@ -27,7 +27,7 @@ def posix_paths(command_text: str) -> str:
     return re.sub(r"\\(?=\S)", "/", command_text) if _WINDOWS_PATH.search(command_text) else command_text
 
 
-def shell_text(file_text: str, file_name: str) -> str:
+def shell_text_of_windows_script(file_text: str, file_name: str) -> str:
     """Returns the text of a batch file or a PowerShell script as shell; any other file's text unchanged."""
     name_in_lower_case = file_name.lower()
     if name_in_lower_case.endswith(BATCH_ENDINGS):

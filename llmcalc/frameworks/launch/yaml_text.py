@@ -49,7 +49,7 @@ def parse_yaml(yaml_text: str, name_in_errors: str) -> Any:
         raise MissingExtra(f"{name_in_errors}: YAML", "PyYAML", "launch") from None
     yaml_loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _check_events(yaml, yaml_text, name_in_errors)
+        _check_yaml_size_and_nesting(yaml, yaml_text, name_in_errors)
         root_node = yaml.compose(yaml_text, Loader=yaml_loader)
         return None if root_node is None else _ValueBuilder(yaml, name_in_errors).build_value(root_node)
     except yaml.MarkedYAMLError as error:
@@ -64,7 +64,7 @@ def parse_yaml(yaml_text: str, name_in_errors: str) -> Any:
         raise InputError(f"{name_in_errors}: not valid YAML: {one_line(str(error))[:200]}") from None
 
 
-def parse_braces(braces_text: str, name_in_errors: str) -> Any:
+def parse_braced_text(braces_text: str, name_in_errors: str) -> Any:
     """Returns the tables of JSON, or of YAML in braces. Raises `InputError` for a text that is neither."""
     try:
         return parse_json(braces_text, name_in_errors)
@@ -78,7 +78,7 @@ def parse_braces(braces_text: str, name_in_errors: str) -> Any:
         return parsed_tables
 
 
-def _check_events(yaml_module: Any, yaml_text: str, name_in_errors: str) -> None:
+def _check_yaml_size_and_nesting(yaml_module: Any, yaml_text: str, name_in_errors: str) -> None:
     """Raises `InputError` for deep nesting, for a list that contains itself, and for too many expanded values.
 
     An alias counts as many values, and is as deep, as the value of its anchor with all aliases expanded.
@@ -220,10 +220,10 @@ class _ValueBuilder:
 def environment_variables(environment_value: Any) -> dict[str, str]:
     """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
     if isinstance(environment_value, Mapping):
-        return {str(name): str(text) for name, text in environment_value.items() if is_plain_data(text)}
+        return {str(name): str(text) for name, text in environment_value.items() if is_text_or_number(text)}
     env: dict[str, str] = {}
     for env_element in environment_value if isinstance(environment_value, list) else ():
-        if isinstance(env_element, Mapping) and is_plain_data(env_element.get("value")):
+        if isinstance(env_element, Mapping) and is_text_or_number(env_element.get("value")):
             env[str(env_element.get("name"))] = str(env_element["value"])
         elif isinstance(env_element, str) and "=" in env_element:
             variable_name, _, text = env_element.partition("=")
@@ -231,6 +231,6 @@ def environment_variables(environment_value: Any) -> dict[str, str]:
     return {variable_name: text for variable_name, text in env.items() if UNRESOLVED_MARK not in text}
 
 
-def is_plain_data(manifest_value: Any) -> bool:
+def is_text_or_number(manifest_value: Any) -> bool:
     """Whether a value of YAML is a text or a number."""
     return isinstance(manifest_value, str | int | float) and not isinstance(manifest_value, bool)

@@ -11,9 +11,9 @@ from typing import Any
 
 from ...errors import short_repr
 from ...sources.huggingface.family import field_names
-from ..fsdp2.plugin import mixed_precision_settings, sharded_launch
+from ..fsdp2.plugin import fsdp_or_torch_launch, mixed_precision_settings
 from ..fsdp2.settings import TitanSettings
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, launch_reader, read_integer
 from ..launch.trainer import HEAD_ADAPTER_NOTE, lora_settings
 
 KEYS_READ = field_names("""
@@ -60,8 +60,8 @@ def is_litgpt(config: Table) -> bool:
 
 def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a LitGPT config. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
-        reader.check_names(config, KEYS_READ, KEYS_IGNORED)
+    with launch_reader(source_file) as reader:
+        reader.record_argument_names(config, KEYS_READ, KEYS_IGNORED)
         has_adapters = any(str(argument_name).startswith("lora_") for argument_name in config)
         is_pretraining = not has_adapters and config.get("checkpoint_dir") is None
         train_table = reader.table(config, "train")
@@ -108,7 +108,7 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         reduction_settings = TitanSettings(
             reduction_format="bfloat16" if "bf16" in precision else "", fsdp_version=1, outer_groups="together"
         )
-        return sharded_launch(reader, world_size, run_settings, reduction_settings, model_name=model_id)
+        return fsdp_or_torch_launch(reader, world_size, run_settings, reduction_settings, model_name=model_id)
 
 
 def _device_count(reader: LaunchReader, config: Table) -> int:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
-from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, reader_of
+from ..launch.command_line import marked_model_name, parse_arguments, parsed_arguments
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, launch_reader
 from ..launch.trainer import launch_as_trainer
 
 SCRIPT_OF_2023 = "llama_finetuning.py"
@@ -56,13 +56,15 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         config = {
             _name_without_section(name): value
-            for name, value in plain_arguments(arguments, reader, ARGUMENTS_READ - {"model_name"}).items()
+            for name, value in parsed_arguments(arguments, reader, ARGUMENTS_READ - {"model_name"}).items()
         }
-        reader.check_names(config, ARGUMENTS_READ, ARGUMENTS_IGNORED, "no argument that is known; a data set's own?")
+        reader.record_argument_names(
+            config, ARGUMENTS_READ, ARGUMENTS_IGNORED, "no argument that is known; a data set's own?"
+        )
         reader.refuse_if_set(
             config,
             {

@@ -14,7 +14,7 @@ from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, launch_reader
 from ..launch.trainer import (
     IGNORED_TRAINER_ARGUMENTS,
     LOSSES_WITHOUT_REFERENCE,
@@ -22,14 +22,14 @@ from ..launch.trainer import (
     attention_settings,
     known_argument_names,
     kto_settings,
+    launch_under_selected_framework,
     lora_settings,
-    pair_settings,
-    trainer_launch,
+    preference_pair_settings,
     trainer_settings,
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 from .megatron import read_megatron, trains_with_megatron
-from .version_1 import frozen_layers, is_version_1, read_version_1
+from .version_1 import is_version_1, layer_freezing_settings, read_version_1
 
 ARGUMENTS_READ = field_names("""
     stage finetuning_type cutoff_len lora_rank lora_target lora_dropout additional_target quantization_bit
@@ -121,7 +121,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a LLaMA-Factory config. Raises `InputError`, which names file and argument."""
     if is_version_1(config):
         return read_version_1(config, source_file)
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         reader.read_frozen_encoders(config, "freeze_vision_tower")
         if trains_with_megatron(config):
             return read_megatron(reader, config, IGNORED_TRAINER_ARGUMENTS | ARGUMENTS_IGNORED)
@@ -129,7 +129,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         reader.requests_expandable_segments = (
             source_file.world_size or 1
         ) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
-        reader.check_names(
+        reader.record_argument_names(
             config,
             (*known_argument_names(), *ARGUMENTS_READ, *REFUSED_ARGUMENTS),
             IGNORED_TRAINER_ARGUMENTS | ARGUMENTS_IGNORED,
@@ -169,7 +169,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         if finetuning_type == "lora":
             run_settings |= _adapter_settings(reader, config)
         elif finetuning_type == "freeze":
-            run_settings |= frozen_layers(reader, config)
+            run_settings |= layer_freezing_settings(reader, config)
         if finetuning_type != "lora" and config.get("quantization_bit") is not None:
             reader.refuse(
                 "quantization_bit", f"with finetuning_type {finetuning_type}, quantized weights take no gradient"
@@ -179,7 +179,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
         run_settings |= _number_formats(reader, config, finetuning_type)
         run_settings |= _optimizer_settings(reader, config, run_settings, source_file.world_size)
-        return trainer_launch(reader, config, run_settings, shipped_tables=DEEPSPEED_CONFIGS)
+        return launch_under_selected_framework(reader, config, run_settings, shipped_tables=DEEPSPEED_CONFIGS)
 
 
 def _preference_settings(
@@ -187,7 +187,7 @@ def _preference_settings(
 ) -> dict[str, Any]:
     """Returns the batch settings of a preference stage (rm, kto, dpo), and adds its reference model to the run."""
     if training_stage == "rm":
-        preference_settings = pair_settings(reader, "reward", run_settings, computes_logits=True)
+        preference_settings = preference_pair_settings(reader, "reward", run_settings, computes_logits=True)
         reader.notes.append("the head of rewards is left out, one row of the output head's width")
         return preference_settings
     if training_stage == "kto":
@@ -195,7 +195,7 @@ def _preference_settings(
     if training_stage != "dpo":
         return {}
     loss_name = str(reader.value(config, "pref_loss", "sigmoid"))
-    preference_settings = pair_settings(reader, loss_name, run_settings, _reference_model(config))
+    preference_settings = preference_pair_settings(reader, loss_name, run_settings, _reference_model(config))
     if loss_name not in LOSSES_WITHOUT_REFERENCE:
         has_reference_model = isinstance(reader.frozen_model, FrozenModel)
         reader.frozen_model = (
@@ -296,7 +296,7 @@ def _optimizer_settings(
     return {"optimizer": "adam-mini", "optimizer_impl": "loop"}
 
 
-def _names_of_list(written_names: Any) -> set[str]:
+def _listed_names(written_names: Any) -> set[str]:
     """Returns the names in a list, or in a text separated by commas (hparams, `split_arg`)."""
     listed_names = written_names.split(",") if isinstance(written_names, str) else written_names
     return {str(name).strip() for name in listed_names} if isinstance(listed_names, list) else set()
@@ -316,7 +316,7 @@ def _low_rank_optimizer_settings(
         )
     if str(config.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
         reader.refuse("optim", f"with use_{argument_prefix} adamw_torch alone is modelled")
-    target_names = _names_of_list(config.get(f"{argument_prefix}_target"))
+    target_names = _listed_names(config.get(f"{argument_prefix}_target"))
     # train/trainer_utils.py, `_create_galore_optimizer`: parts of names, here of all linear layers but the output head
     if target_names in ({"mlp", "self_attn"}, {"mlp", "attn"}):
         config = {**config, f"{argument_prefix}_target": "all"}

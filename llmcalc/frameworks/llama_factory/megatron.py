@@ -13,10 +13,10 @@ from ...sources.huggingface.family import field_names
 from ..launch.launch_types import Launch, LaunchReader, Table
 from ..megatron.named_model import (
     BRIDGE_FUSED_MODEL_TYPES,
-    MegatronRun,
+    MegatronRunSettings,
     bridge_adapter_settings,
     cross_entropy_setting,
-    megatron_run,
+    megatron_launch_settings,
 )
 
 PARALLEL_SIZES = (
@@ -57,7 +57,7 @@ def trains_with_megatron(config: Table) -> bool:
 
 def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[str]) -> Launch:
     """Returns the training run of a Megatron-Core config. ignored_names: arguments that change no memory."""
-    reader.check_names(config, (*PARALLEL_SIZES, *ARGUMENTS_READ), ignored_names | ARGUMENTS_IGNORED)
+    reader.record_argument_names(config, (*PARALLEL_SIZES, *ARGUMENTS_READ), ignored_names | ARGUMENTS_IGNORED)
     reader.ignored_arguments = [
         name for name in reader.ignored_arguments if not name.startswith("overlap_") or config.get(name) is True
     ]
@@ -89,7 +89,7 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
     tp, pp, cp, ep = (reader.integer(config, argument_name, 1) for argument_name in PARALLEL_SIZES)
     fuses_loss = reader.flag(config, "cross_entropy_loss_fusion", uses_bridge)
     has_class_default = uses_bridge and config.get("bias_activation_fusion") is None
-    parallel_run = MegatronRun(
+    megatron_run = MegatronRunSettings(
         tp=tp,
         pp=pp,
         cp=cp,
@@ -112,5 +112,5 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         else reader.flag(config, "bias_activation_fusion"),
     )
     reader.notes.append("kernels are those that Megatron-Core's scripts choose, with fused rotary embeddings")
-    launch_settings = megatron_run(reader, parallel_run, reader.source.world_size, adapter_settings)
+    launch_settings = megatron_launch_settings(reader, megatron_run, reader.source.world_size, adapter_settings)
     return reader.create_launch("megatron", launch_settings, model_name=str(config.get("model_name_or_path") or ""))

@@ -14,8 +14,13 @@ from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import SecondLoss
 from ..fsdp2.settings import TitanSettings
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
-from ..launch.trainer import attention_settings, lora_settings, pair_settings, trainer_launch
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, launch_reader, read_integer
+from ..launch.trainer import (
+    attention_settings,
+    launch_under_selected_framework,
+    lora_settings,
+    preference_pair_settings,
+)
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
 ARGUMENTS_READ = field_names("""
@@ -41,8 +46,8 @@ def is_version_1(config: Table) -> bool:
 
 def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a version-1 config. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
-        reader.check_names(config, ARGUMENTS_READ, ARGUMENTS_IGNORED, "no key that is known")
+    with launch_reader(source_file) as reader:
+        reader.record_argument_names(config, ARGUMENTS_READ, ARGUMENTS_IGNORED, "no key that is known")
         world_size = reader.device_count(source_file.world_size)
         if config.get("cp_mode") not in (None, "ulysses"):
             reader.refuse("cp_mode", f"{short_repr(config['cp_mode'])[:60]} is not modelled; ulysses is")
@@ -72,7 +77,7 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
             run_settings["norm"] = "fused"
         run_settings |= _adapter_settings(reader, config)
         if config.get("pref_loss") is not None:
-            run_settings |= pair_settings(reader, str(config["pref_loss"])[:30], run_settings)
+            run_settings |= preference_pair_settings(reader, str(config["pref_loss"])[:30], run_settings)
         else:
             reader.notes.append("the file is taken for one of llamafactory-cli sft; with dpo add pref_loss: sigmoid")
         reader.notes += [
@@ -87,7 +92,7 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         if "fsdp" in arguments:
             del arguments["bf16"]
         model_id = str(config["model"] or "")
-        launched_run = trainer_launch(
+        launched_run = launch_under_selected_framework(
             reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
         )
         if isinstance(launched_run.framework_settings, TitanSettings):
@@ -142,7 +147,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
             reader.refuse("quant_config", "quantized weights take no gradient without peft_config")
         return {}
     if plugin_name == "freeze":
-        return frozen_layers(reader, peft_table, "peft_config.")
+        return layer_freezing_settings(reader, peft_table, "peft_config.")
     if plugin_name != "lora":
         reader.refuse("peft_config.name", f"'{plugin_name}' is not modelled; lora and freeze are")
         return {}
@@ -167,7 +172,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     }
 
 
-def frozen_layers(reader: LaunchReader, config: Table, name_prefix: str = "") -> dict[str, Any]:
+def layer_freezing_settings(reader: LaunchReader, config: Table, name_prefix: str = "") -> dict[str, Any]:
     """Returns the setting for training the last layers only (model/adapter.py, `_setup_freeze_tuning`).
 
     name_prefix: what precedes the arguments in the file; empty by default.

@@ -13,9 +13,9 @@ from typing import Any
 from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
-from ..fsdp2.plugin import sharded_launch
+from ..fsdp2.plugin import fsdp_or_torch_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, launch_reader, read_integer
 
 MODELLED_ATTENTION_VALUES: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, True),
@@ -42,7 +42,7 @@ def is_llm_foundry(config: Table) -> bool:
 
 def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an LLM Foundry config. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         reader.requests_expandable_segments = config.get("expandable_segments") is not False
         model_table = reader.table(config, "model")
         world_size = reader.device_count(source_file.world_size)
@@ -76,7 +76,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
             reduction_settings = TitanSettings(
                 reduction_format=reduction_format, has_flat_parameters=True, fsdp_version=1, outer_groups="together"
             )
-        return sharded_launch(
+        return fsdp_or_torch_launch(
             reader, world_size, run_settings | number_formats, reduction_settings, spec=spec, model_name=model_name
         )
 

@@ -355,12 +355,12 @@ class MegatronArguments:
     def flags(cls) -> dict[str, str]:
         """Returns command-line argument → field name."""
         return {
-            flag_of(argument.name): argument.name
+            flag_of_field(argument.name): argument.name
             for argument in fields(cls)
             if argument.name not in NON_ARGUMENT_FIELDS
         }
 
-    def changed_fields(self) -> Iterator[str]:
+    def changed_field_names(self) -> Iterator[str]:
         """Yields the names of all fields whose value differs from the default."""
         for argument_field in fields(self):
             default_value = argument_field.default if argument_field.default is not MISSING else None
@@ -368,7 +368,7 @@ class MegatronArguments:
                 yield argument_field.name
 
 
-def flag_of(argument_name: str) -> str:
+def flag_of_field(argument_name: str) -> str:
     """Returns the command-line argument of a field: `num_layers` → `--num-layers`."""
     return f"--{argument_name.replace('_', '-')}"
 

@@ -15,7 +15,7 @@ from ...simulator.tensor import Tensor
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
 from ..stage_layers import StageLayers
 from .rank_run import ForwardOutput, RankRun
-from .settings_from_options import megatron_settings_of, optimizer_bytes
+from .settings_from_options import main_gradient_and_state_bytes, megatron_settings_of
 
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
@@ -28,7 +28,8 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
         1 if memory_use.adapters is None else memory_use.trained_parameters / memory_use.parameter_count.total
     )
     gradient_bytes, state_bytes = (
-        trained_fraction * bytes_per_parameter for bytes_per_parameter in optimizer_bytes(memory_estimate.settings)
+        trained_fraction * bytes_per_parameter
+        for bytes_per_parameter in main_gradient_and_state_bytes(memory_estimate.settings)
     )
     parameter_bytes = BytesPerParameter(2, gradient_bytes, state_bytes)
     included_parts = memory_estimate.states.parameter_count.include
@@ -49,16 +50,16 @@ def measure_passes(
     first_repeats = SHORT_RUN_REPEATS if list(repeat_counts) == short_run_counts else repeat_counts[0]
     stage_run = StageRun(memory_estimate, layout, pipeline_stage, first_repeats)
     if list(repeat_counts) != short_run_counts:
-        return list(map(stage_run.run_passes, repeat_counts))
-    shorter_pass = stage_run.run_passes(SHORT_RUN_REPEATS)
-    derived_passes = stage_run.passes_with_repeat()
+        return list(map(stage_run.measure_micro_batch, repeat_counts))
+    shorter_pass = stage_run.measure_micro_batch(SHORT_RUN_REPEATS)
+    derived_passes = stage_run.bytes_with_added_repeat()
     if derived_passes is not None:
         return derived_passes
     longer_run = StageRun(memory_estimate, layout, pipeline_stage, SHORT_RUN_REPEATS + 1)
-    if not stage_run.stage_layers.has_one_kind:  # a shorter run has parameters of its own
-        return [longer_run.run_passes(SHORT_RUN_REPEATS + 1), shorter_pass]
+    if not stage_run.stage_layers.has_one_layer_kind:  # a shorter run has parameters of its own
+        return [longer_run.measure_micro_batch(SHORT_RUN_REPEATS + 1), shorter_pass]
     SIMULATED_WORK.subtract_work_since(units_before)
-    return list(map(longer_run.run_passes, short_run_counts))
+    return list(map(longer_run.measure_micro_batch, short_run_counts))
 
 
 class StageRun:
@@ -95,14 +96,14 @@ class StageRun:
                 self._run_forward()
             self._first_pass = self.meter.pass_visits(0)
         if not stage_chunk.is_first:  # so does the chunk: its input, which has a gradient
-            stage_chunk.input_tensor = rank_run.receive_hidden()
+            stage_chunk.input_tensor = rank_run.receive_hidden_states()
             stage_chunk.input_tensor.grad = rank_run.receive_gradient()
 
     def _run_forward(self) -> tuple[Tensor | None, ForwardOutput]:
-        chunk_input = None if self.model_chunk.is_first else self.rank_run.receive_hidden()
+        chunk_input = None if self.model_chunk.is_first else self.rank_run.receive_hidden_states()
         return chunk_input, self.rank_run.forward(self.model_chunk, chunk_input)
 
-    def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
+    def measure_micro_batch(self, layer_repeats: int | None) -> MicroBatchBytes:
         """Runs a micro-batch's passes, and returns their saved and peak bytes. layer_repeats: as in `set_repeats`."""
         meter, rank_run, stage_chunk = self.meter, self.rank_run, self.model_chunk
         self.stage_layers.set_repeats(layer_repeats)
@@ -115,13 +116,13 @@ class StageRun:
         backward_visits = meter.pass_visits(start_bytes)
         del chunk_input, forward_output
         remaining_bytes = meter.live_bytes - self._set_up_bytes + self.buffer_meter.live_bytes
-        pass_bytes = _micro_batch_bytes(saved_bytes, forward_visits, backward_visits, remaining_bytes)
+        pass_bytes = _bytes_of_passes(saved_bytes, forward_visits, backward_visits, remaining_bytes)
         self._latest_passes = (
             (saved_bytes, remaining_bytes, forward_visits, backward_visits) if meter.live_bytes == start_bytes else None
         )
         return pass_bytes
 
-    def passes_with_repeat(self) -> list[MicroBatchBytes] | None:
+    def bytes_with_added_repeat(self) -> list[MicroBatchBytes] | None:
         """Extrapolates a micro-batch's bytes to four layer repeats, from the last measured run, which has three.
 
         Returns them, and those of three. The passes count as work as if they had run, so that a search ends at the same
@@ -143,17 +144,17 @@ class StageRun:
             first_pass, dispatcher_bytes = longer_first_pass
             work_units += first_pass.work_units
             longer_remaining_bytes += dispatcher_bytes
-            if self.stage_layers.has_one_kind:  # one run has both numbers of repeats
+            if self.stage_layers.has_one_layer_kind:  # one run has both numbers of repeats
                 work_units -= self._first_pass.work_units
                 remaining_bytes = longer_remaining_bytes
         SIMULATED_WORK.units += work_units
         return [
-            _micro_batch_bytes(saved_bytes + repeat_bytes, longer_forward, longer_backward, longer_remaining_bytes),
-            _micro_batch_bytes(saved_bytes, forward_visits, backward_visits, remaining_bytes),
+            _bytes_of_passes(saved_bytes + repeat_bytes, longer_forward, longer_backward, longer_remaining_bytes),
+            _bytes_of_passes(saved_bytes, forward_visits, backward_visits, remaining_bytes),
         ]
 
 
-def _micro_batch_bytes(
+def _bytes_of_passes(
     saved_bytes: int, forward_visits: PassVisits, backward_visits: PassVisits, remaining_bytes: int
 ) -> MicroBatchBytes:
     """Returns the saved and peak bytes of a micro-batch. remaining_bytes: bytes allocated after its passes."""

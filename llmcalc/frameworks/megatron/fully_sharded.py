@@ -265,7 +265,7 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
             if layer_index is not None
             else _parameter_groups(group_parameters, largest_bucket_elements)
         ):
-            ordered_parameters = sorted(bucket_parameters, key=_row_size, reverse=True)
+            ordered_parameters = sorted(bucket_parameters, key=_elements_per_row, reverse=True)
             shard_count = layout.expert_shards if is_expert else layout.shards
             bucket_elements, element_ranges = _pack_bucket(ordered_parameters, shard_count)
             buckets.append(ShardedBucket(ordered_parameters, layer_index, bucket_elements, shard_count, element_ranges))
@@ -284,7 +284,7 @@ def _parameter_groups(parameters: Sequence[Parameter], largest_bucket_elements: 
         yield parameter_group
 
 
-def _row_size(parameter: Parameter) -> int:
+def _elements_per_row(parameter: Parameter) -> int:
     """Returns the number of elements per row of a parameter: 1 for a vector."""
     return math.prod(parameter.tensor.shape[1:])
 
@@ -294,9 +294,9 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
 
     Parameters begin at multiples of a number of elements, with shorter parameters in the gaps.
     """
-    row_alignment = _row_size(parameters[0])
+    row_alignment = _elements_per_row(parameters[0])
     for parameter in parameters:
-        row_size, parameter_size = _row_size(parameter), parameter.element_count
+        row_size, parameter_size = _elements_per_row(parameter), parameter.element_count
         if (
             row_size != row_alignment
             and (row_alignment % row_size or parameter_size % row_alignment)

@@ -139,7 +139,7 @@ CROSS_ENTROPY_BY_IMPLEMENTATION: dict[LossImplementation, CrossEntropy] = {
 """Implementation of the loss in Megatron-LM → value of `--cross-entropy`."""
 
 
-def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
+def rank_kernel_choices(settings: MegatronSettings) -> RankKernelChoices:
     """Returns the kernels and options that all ranks of a run share, as `RankKernelChoices`."""
     capacity_factor = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
     return RankKernelChoices(
@@ -156,7 +156,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         runs_softmax_in_fp32=settings.attention_softmax_in_fp32 or settings.apply_query_key_layer_scaling,
         scales_attention_scores=settings.apply_query_key_layer_scaling,
         has_batch_mask=not settings.no_create_attention_mask_in_dataloader,
-        cp_exchange="a2a" if "a2a+p2p" in settings.cp_comm_type else settings.layout().cp_comm,
+        context_parallel_exchange="a2a" if "a2a+p2p" in settings.cp_comm_type else settings.layout().cp_comm,
         fuses_gradient_accumulation=not settings.no_gradient_accumulation_fusion,
         fuses_bias_and_activation=not (
             settings.no_bias_swiglu_fusion
@@ -183,7 +183,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         has_z_loss=settings.moe_z_loss_coeff is not None,
         combines_in_one_function=settings.date is not None and settings.date < EXPERT_COMBINE_SPLIT_SINCE,
         detaches_layer_inputs=settings.overlap_moe_expert_parallel_comm,
-        shared_experts_first=settings.date is None or settings.date >= SHARED_EXPERTS_FIRST_SINCE,
+        runs_shared_experts_first=settings.date is None or settings.date >= SHARED_EXPERTS_FIRST_SINCE,
         wgrad_deferral_limit=settings.wgrad_deferral_limit if settings.defer_embedding_wgrad_compute else None,
         fp8_recipe="none" if settings.fp8_format is None or settings.fp8_recipe == "custom" else settings.fp8_recipe,
         amax_history_length=settings.fp8_amax_history_len,
@@ -199,10 +199,10 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
             for module_name, module_kind in KIND_BY_RECOMPUTED_MODULE.items()
             if module_name in settings.recomputed_modules or (module_name == "moe" and settings.moe_layer_recompute)
         ),
-        recompute_norms="layernorm" in settings.recomputed_modules,
-        recompute_activation="moe_act" in settings.recomputed_modules,
-        recompute_up_projections="mla_up_proj" in settings.recomputed_modules,
-        recompute_core="core_attn" in settings.recomputed_modules,
+        recomputes_norms="layernorm" in settings.recomputed_modules,
+        recomputes_expert_activations="moe_act" in settings.recomputed_modules,
+        recomputes_up_projections="mla_up_proj" in settings.recomputed_modules,
+        recomputes_attention_core="core_attn" in settings.recomputed_modules,
         adapters=settings.adapters,
     )
 
@@ -214,7 +214,7 @@ def _bf16_layer_counts(settings: MegatronSettings) -> tuple[int, int]:
     return (0, 0)
 
 
-def cublas_workspace(settings: MegatronSettings) -> int:
+def cublas_workspace_bytes(settings: MegatronSettings) -> int:
     """Returns the bytes of torch's cuBLAS workspace, larger with `--deterministic-mode` (training/determinism.py)."""
     config = settings.env.get("CUBLAS_WORKSPACE_CONFIG")
     if config is not None:

@@ -29,18 +29,18 @@ from ..launch.launch_types import (
     LaunchSource,
     Table,
     allocator_segment_type,
-    reader_of,
+    launch_reader,
     record_allocator_options,
 )
 from ..launch.shell_arithmetic import evaluate_expression
 from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_reason
-from .arguments import FIELD_BY_OLD_NAME, ModelKind, flag_of
+from .arguments import FIELD_BY_OLD_NAME, ModelKind, flag_of_field
 from .cuda_graphs import layer_graphs_note
 from .ignored_flags import IGNORED_ARGUMENTS, OLD_IGNORED_ARGUMENTS
 from .kernel_choices import CROSS_ENTROPY_BY_IMPLEMENTATION, choose_loss_implementation
 from .model_from_flags import model_of_arguments
 from .settings import MegatronSettings
-from .time_stack import captures_layers
+from .time_stack import captures_cuda_graphs
 from .unsupported import unmodelled_arguments
 
 REMOVED_ARGUMENTS = {
@@ -139,8 +139,10 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
         env_variables = arguments_table.get("env_vars")
         arguments_table = arguments_table[MEASUREMENT_ARGUMENTS_KEY]
         source_file = replace(source_file, env=env_variables if isinstance(env_variables, Mapping) else {})
-    with reader_of(source_file) as reader:
-        environment = {str(env_name): _environment_text(env_value) for env_name, env_value in source_file.env.items()}
+    with launch_reader(source_file) as reader:
+        environment = {
+            str(env_name): _environment_value_text(env_value) for env_name, env_value in source_file.env.items()
+        }
         return _read_arguments(reader, _argument_table(reader, arguments_table, environment), environment)
 
 
@@ -159,7 +161,7 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.value_error("ENV_VARS", variables_table, "a table of name: value")
-        environment.update((str(name), _environment_text(value)) for name, value in variables_table.items())
+        environment.update((str(name), _environment_value_text(value)) for name, value in variables_table.items())
         for table_key in arguments_table:
             if table_key not in READ_TEST_KEYS:
                 _record_table_key(reader, table_key)
@@ -181,7 +183,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     source_file = reader.source
     field_values = _field_values(reader, arguments)
     argument_values = {flag.replace("-", "_").lstrip("_"): argument_value for flag, argument_value in arguments.items()}
-    model_kind = _model_kind(field_values, argument_values, source_file.script_name)
+    model_kind = _script_kind(field_values, argument_values, source_file.script_name)
     if field_values.get("recompute_activations"):
         field_values.setdefault("recompute_granularity", "selective")
     settings = MegatronSettings(
@@ -191,8 +193,8 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     if world_size is None:
         world_size = smallest_world_size(settings)
         if world_size > 1:
-            devices_advice = f"; {source_file.devices_advice()}" if source_file.unset_count_variables else ""
-            reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{devices_advice}")
+            device_count_advice = f"; {source_file.device_count_advice()}" if source_file.unset_count_variables else ""
+            reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have{device_count_advice}")
     smallest_device_count = smallest_world_size(settings)
     if world_size % smallest_device_count:
         raise reader.argument_error(
@@ -211,7 +213,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
             "--overlap-moe-expert-parallel-comm: an estimate; the passes of two micro-batches are taken one after the "
             "other"
         )
-    if captures_layers(settings):
+    if captures_cuda_graphs(settings):
         reader.notes.append(layer_graphs_note(settings.pp))
     if settings.step_batch_size_schedule is not None:
         reader.notes.append(
@@ -226,11 +228,11 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
             f"linear layers multiply in 8 bits by the recipe {settings.fp8_recipe}; what ranks send is counted in 16"
         )
     record_allocator_options(reader, env)
-    reader.check_unknown()
+    reader.check_unknown_arguments()
     settings = _with_vocabulary_of_tokenizer(settings, reader)
     spec = model_of_arguments(settings, reader.name_in_errors)
     layout = settings.layout()
-    _check_layers(settings, layout)
+    _check_stage_division(settings, layout)
     command_settings = options_of_arguments(settings)
     if source_file.unset_variables:
         reader.notes.append(f"{', '.join(sorted(source_file.unset_variables)[:10])}: taken as not set")
@@ -275,7 +277,7 @@ def smallest_world_size(settings: MegatronSettings) -> int:
     )
 
 
-def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
+def _check_stage_division(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
     layers_per_stage, stage_count = settings.layers_per_stage, layout.pp * layout.vpp
     layer_count = settings.layer_count + (settings.decoder_layer_count if settings.kind == "t5" else 0)
@@ -314,7 +316,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
                 flag[:60], f"is no argument; expected --name{'.' * bool(flag_suggestion)}{flag_suggestion}"
             )
         argument_name = FIELD_BY_OLD_NAME.get(argument_name, argument_name)
-        if argument_name in _field_types() and flag_of(argument_name) in flags:
+        if argument_name in _field_types() and flag_of_field(argument_name) in flags:
             field_value = typed_flag_value(reader, flag, _field_types()[argument_name], written_value)
             if field_value is not None:
                 if argument_name in field_values and field_values[argument_name] != field_value:
@@ -328,7 +330,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
                 reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
         elif argument_name in REMOVED_ARGUMENTS:
             raise reader.argument_error(flag, REMOVED_ARGUMENTS[argument_name])
-        elif {flag[2:], flag_of(argument_name)[2:]} & (IGNORED_ARGUMENTS | OLD_IGNORED_ARGUMENTS):
+        elif {flag[2:], flag_of_field(argument_name)[2:]} & (IGNORED_ARGUMENTS | OLD_IGNORED_ARGUMENTS):
             reader.ignored_arguments.append(flag)
         elif written_value is not False:
             ignored_reason = next(
@@ -353,7 +355,7 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
     if isinstance(written_value, str) and is_unresolved(written_value):
         raise reader.argument_error(flag_name, unresolved_reason(written_value))
     if value_type is bool:
-        return _flag_value(reader, flag_name, written_value)
+        return _boolean_flag_value(reader, flag_name, written_value)
     if written_value is None or written_value is False:
         return None
     possible_types = [
@@ -364,13 +366,13 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
     if written_value is True or written_value == "":
         raise reader.argument_error(flag_name, "has no value; expected one")
     for possible_type in possible_types:
-        parsed_value = _parse_single_value(possible_type, written_value)
+        parsed_value = _converted_value(possible_type, written_value)
         if parsed_value is not None:
             return parsed_value
     raise reader.value_error(flag_name, written_value, _type_description(possible_types))
 
 
-def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> bool | None:
+def _boolean_flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> bool | None:
     """Returns the value of an argument without parameters, such as `--swiglu`, as a boolean, or None."""
     if written_value in (True, None, "") or written_value == []:
         return True
@@ -383,7 +385,7 @@ def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> boo
     return boolean_values[value_text]
 
 
-def _parse_single_value(value_type: Any, written_value: Any) -> Any:
+def _converted_value(value_type: Any, written_value: Any) -> Any:
     """Returns a value converted to a type; None if the conversion fails."""
     if get_origin(value_type) is Literal:
         value_text = str(written_value)[:100]
@@ -394,7 +396,7 @@ def _parse_single_value(value_type: Any, written_value: Any) -> Any:
         list_elements = list(written_value) if isinstance(written_value, list | tuple) else []
         if value_type is str and list_elements and all(isinstance(list_element, str) for list_element in list_elements):
             return " ".join(list_elements)[:2000]
-        return _parse_single_value(value_type, list_elements[0]) if len(list_elements) == 1 else None
+        return _converted_value(value_type, list_elements[0]) if len(list_elements) == 1 else None
     value_text = (
         str(written_value).strip() if not isinstance(written_value, int) or abs(written_value) < LARGEST_SIZE else ""
     )
@@ -431,7 +433,7 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
             .replace(")", " ")
             .split()
         )
-    parsed_values = [_parse_single_value(value_type, list_element) for list_element in list_elements]
+    parsed_values = [_converted_value(value_type, list_element) for list_element in list_elements]
     if not parsed_values or any(parsed_value is None for parsed_value in parsed_values) or len(parsed_values) > 20_000:
         return None
     return tuple(parsed_values)
@@ -451,7 +453,7 @@ def _type_description(value_types: Sequence[Any]) -> str:
     return " or ".join(type_descriptions)
 
 
-def _environment_text(variable_value: Any) -> str:
+def _environment_value_text(variable_value: Any) -> str:
     """Returns the value of an environment variable as text."""
     if isinstance(variable_value, bool):
         return str(variable_value)
@@ -461,7 +463,7 @@ def _environment_text(variable_value: Any) -> str:
 # ---- what the arguments mean
 
 
-def _model_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, Any], script_file: str) -> ModelKind:
+def _script_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, Any], script_file: str) -> ModelKind:
     """Returns the kind of pretraining script, by its file name or by arguments that only this script has."""
     script_name = script_file.lower()
     for name_part, model_kind in MODEL_KIND_BY_SCRIPT.items():

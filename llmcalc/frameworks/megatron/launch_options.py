@@ -104,12 +104,12 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
         changed_values["global_batch_size"] = batch * options["num_microbatches"] * replica_count
     if "seq" in options:
         changed_values["max_position_embeddings"] = max(
-            options["seq"], _argument_number(config, "max_position_embeddings") or 0
+            options["seq"], _integer_argument(config, "max_position_embeddings") or 0
         )
     return _with_changed_arguments(config, changed_values)
 
 
-def _find_arguments(config: Table) -> tuple[str, Table]:
+def _key_and_arguments(config: Table) -> tuple[str, Table]:
     """Returns the key and the table of the file's arguments; an empty key if the whole file is the table."""
     for table_key in ("MODEL_ARGS", MEASUREMENT_ARGUMENTS_KEY):
         if isinstance(config.get(table_key), Mapping):
@@ -122,10 +122,10 @@ def _argument_name(flag: str) -> str:
     return flag.replace("-", "_").lstrip("_")
 
 
-def _argument_number(config: Table, argument_name: str) -> int | None:
+def _integer_argument(config: Table, argument_name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
     argument_value = next(
-        (value for flag, value in _find_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
+        (value for flag, value in _key_and_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
         None,
     )
     number_text = str(argument_value)
@@ -134,7 +134,7 @@ def _argument_number(config: Table, argument_name: str) -> int | None:
 
 def _with_changed_arguments(config: Table, argument_changes: Mapping[str, Any]) -> Table:
     """Returns the file's arguments with changed values, without arguments whose new value is None."""
-    table_key, table = _find_arguments(config)
+    table_key, table = _key_and_arguments(config)
     dropped_arguments = set(argument_changes) | (
         {"recompute_activations"} if "recompute_granularity" in argument_changes else set()
     )

@@ -32,13 +32,17 @@ FULL_BUCKET_FRACTION = 0.9
 """A bucket ends once it has this fraction of (largest tensor · ranks) elements."""
 
 
-def pack_buffer(
-    parameters: list[Parameter], is_expert: bool, settings: MegatronSettings, layout: Layout, bucket_limit: int | None
+def make_unsplit_buffer(
+    parameters: list[Parameter],
+    is_expert: bool,
+    settings: MegatronSettings,
+    layout: Layout,
+    bucket_elements: int | None,
 ) -> GradientBuffer:
     """Returns a buffer in which no tensor is split between shards.
 
     The costliest tensors come first, each in the shard with the emptiest to compute.
-    bucket_limit: elements after which a bucket ends; None for a single bucket.
+    bucket_elements: elements after which a bucket ends; None for a single bucket.
     """
     shard_count = layout.expert_shards if is_expert else layout.shards
     bucket_divisor = math.lcm(
@@ -49,7 +53,7 @@ def pack_buffer(
     tensor_ranges: dict[int, tuple[ElementRange, int]] = {}
     shard_costs = [0] * shard_count
 
-    def emit_bucket(bucket_parameters: list[Parameter]) -> None:
+    def assign_bucket_to_shards(bucket_parameters: list[Parameter]) -> None:
         """Assigns the tensors of one bucket to shards, and appends the bucket to the buffer's buckets."""
         element_limit = (
             sum(parameter.element_count for parameter in bucket_parameters) / shard_count * LARGEST_SHARD_IMBALANCE
@@ -81,15 +85,15 @@ def pack_buffer(
     pending_parameters: list[Parameter] = []
     shard_loads, largest_load = [0] * shard_count, 0
     for parameter in reversed(parameters):
-        if bucket_limit is not None and pending_parameters:
+        if bucket_elements is not None and pending_parameters:
             fits_in_padding = round_up(min(shard_loads), PARAMETER_ALIGNMENT) + parameter.element_count <= round_up(
                 max(shard_loads), shard_multiple
             )
             is_bucket_full = sum(parameter.element_count for parameter in pending_parameters) >= max(
-                bucket_limit, int(shard_count * largest_load * FULL_BUCKET_FRACTION)
+                bucket_elements, int(shard_count * largest_load * FULL_BUCKET_FRACTION)
             )
             if is_bucket_full and not fits_in_padding:
-                emit_bucket(pending_parameters)
+                assign_bucket_to_shards(pending_parameters)
                 pending_parameters, shard_loads, largest_load = [], [0] * shard_count, 0
         emptiest_shard = min(range(shard_count), key=lambda i: shard_loads[i])
         shard_loads[emptiest_shard] = (
@@ -97,7 +101,7 @@ def pack_buffer(
         )
         pending_parameters.append(parameter)
         largest_load = max(largest_load, parameter.element_count)
-    emit_bucket(pending_parameters)
+    assign_bucket_to_shards(pending_parameters)
     return GradientBuffer(
         parameters, is_expert, shard_count, buckets[-1].end, buckets, tensor_ranges, has_unsplit_parameters=True
     )
@@ -110,7 +114,7 @@ def _orthogonalization_cost(parameter: Parameter) -> int:
     return muon_cost
 
 
-def updates_of_rank(
+def optimizer_updates_of_rank(
     buffers: Sequence[GradientBuffer], layout: Layout, rank_coordinates: Coordinates
 ) -> list[OptimizerUpdate]:
     """Returns this rank's optimizer updates: ranges of Adam's parameters, and whole matrices of the rank's shards."""
@@ -131,7 +135,7 @@ def updates_of_rank(
     return unpacked_updates
 
 
-def updates_in_rank_order(
+def optimizer_updates_in_rank_order(
     buffers: Sequence[GradientBuffer], layout: Layout, rank_coordinates: Coordinates
 ) -> tuple[list[OptimizerUpdate], list[int]]:
     """Returns the parameters that this rank's optimizer updates, and the elements that a step all-gathers.

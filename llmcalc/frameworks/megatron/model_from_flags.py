@@ -13,7 +13,7 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.parts import stack_of_kinds
-from .arguments import flag_of
+from .arguments import flag_of_field
 from .settings import MegatronSettings
 
 Table = dict[str, Any]
@@ -42,7 +42,7 @@ def model_of_arguments(settings: MegatronSettings, model_origin: str) -> ModelSp
         )
     for argument_name in ("apply_residual_connection_post_layernorm", "fp32_residual_connection"):
         if getattr(settings, argument_name):
-            raise InputError(f"{flag_of(argument_name)}: not supported; expected a residual stream without norms")
+            raise InputError(f"{flag_of_field(argument_name)}: not supported; expected a residual stream without norms")
     spec_table: Table = {
         "vocab_size": settings.padded_vocabulary_size,
         "hidden_size": settings.hidden_size,
@@ -82,7 +82,7 @@ def _attention_table(settings: MegatronSettings, rope_table: Table | None, is_cr
     has_qkv_bias = has_bias or settings.add_qkv_bias
     attention_table: Table = {
         "num_attention_heads": settings.num_attention_heads,
-        "num_key_value_heads": settings.num_attention_heads if is_cross_attention else settings.query_groups,
+        "num_key_value_heads": settings.num_attention_heads if is_cross_attention else settings.query_group_count,
         "head_dim": settings.head_dim,
         "q_bias": has_qkv_bias,
         "k_bias": has_qkv_bias,
@@ -130,7 +130,7 @@ def _indexer_table(settings: MegatronSettings) -> Table:
     }
     for argument_name, argument_value in indexer_table.items():
         if argument_value is None:
-            raise InputError(f"{flag_of(argument_name.replace('index', 'dsa_indexer'))}: missing; dsa needs it")
+            raise InputError(f"{flag_of_field(argument_name.replace('index', 'dsa_indexer'))}: missing; dsa needs it")
     if not settings.disable_bias_linear:
         raise InputError("--disable-bias-linear: missing; dsa needs it")
     return indexer_table
@@ -190,7 +190,7 @@ def _experts_table(settings: MegatronSettings) -> Table:
         "type": "moe",
         "num_experts": settings.num_experts,
         "num_experts_per_tok": settings.moe_router_topk,
-        "expert": _network_table(settings, settings.expert_width, has_bias),
+        "expert": _network_table(settings, settings.expert_ffn_width, has_bias),
         "router": router_table,
     }
     if shared_width is not None:
@@ -273,7 +273,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
                 network_table,
             )
         layer_names.append(layer_name)
-    return _decoder_fields(settings, layer_tables, layer_names, settings.mtp_layers, None)
+    return _decoder_fields(settings, layer_tables, layer_names, settings.mtp_layer_count, None)
 
 
 def _hybrid_fields(settings: MegatronSettings) -> Table:
@@ -298,12 +298,12 @@ def _hybrid_fields(settings: MegatronSettings) -> Table:
     layer_names = [LAYER_KIND_BY_LETTER[layer_letter] for layer_letter in pattern_letters]
     layer_tables = {layer_name: table_builders[layer_name]() for layer_name in dict.fromkeys(layer_names)}
     mtp_layer = _mtp_layer_table(settings)
-    return _decoder_fields(settings, layer_tables, layer_names, settings.mtp_layers, mtp_layer)
+    return _decoder_fields(settings, layer_tables, layer_names, settings.mtp_layer_count, mtp_layer)
 
 
 def _mtp_layer_table(settings: MegatronSettings) -> Table | None:
     """Returns the model-spec table of a multi-token-prediction module's layer; None without such modules."""
-    if not settings.mtp_layers:
+    if not settings.mtp_layer_count:
         return None
     mtp_patterns = (settings.hybrid_layer_pattern or "").split("/")[1:] or [settings.mtp_hybrid_override_pattern or ""]
     mtp_letters = mtp_patterns[0]

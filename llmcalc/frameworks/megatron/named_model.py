@@ -20,7 +20,7 @@ from .settings import expand_pipeline_layout
 
 
 @dataclass(frozen=True)
-class MegatronRun:
+class MegatronRunSettings:
     """The parallel sizes, batch sizes and recomputation settings of a Megatron-Core run.
 
     tp, pp, cp, ep, etp, vpp: sizes of its groups; etp None for tp.
@@ -203,84 +203,84 @@ def stage_sizes_of_layout(reader: LaunchReader, argument_name: str, written_layo
     return tuple(stage.count("decoder") + stage.count("t") for stage in stage_texts)
 
 
-def smallest_device_count(parallel_run: MegatronRun) -> int:
+def smallest_device_count(megatron_run: MegatronRunSettings) -> int:
     """Returns the smallest number of devices on which the parallel sizes of a run are possible."""
-    expert_rank_count = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
-    return parallel_run.pp * math.lcm(parallel_run.tp * parallel_run.cp, expert_rank_count)
+    expert_rank_count = megatron_run.ep * (megatron_run.etp or megatron_run.tp)
+    return megatron_run.pp * math.lcm(megatron_run.tp * megatron_run.cp, expert_rank_count)
 
 
-def megatron_run(
-    reader: LaunchReader, parallel_run: MegatronRun, world_size: int | None, settings: dict[str, Any]
+def megatron_launch_settings(
+    reader: LaunchReader, megatron_run: MegatronRunSettings, world_size: int | None, settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the layout and settings of a Megatron-Core run. settings: settings that the parallel run does not state.
 
     Raises `InputError` for a number of devices that the groups do not divide.
     """
     if world_size is None:
-        world_size = smallest_device_count(parallel_run)
+        world_size = smallest_device_count(megatron_run)
         reader.notes.append(f"{world_size} devices are assumed, as few as the layout can have")
-    replica_devices = parallel_run.tp * parallel_run.pp * parallel_run.cp
+    replica_devices = megatron_run.tp * megatron_run.pp * megatron_run.cp
     if world_size % replica_devices:
         raise InputError(f"--devices: {world_size}; expected a multiple of tp · pp · cp = {replica_devices}")
-    reader.end_stage_layers = parallel_run.end_stage_layers
-    reader.ends_counted_as_layers = parallel_run.ends_counted_as_layers
-    stage_sizes, chunk_count = parallel_run.stage_sizes, parallel_run.vpp
+    reader.end_stage_layers = megatron_run.end_stage_layers
+    reader.ends_counted_as_layers = megatron_run.ends_counted_as_layers
+    stage_sizes, chunk_count = megatron_run.stage_sizes, megatron_run.vpp
     if stage_sizes is not None:
-        if len(stage_sizes) % parallel_run.pp:
+        if len(stage_sizes) % megatron_run.pp:
             raise reader.argument_error(
-                STAGE_LAYOUT, f"{len(stage_sizes)} stages; expected a multiple of the {parallel_run.pp} pipeline ranks"
+                STAGE_LAYOUT, f"{len(stage_sizes)} stages; expected a multiple of the {megatron_run.pp} pipeline ranks"
             )
-        chunk_count = len(stage_sizes) // parallel_run.pp
+        chunk_count = len(stage_sizes) // megatron_run.pp
         reader.end_stage_layers, reader.ends_counted_as_layers = (None, None), (False, False)
     layout = Layout(
-        tp=parallel_run.tp,
-        pp=parallel_run.pp,
-        cp=parallel_run.cp,
+        tp=megatron_run.tp,
+        pp=megatron_run.pp,
+        cp=megatron_run.cp,
         dp=world_size // replica_devices,
-        ep=parallel_run.ep,
-        etp=parallel_run.etp if parallel_run.ep > 1 else None,
+        ep=megatron_run.ep,
+        etp=megatron_run.etp if megatron_run.ep > 1 else None,
         vpp=chunk_count,
-        pp_layout=stage_sizes if parallel_run.pp * chunk_count > 1 else None,
-        sequence_parallel=parallel_run.sequence_parallel and parallel_run.tp > 1,
-        zero=1 if parallel_run.distributed_optimizer else 0,
+        pp_layout=stage_sizes if megatron_run.pp * chunk_count > 1 else None,
+        sequence_parallel=megatron_run.sequence_parallel and megatron_run.tp > 1,
+        zero=1 if megatron_run.distributed_optimizer else 0,
         schedule="interleaved" if chunk_count > 1 else "1f1b",
     )
     run_settings: dict[str, Any] = {
         "phase": "training",
-        "batch": parallel_run.batch,
-        "seq": parallel_run.seq,
-        "num_microbatches": parallel_run.num_microbatches,
+        "batch": megatron_run.batch,
+        "seq": megatron_run.seq,
+        "num_microbatches": megatron_run.num_microbatches,
         **(
             {"precision": "fp8"}
-            if parallel_run.fp8_arguments
-            else {"dtype": "bf16", "grad_dtype": parallel_run.grad_dtype}
+            if megatron_run.fp8_arguments
+            else {"dtype": "bf16", "grad_dtype": megatron_run.grad_dtype}
         ),
         "attn_implementation": "flash",
-        "cross_entropy": parallel_run.cross_entropy,
+        "cross_entropy": megatron_run.cross_entropy,
     }
-    recompute_value = _recompute_setting(reader, parallel_run)
+    recompute_value = _recompute_setting(reader, megatron_run)
     if recompute_value is not None:
         run_settings["recompute"] = recompute_value
-    flex_backend = _flex_backend(reader, parallel_run)
+    flex_backend = _flex_dispatcher_backend(reader, megatron_run)
     named_arguments = NamedModelArguments(
-        recompute_modules=_recomputed_modules(reader, parallel_run) if recompute_value is None else None,
+        recompute_modules=_recomputed_modules(reader, megatron_run) if recompute_value is None else None,
         uses_hybridep=flex_backend == "hybridep",
         uses_deepep=flex_backend == "deepep",
-        has_layer_graphs=_has_layer_graphs(reader, parallel_run),
-        fuses_activation=parallel_run.fuses_activation,
-        fp8_arguments=parallel_run.fp8_arguments,
+        has_layer_graphs=_has_layer_graphs(reader, megatron_run),
+        fuses_activation=megatron_run.fuses_activation,
+        fp8_arguments=megatron_run.fp8_arguments,
     )
     framework_settings = None if named_arguments == NamedModelArguments() else named_arguments
     return LaunchSettings(layout, {**run_settings, **settings}, framework_settings)
 
 
-def _recompute_setting(reader: LaunchReader, parallel_run: MegatronRun) -> str | None:
+def _recompute_setting(reader: LaunchReader, megatron_run: MegatronRunSettings) -> str | None:
     """Returns the value of `--recompute` for a named model, and records unmodelled settings as unknown arguments."""
-    if parallel_run.recompute_granularity is None:
+    if megatron_run.recompute_granularity is None:
         return None
-    if parallel_run.recompute_granularity == "selective":
-        return "attention" if _module_names(parallel_run.recompute_modules) in ((), ("core_attn",)) else None
-    if parallel_run.recompute_method in (None, "uniform") and parallel_run.recompute_num_layers in (None, 1):
+    if megatron_run.recompute_granularity == "selective":
+        return "attention" if _module_names(megatron_run.recompute_modules) in ((), ("core_attn",)) else None
+    if megatron_run.recompute_method in (None, "uniform") and megatron_run.recompute_num_layers in (None, 1):
         return "full"
     reader.refuse("recompute_method", "other than each layer by itself is not modelled for a model that is named")
     return "full"
@@ -293,11 +293,11 @@ def _module_names(written_modules: Any) -> tuple[str, ...]:
     return tuple(map(str, written_modules or ()))
 
 
-def _recomputed_modules(reader: LaunchReader, parallel_run: MegatronRun) -> tuple[str, ...] | None:
+def _recomputed_modules(reader: LaunchReader, megatron_run: MegatronRunSettings) -> tuple[str, ...] | None:
     """Returns the modules of selective recomputation, and records unmodelled modules; None without selective mode."""
-    if parallel_run.recompute_granularity != "selective":
+    if megatron_run.recompute_granularity != "selective":
         return None
-    module_names = _module_names(parallel_run.recompute_modules)
+    module_names = _module_names(megatron_run.recompute_modules)
     unmodelled_names = [module_name for module_name in module_names if module_name not in NAMED_MODULES]
     if unmodelled_names:
         reader.refuse(
@@ -309,24 +309,24 @@ def _recomputed_modules(reader: LaunchReader, parallel_run: MegatronRun) -> tupl
     return modelled_names
 
 
-def _flex_backend(reader: LaunchReader, parallel_run: MegatronRun) -> str:
+def _flex_dispatcher_backend(reader: LaunchReader, megatron_run: MegatronRunSettings) -> str:
     """Returns the flex dispatcher's backend: `hybridep`, `deepep` or empty (all-to-all). Refuses other backends."""
-    if parallel_run.dispatcher in ("alltoall", None):
+    if megatron_run.dispatcher in ("alltoall", None):
         return ""
-    backend = str(parallel_run.dispatcher_backend or "deepep")
-    if parallel_run.dispatcher != "flex" or backend not in ("hybridep", "deepep"):
-        dispatcher_text = f"flex by {backend}" if parallel_run.dispatcher == "flex" else str(parallel_run.dispatcher)
+    backend = str(megatron_run.dispatcher_backend or "deepep")
+    if megatron_run.dispatcher != "flex" or backend not in ("hybridep", "deepep"):
+        dispatcher_text = f"flex by {backend}" if megatron_run.dispatcher == "flex" else str(megatron_run.dispatcher)
         reader.refuse("moe_token_dispatcher_type", f"{dispatcher_text[:60]} is not modelled; alltoall and flex are")
         return ""
-    if backend == "deepep" and parallel_run.ep > 1:
+    if backend == "deepep" and megatron_run.ep > 1:
         reader.notes.append("DeepEP: experts' tokens are counted as alltoall's, without DeepEP's own buffers")
     return backend
 
 
-def _has_layer_graphs(reader: LaunchReader, parallel_run: MegatronRun) -> bool:
+def _has_layer_graphs(reader: LaunchReader, megatron_run: MegatronRunSettings) -> bool:
     """Whether a CUDA graph per layer launches the layers, with a note; records a graph of the whole step as unknown."""
-    implementation = str(parallel_run.cuda_graph_impl or "none")
-    if captures_whole_step(implementation, _module_names(parallel_run.cuda_graph_modules)):
+    implementation = str(megatron_run.cuda_graph_impl or "none")
+    if captures_whole_step(implementation, _module_names(megatron_run.cuda_graph_modules)):
         reader.refuse("cuda_graph_impl", f"{WHOLE_STEP_GRAPH} is not modelled; graphs of layers are")
         return False
     if implementation == "none":
@@ -336,5 +336,5 @@ def _has_layer_graphs(reader: LaunchReader, parallel_run: MegatronRun) -> bool:
             "cuda_graph_impl", f"{implementation[:60]} is not modelled; {' and '.join(LAYER_GRAPH_IMPLEMENTATIONS)} are"
         )
         return False
-    reader.notes.append(layer_graphs_note(parallel_run.pp))
+    reader.notes.append(layer_graphs_note(megatron_run.pp))
     return True

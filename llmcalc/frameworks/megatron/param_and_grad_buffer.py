@@ -65,13 +65,13 @@ def make_buffer(
     is_expert: bool,
     settings: MegatronSettings,
     layout: Layout,
-    bucket_limit: int | None,
+    bucket_elements: int | None,
     is_tied: bool,
     is_distributed: bool,
 ) -> GradientBuffer:
     """Returns the gradient buffer of a group of parameters.
 
-    bucket_limit: elements after which a bucket ends; None for a single bucket.
+    bucket_elements: elements after which a bucket ends; None for a single bucket.
     is_tied: whether embedding and output layer share their table, which then has a bucket of its own.
     is_distributed: whether ranks divide the buffer.
     """
@@ -106,7 +106,7 @@ def make_buffer(
         )
         next_start += parameter.element_count
         is_bucket_open = True
-        if needs_separate_bucket or (bucket_limit is not None and next_start - bucket_start >= bucket_limit):
+        if needs_separate_bucket or (bucket_elements is not None and next_start - bucket_start >= bucket_elements):
             bucket_start = next_start = close_bucket(next_start)
             is_bucket_open = False
     if is_bucket_open:
@@ -114,7 +114,7 @@ def make_buffer(
     return GradientBuffer(parameters, is_expert, shard_count, bucket_ranges[-1].end, bucket_ranges, parameter_ranges)
 
 
-def bucket_size(
+def bucket_elements_of_chunk(
     settings: MegatronSettings, layout: Layout, rank_coordinates: Coordinates, chunk_index: int, parameters: int
 ) -> int | None:
     """Returns the number of gradient elements per bucket; None for a single bucket.

@@ -21,7 +21,7 @@ def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the Megatron-LM run of an accelerate config. command_settings: the other settings."""
-    reader.refuse_groups(config)
+    reader.refuse_parallel_groups(config)
     section_name = "megatron_lm_config"
     plugin_options = {
         str(key).removeprefix("megatron_lm_"): value for key, value in reader.table(config, section_name).items()

@@ -48,21 +48,21 @@ class RecordedRank:
     """The recorded forward and backward passes of a rank, which ranks with identical passes reuse.
 
     pass_traces: events of each kind of pass; None if passes do not repeat.
-    layers_before: per chunk, the layers before it in the recorded rank.
+    layers_before_by_chunk: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
-    splits_by_previous: whether the cases of passes have the kind of the chunk's previous pass.
-    replay_results: `steps_key` of a run → the result of its steps.
+    distinguishes_previous_pass: whether the cases of passes have the kind of the chunk's previous pass.
+    replay_results: `steps_cache_key` of a run → the result of its steps.
     """
 
     pass_traces: Mapping[PassCase, PassTrace] | None
-    layers_before: Sequence[int]
+    layers_before_by_chunk: Sequence[int]
     parameters: Sequence[list[Parameter]]
-    splits_by_previous: bool = False
+    distinguishes_previous_pass: bool = False
     replay_results: dict[tuple[object, ...], ReplayResult] = field(default_factory=dict, compare=False)
 
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
-"""Result of `passes_key` for a rank → the rank's recorded passes."""
+"""Result of `passes_cache_key` for a rank → the rank's recorded passes."""
 
 
 MICROBATCHES_RUN_IN_FULL = 5
@@ -84,7 +84,7 @@ def replay_rank(
     rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
     recorded_ranks = {} if recorded_ranks is None else recorded_ranks
     is_last_stage = rank_run.coordinates.pp == rank_run.layout.pp - 1
-    rank_passes_key = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
+    rank_passes_key = *passes_cache_key(rank_run), is_last_stage, uses_expandable_segments(settings)
     if settings.use_megatron_fsdp:
         rank_run.set_up()
         return replay_two_steps(rank_run, memory_meter)
@@ -103,14 +103,14 @@ def replay_rank(
         model_chunk.parameters = parameters
     layer_offsets = [
         model_chunk.lowering.first_layer_index - layers_before
-        for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
+        for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before_by_chunk, strict=True)
     ]
     rank_run.pass_recorder = PassPlayer(
-        memory_meter, recorded_rank.pass_traces, layer_offsets, recorded_rank.splits_by_previous
+        memory_meter, recorded_rank.pass_traces, layer_offsets, recorded_rank.distinguishes_previous_pass
     )
     try:
         rank_run.set_up()
-        step_events_key = steps_key(rank_run, memory_meter)
+        step_events_key = steps_cache_key(rank_run, memory_meter)
         if step_events_key not in recorded_rank.replay_results:
             recorded_rank.replay_results[step_events_key] = replay_two_steps(rank_run, memory_meter)
         return recorded_rank.replay_results[step_events_key]
@@ -120,7 +120,7 @@ def replay_rank(
         return replay_two_steps(rank_run, memory_meter)
 
 
-def passes_key(rank_run: RankRun) -> tuple[object, ...]:
+def passes_cache_key(rank_run: RankRun) -> tuple[object, ...]:
     """Returns the cache key of a rank's recorded passes; ranks of a run with the same key have the same passes."""
     layer_names, rank_coordinates = rank_run.spec.main.layer_names(), rank_run.coordinates._replace(dp=0, pp=0, edp=0)
     if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
@@ -178,7 +178,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
     )
 
 
-def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:
+def steps_cache_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:
     """Returns the cache key of a rank's two recorded training steps, which have a cache separate from the passes.
 
     Ranks with equal keys have equal allocations outside of the passes: between them, and in the optimizer's step.

@@ -45,17 +45,23 @@ from ...workload.workload import Workload
 from .evidence import check_components
 from .fully_sharded import ShardedWeights
 from .kernel_choices import (
-    cublas_workspace,
+    cublas_workspace_bytes,
     optimizer_sharding,
-    rank_choices_of,
+    rank_kernel_choices,
     refuse_unmodelled_arguments,
     retains_batches,
     te_workspace_bytes,
 )
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
 from .kernels.rank_choices import RankKernelChoices
-from .layer_wise_optimizer import pack_buffer, updates_in_rank_order, updates_of_rank
-from .param_and_grad_buffer import GradientBuffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
+from .layer_wise_optimizer import make_unsplit_buffer, optimizer_updates_in_rank_order, optimizer_updates_of_rank
+from .param_and_grad_buffer import (
+    GradientBuffer,
+    bucket_elements_of_chunk,
+    is_updated_by_muon,
+    make_buffer,
+    optimizer_updates,
+)
 from .settings import MegatronSettings
 
 STATE_BYTES_BY_DTYPE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -164,9 +170,9 @@ class RankRun:
         )
         self.graph: AutogradGraph = AutogradGraph(memory_meter)
         self.graph.keeps_gradients = False
-        self.rank_choices: RankKernelChoices = rank_choices_of(settings)
+        self.rank_choices: RankKernelChoices = rank_kernel_choices(settings)
         self.persistent: PersistentTensors = PersistentTensors(
-            memory_meter, cublas_workspace(settings), te_workspace_bytes(settings)
+            memory_meter, cublas_workspace_bytes(settings), te_workspace_bytes(settings)
         )
         tokens_per_rank = settings.sequence_length // settings.cp
         decoder_tokens = settings.decoder_seq_length
@@ -206,7 +212,7 @@ class RankRun:
     def _create_chunk(self, stage: Stage | None, rank: int) -> ModelChunk:
         """Creates the chunk of layers of a pipeline stage."""
         rank_lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
-        rank_lowering.included_parts = frozenset({MTP.name} if self.settings.mtp_layers else ())
+        rank_lowering.included_parts = frozenset({MTP.name} if self.settings.mtp_layer_count else ())
         rank_lowering.first_layer_index = 0 if stage is None else stage.layers.start
         recorded_stage = None if stage is None else representative_stage(self.spec, stage)
         return ModelChunk(
@@ -255,7 +261,7 @@ class RankRun:
         gradient_bytes = 4 if settings.reduces_in_fp32 else 2
         is_tied = self.spec.tie_word_embeddings
         for chunk_index, model_chunk in enumerate(self.chunks):
-            bucket_elements = bucket_size(
+            bucket_elements = bucket_elements_of_chunk(
                 settings,
                 layout,
                 self.coordinates,
@@ -337,7 +343,7 @@ class RankRun:
                 parameter for parameter in parameters if not (is_layout_sharded and is_updated_by_muon(parameter))
             ]
             if muon_matrices:
-                yield pack_buffer(muon_matrices, is_expert, self.settings, self.layout, bucket_elements)
+                yield make_unsplit_buffer(muon_matrices, is_expert, self.settings, self.layout, bucket_elements)
             for is_fp8 in sorted({parameter.is_fp8 for parameter in adam_parameters}):
                 buffer_parameters = [parameter for parameter in adam_parameters if parameter.is_fp8 is is_fp8]
                 yield make_buffer(
@@ -369,9 +375,9 @@ class RankRun:
     def _latent_attention_layer_count(self) -> int:
         """Returns the number of this rank's latent-attention layers, each of which has RoPE tables."""
         if self.layout.pp == 1:
-            return self.spec.main.num_hidden_layers + self.settings.mtp_layers
+            return self.spec.main.num_hidden_layers + self.settings.mtp_layer_count
         layer_count = sum(len(model_chunk.stage.layers) for model_chunk in self.chunks if model_chunk.stage is not None)
-        return layer_count + (self.settings.mtp_layers if self.chunks[-1].is_last else 0)
+        return layer_count + (self.settings.mtp_layer_count if self.chunks[-1].is_last else 0)
 
     def make_first_rope_tables(self) -> None:
         """Creates the RoPE tables of latent attention in the first forward pass.
@@ -398,11 +404,11 @@ class RankRun:
         """
         settings = self.settings
         if self.optimizer_sharding == "turns":
-            rank_updates, self.step_gather_element_counts = updates_in_rank_order(
+            rank_updates, self.step_gather_element_counts = optimizer_updates_in_rank_order(
                 self.buffers, self.layout, self.coordinates
             )
         elif self.optimizer_sharding == "layout":
-            rank_updates = updates_of_rank(self.buffers, self.layout, self.coordinates)
+            rank_updates = optimizer_updates_of_rank(self.buffers, self.layout, self.coordinates)
         else:
             rank_updates = list(
                 optimizer_updates(
@@ -489,7 +495,7 @@ class RankRun:
         batch_tensors: list[Tensor] = []
         if model_chunk.is_last:
             batch_tensors += [new_tensor((token_count,), INT64), new_tensor((token_count,), FLOAT32)]
-        if model_chunk.is_first or (model_chunk.is_last and settings.mtp_layers):
+        if model_chunk.is_first or (model_chunk.is_last and settings.mtp_layer_count):
             batch_tensors += [new_tensor((token_count,), INT64), new_tensor((token_count,), INT64)]
         if batch_tensors and not settings.no_create_attention_mask_in_dataloader:
             batch_tensors.append(
@@ -525,7 +531,7 @@ class RankRun:
         self.persistent.chunk_input = None
         if model_chunk.is_last:
             self.meter.place = AllocationPlace("forward", path="loss")
-            token_losses = model_chunk.lowering.loss_of(hidden_states)
+            token_losses = model_chunk.lowering.token_losses(hidden_states)
             del hidden_states
             hidden_states = self._sum_loss(token_losses)
             model_chunk.lowering.logits = []
@@ -568,7 +574,7 @@ class RankRun:
         if self.sharded_weights is not None:
             self.sharded_weights.end_backward()
 
-    def receive_hidden(self) -> Tensor:
+    def receive_hidden_states(self) -> Tensor:
         """Returns the hidden states received from the previous stage, whose gradient the backward pass stores."""
         self.meter.place = AllocationPlace("forward", path="receive")
         hidden_states = self._allocate_hidden_states()

@@ -34,7 +34,7 @@ from .record_passes import record_passes, recorded_step_microbatches
 from .settings import MegatronSettings
 
 SharedTensorKeys: TypeAlias = frozenset[str | Shape]
-"""Keys in `PersistentTensors.shared_blocks`."""
+"""Keys in `PersistentTensors.shared_block_by_key`."""
 
 
 @frozen
@@ -128,7 +128,7 @@ def record_chunks(
         rank, rank_run = first_rank, RankRun(spec, settings, first_rank, EventRecorder())
     chunk_count = len(rank_run.chunks)
     recorded_chunks = [
-        _recorded_chunk(
+        _cached_chunk(
             spec,
             settings,
             rank,
@@ -176,7 +176,7 @@ MAX_CACHED_CHUNKS = 256
 """Largest number of chunks in a cache."""
 
 
-def _recorded_chunk(
+def _cached_chunk(
     spec: ModelSpec,
     settings: MegatronSettings,
     rank: int,
@@ -299,14 +299,14 @@ def _record_chunk(
     )
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
     recorded_passes = record_passes(rank_run, recorder, is_interleaved, distinguishes_previous_pass)
-    shared_blocks = rank_run.persistent.shared_blocks
+    shared_block_by_key = rank_run.persistent.shared_block_by_key
     return RecordedChunk(
         model_chunk.program,
         model_chunk.lowering.first_layer_index,
         model_chunk.parameters,
         recorded_passes,
-        {name: tuple(block.handle for block in blocks) for name, blocks in shared_blocks.items()},
-        {name: (blocks[0].bytes, blocks[-1].bytes) for name, blocks in shared_blocks.items()},
+        {name: tuple(block.handle for block in blocks) for name, blocks in shared_block_by_key.items()},
+        {name: (blocks[0].bytes, blocks[-1].bytes) for name, blocks in shared_block_by_key.items()},
         SIMULATED_WORK.subtract_work_since(effort_before),
     )
 

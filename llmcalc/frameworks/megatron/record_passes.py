@@ -89,7 +89,7 @@ class MicroBatchesInFlight:
 
     def forward(self, model_chunk: ModelChunk) -> None:
         """Runs the forward pass of the next micro-batch of a chunk."""
-        chunk_input = None if model_chunk.is_first else self.rank_run.receive_hidden()
+        chunk_input = None if model_chunk.is_first else self.rank_run.receive_hidden_states()
         forward_output = self.rank_run.forward(model_chunk, chunk_input)
         self.chunk_inputs[model_chunk.chunk_index].append(chunk_input)
         self.forward_outputs[model_chunk.chunk_index].append(forward_output)

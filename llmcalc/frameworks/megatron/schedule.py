@@ -47,14 +47,14 @@ def _run_1f1b(rank_run: RankRun) -> None:
     stage_inputs: list[Tensor | None] = []
     forward_outputs: list[ForwardOutput] = []
     for _ in range(warmup_microbatches):
-        stage_input = None if chunk.is_first else rank_run.receive_hidden()
+        stage_input = None if chunk.is_first else rank_run.receive_hidden_states()
         forward_output = rank_run.forward(chunk, stage_input)
         stage_inputs.append(stage_input)
         forward_outputs.append(forward_output)
         forward_output.free()
     remaining_microbatches = microbatches - warmup_microbatches
     if remaining_microbatches:
-        stage_input = None if chunk.is_first else rank_run.receive_hidden()
+        stage_input = None if chunk.is_first else rank_run.receive_hidden_states()
     for microbatch in range(remaining_microbatches):
         forward_output = rank_run.forward(chunk, stage_input)
         gradient = None if chunk.is_last else rank_run.receive_gradient()
@@ -63,7 +63,9 @@ def _run_1f1b(rank_run: RankRun) -> None:
         forward_output.free()
         stage_input, forward_output = stage_inputs.pop(0), forward_outputs.pop(0)
         input_gradient = rank_run.backward(stage_input, forward_output, gradient)
-        stage_input = None if chunk.is_first or microbatch == remaining_microbatches - 1 else rank_run.receive_hidden()
+        stage_input = (
+            None if chunk.is_first or microbatch == remaining_microbatches - 1 else rank_run.receive_hidden_states()
+        )
     for _ in range(warmup_microbatches):
         stage_input, forward_output = stage_inputs.pop(0), forward_outputs.pop(0)
         gradient = None if chunk.is_last else rank_run.receive_gradient()
@@ -164,9 +166,9 @@ class InterleavedSchedule:
 
     def run(self) -> None:
         """Runs the schedule's three phases: warm-up, alternating forward and backward passes, and cool-down."""
-        self.inputs[0].append(None if self.is_first(0) else self.rank_run.receive_hidden())
+        self.inputs[0].append(None if self.is_first(0) else self.rank_run.receive_hidden_states())
         for slot_number in range(self.warmup_pass_count):
-            self._warm_up(slot_number)
+            self._run_warm_up(slot_number)
         for slot_number in range(self.remaining_pass_count):
             if self.overlaps_communication:
                 self._forward_and_backward_overlapped(slot_number)
@@ -177,23 +179,23 @@ class InterleavedSchedule:
         if not self.remaining_pass_count:
             self.gradients[-1].append(None if self.last else self.rank_run.receive_gradient())
         for slot_number in range(self.remaining_pass_count, self.forward_pass_count):
-            self._cool_down(slot_number)
+            self._run_cool_down(slot_number)
 
-    def _warm_up(self, slot_number: int) -> None:
+    def _run_warm_up(self, slot_number: int) -> None:
         """Runs a warm-up forward pass. The last warm-up pass also receives the first gradient."""
         receives_input, next_chunk_index = self.next_received_chunk(slot_number, True)
         receives_input = receives_input and slot_number != self.forward_pass_count - 1
         receives_gradient = slot_number == self.warmup_pass_count - 1 and self.remaining_pass_count > 0
         buffer_index = slot_number % len(self.forward_buffer)
         if self.prefetches_input and not self.first:
-            self.forward_buffer[buffer_index] = self.rank_run.receive_hidden() if receives_input else None
+            self.forward_buffer[buffer_index] = self.rank_run.receive_hidden_states() if receives_input else None
         self.output = self.forward(slot_number)
         if self.is_last(self.chunk_of_slot(slot_number, True)):
             self.output = None
         if not self.prefetches_input:
-            self.input_tensor = self.rank_run.receive_hidden() if receives_input else None
+            self.input_tensor = self.rank_run.receive_hidden_states() if receives_input else None
         elif self.first:
-            self.forward_buffer[buffer_index] = self.rank_run.receive_hidden() if receives_input else None
+            self.forward_buffer[buffer_index] = self.rank_run.receive_hidden_states() if receives_input else None
         if receives_gradient and not self.overlaps_communication:
             self.gradients[-1].append(None if self.last else self.rank_run.receive_gradient())
         if receives_input and not self.prefetches_input:
@@ -219,7 +221,7 @@ class InterleavedSchedule:
         receives_input, next_chunk_index = self.next_received_chunk(forward_slot, True)
         receives_input = receives_input and slot_number != self.remaining_pass_count - 1
         receives_gradient, gradient_chunk_index = self.next_received_chunk(slot_number, False)
-        self.input_tensor = self.rank_run.receive_hidden() if receives_input else None
+        self.input_tensor = self.rank_run.receive_hidden_states() if receives_input else None
         self.output_gradient = self.rank_run.receive_gradient() if receives_gradient else None
         if self.output is not None:
             self.output.free()
@@ -239,7 +241,7 @@ class InterleavedSchedule:
         receives_input, next_chunk_index = self.next_received_chunk(forward_slot, True)
         receives_input = receives_input and slot_number != self.remaining_pass_count - 1
         buffer_length = len(self.forward_buffer)
-        self.forward_buffer[forward_slot % buffer_length] = rank.receive_hidden() if receives_input else None
+        self.forward_buffer[forward_slot % buffer_length] = rank.receive_hidden_states() if receives_input else None
         if receives_input:
             self.inputs[next_chunk_index].append(self.forward_buffer[forward_slot % buffer_length])
             self.forward_buffer[(forward_slot + 1) % buffer_length] = None
@@ -254,7 +256,7 @@ class InterleavedSchedule:
             self.backward_buffer[(slot_number + 1) % buffer_length] = None
         self.output = forward_output
 
-    def _cool_down(self, slot_number: int) -> None:
+    def _run_cool_down(self, slot_number: int) -> None:
         """Runs one slot of the cool-down: a backward pass without a forward pass."""
         receives_gradient, gradient_chunk_index = self.next_received_chunk(slot_number, False)
         receives_gradient = receives_gradient and slot_number != self.forward_pass_count - 1

@@ -23,7 +23,7 @@ from ...parallel.layout import (
     stage_sizes_between_ends,
     stage_sizes_with_counted_ends,
 )
-from .arguments import MegatronArguments, flag_of
+from .arguments import MegatronArguments, flag_of_field
 
 
 @frozen
@@ -73,7 +73,7 @@ class MegatronSettings(MegatronArguments):
         return (self.hybrid_layer_pattern or "").split("/")[0].split("|")
 
     @property
-    def mtp_layers(self) -> int:
+    def mtp_layer_count(self) -> int:
         """Number of multi-token-prediction layers, which a hybrid pattern lists after slashes."""
         if self.hybrid_layer_pattern is not None and "/" in self.hybrid_layer_pattern:
             return self.hybrid_layer_pattern.count("/")
@@ -98,7 +98,7 @@ class MegatronSettings(MegatronArguments):
         return int((4 * hidden_size * 2 / 3) / 64) * 64 if self.swiglu else 4 * hidden_size
 
     @property
-    def expert_width(self) -> int:
+    def expert_ffn_width(self) -> int:
         """Width of an expert's feed-forward network."""
         return self.moe_ffn_hidden_size or self.ffn_width
 
@@ -113,7 +113,7 @@ class MegatronSettings(MegatronArguments):
         return self.kv_channels or (self.hidden_size or 0) // (self.num_attention_heads or 1)
 
     @property
-    def query_groups(self) -> int:
+    def query_group_count(self) -> int:
         """Number of key/value heads."""
         return self.num_query_groups if self.group_query_attention else self.num_attention_heads or 0
 
@@ -344,9 +344,9 @@ class MegatronSettings(MegatronArguments):
 
     def layout(self) -> Layout:
         """The parallel layout of the run. Raises `InputError` for an impossible layout."""
-        self._check_world()
-        cp_exchange = CP_EXCHANGE_BY_COMM_TYPE.get(self.cp_comm_type[0] if self.cp_comm_type else "p2p")
-        if cp_exchange is None or len(set(self.cp_comm_type)) > 1:
+        self._check_world_size()
+        context_parallel_exchange = CP_EXCHANGE_BY_COMM_TYPE.get(self.cp_comm_type[0] if self.cp_comm_type else "p2p")
+        if context_parallel_exchange is None or len(set(self.cp_comm_type)) > 1:
             raise InputError(
                 f"--cp-comm-type {' '.join(self.cp_comm_type)[:60]}: not supported; expected one of "
                 f"{', '.join(CP_EXCHANGE_BY_COMM_TYPE)} for all layers"
@@ -365,7 +365,7 @@ class MegatronSettings(MegatronArguments):
             etp=self.expert_tensor_parallel_size,
             vpp=self.chunk_count,
             sequence_parallel=self.uses_sequence_parallelism,
-            cp_comm=cp_exchange,
+            cp_comm=context_parallel_exchange,
             zero=zero_stage,
             hsdp_replicas=self.num_distributed_optimizer_instances,
             reshard=not self.torch_fsdp2_no_reshard_after_forward,
@@ -373,7 +373,7 @@ class MegatronSettings(MegatronArguments):
             pp_layout=self.layers_per_stage,
         )
 
-    def _check_world(self) -> None:
+    def _check_world_size(self) -> None:
         """Raises `InputError` for a parallel size below 1, and for a number of devices that the sizes do not divide."""
         size_names = (
             "tensor_model_parallel_size",
@@ -385,7 +385,9 @@ class MegatronSettings(MegatronArguments):
         )
         for size_name in size_names:
             if getattr(self, size_name) < 1:
-                raise InputError(f"{flag_of(size_name)}: {getattr(self, size_name)}; expected a positive whole number")
+                raise InputError(
+                    f"{flag_of_field(size_name)}: {getattr(self, size_name)}; expected a positive whole number"
+                )
         replica_devices = self.tp * self.pp * self.cp
         if self.world_size % replica_devices:
             raise InputError(
@@ -396,11 +398,11 @@ class MegatronSettings(MegatronArguments):
     def check(self) -> None:
         """Raises `InputError`, which names the argument, for values that Megatron-LM or the model rejects."""
         self._check_sizes()
-        self._check_world()
+        self._check_world_size()
         self._check_batch()
         self._check_experts()
-        self._check_tokens()
-        self._check_context()
+        self._check_sequence_length()
+        self._check_context_parallelism()
         if self.fp16 and self.bf16:
             raise InputError("--fp16, --bf16: both are given; expected one")
         if self.optimizer_cpu_offload and not (self.use_precision_aware_optimizer and self.use_distributed_optimizer):
@@ -433,7 +435,7 @@ class MegatronSettings(MegatronArguments):
             self._reject_value(
                 "num_attention_heads", f"a divisor of --hidden-size {self.hidden_size}, or --kv-channels"
             )
-        if self.num_attention_heads % self.query_groups:
+        if self.num_attention_heads % self.query_group_count:
             self._reject_value("num_query_groups", f"a divisor of --num-attention-heads {self.num_attention_heads}")
 
     def _check_batch(self) -> None:
@@ -480,7 +482,7 @@ class MegatronSettings(MegatronArguments):
                 f"expected one of {self.layer_count}"
             )
 
-    def _check_tokens(self) -> None:
+    def _check_sequence_length(self) -> None:
         """Raises `InputError` for a sequence longer than the position table, or with a length not divisible by tp."""
         longest_sequence = max(self.sequence_length, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest_sequence:
@@ -494,7 +496,7 @@ class MegatronSettings(MegatronArguments):
                     "expected a multiple"
                 )
 
-    def _check_context(self) -> None:
+    def _check_context_parallelism(self) -> None:
         """Raises `InputError` for sizes that context-parallel ranks do not divide."""
         sequence_part_count = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
         for argument_name, token_count in (
@@ -505,7 +507,7 @@ class MegatronSettings(MegatronArguments):
                 self._reject_value(argument_name, f"a multiple of 2 · context-parallel size = {sequence_part_count}")
         heads = (
             self.num_attention_heads or 1,
-            self.num_attention_heads if self.has_latent_attention else self.query_groups,
+            self.num_attention_heads if self.has_latent_attention else self.query_group_count,
         )
         if "a2a" in self.cp_comm_type[:1]:
             head_counts = [head_count or 1 for head_count in heads]
@@ -513,15 +515,15 @@ class MegatronSettings(MegatronArguments):
 
     def _require_positive(self, argument_name: str, argument_value: Any) -> None:
         if argument_value is None:
-            raise InputError(f"{flag_of(argument_name)}: missing; Megatron-LM needs it")
+            raise InputError(f"{flag_of_field(argument_name)}: missing; Megatron-LM needs it")
         if argument_value < 1:
             raise InputError(
-                f"{flag_of(argument_name)}: {short_repr(argument_value)}; expected a positive whole number"
+                f"{flag_of_field(argument_name)}: {short_repr(argument_value)}; expected a positive whole number"
             )
 
     def _reject_value(self, argument_name: str, expected_value: str) -> None:
         raise InputError(
-            f"{flag_of(argument_name)}: {short_repr(getattr(self, argument_name))}; expected {expected_value}"
+            f"{flag_of_field(argument_name)}: {short_repr(getattr(self, argument_name))}; expected {expected_value}"
         )
 
 

@@ -32,7 +32,7 @@ from .named_arguments import NamedModelArguments
 from .parallel_adapters import ADAPTER_SETTINGS, ParallelAdapters
 from .rank_run import STATE_BYTES_BY_DTYPE
 from .settings import CP_EXCHANGE_BY_COMM_TYPE, MegatronSettings
-from .unsupported import gpu_runs_recipe
+from .unsupported import gpu_supports_fp8_recipe
 
 ARGUMENTS_BY_RECOMPUTE_MODE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -97,7 +97,7 @@ def megatron_settings_of(
         "micro_batch_size": batch,
         "global_batch_size": batch * layout.dp * (options.num_microbatches or 1),
         "seq_length": int(memory_use.workload.seq),
-        **_format_arguments(options),
+        **_number_format_arguments(options),
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
         "attention_backend": "auto" if options.attn_implementation in (None, "flash", "sdpa") else "unfused",
@@ -121,7 +121,7 @@ def megatron_settings_of(
     if named_arguments is not None:
         arguments |= named_arguments.arguments(options, "num_experts" in arguments, spec)
     settings = MegatronSettings(**arguments)
-    if settings.fp8_format is not None and not gpu_runs_recipe(settings):
+    if settings.fp8_format is not None and not gpu_supports_fp8_recipe(settings):
         raise InputError(
             f"--precision {options.precision}: Megatron's recipe {settings.fp8_recipe} does not run on {gpu}; "
             "expected bf16-master, fp8 from Hopper on, or mxfp8 from Blackwell on"
@@ -244,7 +244,7 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weight_format: str) ->
     return ParallelAdapters(adapters.library, adapters.rank, adapters.target_names, bool(options.lora_dropout))
 
 
-def _format_arguments(options: Settings) -> dict[str, Any]:
+def _number_format_arguments(options: Settings) -> dict[str, Any]:
     """Returns the arguments for the number formats of weights, main gradients and optimizer states."""
     weight_format = "float16" if options.dtype is not None and dtype(options.dtype) == "float16" else "bfloat16"
     if options.dtype is not None and dtype(options.dtype) != weight_format:
@@ -286,9 +286,9 @@ def _format_arguments(options: Settings) -> dict[str, Any]:
     return arguments
 
 
-def optimizer_bytes(options: Settings) -> tuple[int, int]:
+def main_gradient_and_state_bytes(options: Settings) -> tuple[int, int]:
     """Returns the bytes per parameter of main gradients, and of main weights plus Adam's states."""
-    settings = MegatronSettings(**_format_arguments(options))
+    settings = MegatronSettings(**_number_format_arguments(options))
     if settings.optimizer_cpu_offload:
         return 4 if settings.reduces_in_fp32 else 2, 0
     if settings.use_precision_aware_optimizer:

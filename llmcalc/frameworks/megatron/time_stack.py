@@ -26,9 +26,9 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool, exchanges_to
     """
     if launched_run is None:
         return "megatron-alltoall" if exchanges_tokens else "megatron"
-    is_overlapped = bool(overlapped_groups(launched_run))
-    dispatcher = _dispatcher(launched_run)
-    stack_names = [LAYER_GRAPHS_STACK] if _has_captured_layers(launched_run) else []
+    is_overlapped = bool(overlapped_parallel_groups(launched_run))
+    dispatcher = _token_dispatcher(launched_run)
+    stack_names = [LAYER_GRAPHS_STACK] if _has_cuda_graphs(launched_run) else []
     if dispatcher not in ("", "flex" if is_overlapped else "alltoall"):
         stack_names.append(f"megatron-{dispatcher}")
     if is_overlapped:
@@ -36,7 +36,7 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool, exchanges_to
     return "+".join(["megatron-no-overlap", *stack_names])
 
 
-def _dispatcher(launched_run: Launch) -> str:
+def _token_dispatcher(launched_run: Launch) -> str:
     """Returns the token dispatcher, `allgather`, `alltoall` or `flex`; empty if ranks exchange no tokens."""
     settings = launched_run.framework_settings
     if launched_run.layout.ep == 1:
@@ -48,19 +48,19 @@ def _dispatcher(launched_run: Launch) -> str:
     return "flex" if uses_flex else "alltoall"
 
 
-def _has_captured_layers(launched_run: Launch) -> bool:
+def _has_cuda_graphs(launched_run: Launch) -> bool:
     settings = launched_run.framework_settings
     if isinstance(settings, MegatronSettings):
-        return captures_layers(settings)
+        return captures_cuda_graphs(settings)
     return isinstance(settings, NamedModelArguments) and settings.has_layer_graphs
 
 
-def captures_layers(settings: MegatronSettings) -> bool:
+def captures_cuda_graphs(settings: MegatronSettings) -> bool:
     """Whether CUDA graphs are captured, one per layer or one of the whole step."""
     return settings.enable_cuda_graph or settings.external_cuda_graph or settings.cuda_graph_impl != "none"
 
 
-def overlapped_groups(launched_run: Launch) -> frozenset[str]:
+def overlapped_parallel_groups(launched_run: Launch) -> frozenset[str]:
     """Returns the process groups whose messages the launch file overlaps with matrix products.
 
     Files of other programs may list the arguments among those that do not change memory. Tensor-parallel messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arguments import flag_of
+from .arguments import flag_of_field
 from .cuda_graphs import WHOLE_STEP_GRAPH, captures_whole_step
 from .settings import GATED_DELTA_NET_NAMES, MegatronSettings
 
@@ -12,10 +12,10 @@ from .settings import GATED_DELTA_NET_NAMES, MegatronSettings
 def unmodelled_arguments(settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for all arguments of a run that change memory and are not modelled."""
     reasons = {}
-    for argument in settings.changed_fields():
+    for argument in settings.changed_field_names():
         for refusal_reason, arguments in UNMODELLED_FIELDS_BY_REASON.items():
             if argument in arguments and getattr(settings, argument) not in VALUES_WITHOUT_EFFECT.get(argument, ()):
-                reasons[flag_of(argument)] = refusal_reason
+                reasons[flag_of_field(argument)] = refusal_reason
     if settings.overlap_moe_expert_parallel_comm and settings.pp > 1:
         reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
     if settings.optimizer_cpu_offload and (settings.optimizer != "adam" or settings.optimizer_offload_fraction != 1):
@@ -37,9 +37,9 @@ def unmodelled_arguments(settings: MegatronSettings) -> dict[str, str]:
         if not settings.has_latent_attention:
             reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
         reasons |= {
-            flag_of(argument): "another indexer"
+            flag_of_field(argument): "another indexer"
             for argument in UNMODELLED_INDEXER_FIELDS
-            if argument in settings.changed_fields()
+            if argument in settings.changed_field_names()
         }
         if settings.recompute_mode == "selective":
             reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
@@ -59,9 +59,9 @@ def _unsupported_sharding(settings: MegatronSettings) -> dict[str, str]:
     }
     if settings.megatron_fsdp_grad_comm_dtype not in ("auto", settings.megatron_fsdp_main_grads_dtype):
         reasons["megatron_fsdp_grad_comm_dtype"] = "gradients that are sent in another format than they are kept in"
-    if settings.mtp_layers:
+    if settings.mtp_layer_count:
         reasons["mtp_num_layers"] = "multi-token prediction"
-    return {flag_of(argument): f"with --use-megatron-fsdp, {reason}" for argument, reason in reasons.items()}
+    return {flag_of_field(argument): f"with --use-megatron-fsdp, {reason}" for argument, reason in reasons.items()}
 
 
 def _unsupported_fp8(settings: MegatronSettings) -> dict[str, str]:
@@ -79,7 +79,7 @@ def _unsupported_fp8(settings: MegatronSettings) -> dict[str, str]:
         ),
         "an output layer in 8 bits": settings.fp8_output_proj,
         "--no-fp8-wgrad": settings.no_fp8_wgrad,
-        f"the recipe {settings.fp8_recipe} on {settings.gpu}": not gpu_runs_recipe(settings),
+        f"the recipe {settings.fp8_recipe} on {settings.gpu}": not gpu_supports_fp8_recipe(settings),
         "weights in mxfp8": settings.fp8_recipe == "mxfp8" and settings.fp8_param_gather,
         "delayed scaling and layers in bf16": settings.fp8_recipe == "delayed" and settings.first_last_layers_bf16,
         f"--optimizer {settings.optimizer}": settings.optimizer != "adam",
@@ -88,7 +88,7 @@ def _unsupported_fp8(settings: MegatronSettings) -> dict[str, str]:
     return {"--fp8-format": f"8-bit products with {', '.join(present_conditions)}"} if present_conditions else {}
 
 
-def gpu_runs_recipe(settings: MegatronSettings) -> bool:
+def gpu_supports_fp8_recipe(settings: MegatronSettings) -> bool:
     """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks since Blackwell."""
     gpu_family = gpu_generation(settings.gpu)
     block_recipe = "mxfp8" if gpu_family == "blackwell" else "blockwise"

@@ -14,20 +14,28 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, short_repr, suggest
-from ..launch.command_line import hydra_overrides_of, plain_value
-from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_boolean, read_integer, reader_of
-from ..launch.python_source import CALLED_NAME_KEY, Config, Configurations, UnknownValue, parse_python
-from ..launch.unresolved import is_unresolved, printable, unresolved_reason
+from ..launch.command_line import hydra_overrides_of, parsed_argument_value
+from ..launch.launch_types import (
+    CommandLine,
+    Launch,
+    LaunchReader,
+    LaunchSource,
+    launch_reader,
+    read_boolean,
+    read_integer,
+)
+from ..launch.python_source import CALLED_NAME_KEY, Config, ConfigurationBuilder, UnknownValue, parse_python
+from ..launch.unresolved import is_unresolved, printable_word, unresolved_reason
 from ..megatron.named_model import (
     BRIDGE_FUSED_MODEL_TYPES,
     END_STAGE_ARGUMENTS,
     PIPELINE_SPLIT_ARGUMENTS,
     STAGE_LAYOUT,
-    MegatronRun,
+    MegatronRunSettings,
     bridge_adapter_settings,
     cross_entropy_setting,
     host_optimizer_settings,
-    megatron_run,
+    megatron_launch_settings,
     smallest_device_count,
     stage_sizes_of_layout,
 )
@@ -141,7 +149,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             f"{source_file.name_in_errors}: line {command_line.line}: --recipe: {unresolved_reason(typed_recipe)}"
         )
     override_words = [word for word in words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)]
-    typed_text = printable(" ".join([typed_recipe, *dict.fromkeys(override_words)]), 600)
+    typed_text = printable_word(" ".join([typed_recipe, *dict.fromkeys(override_words)]), 600)
     raise InputError(
         f"{source_file.name_in_errors}: line {command_line.line} runs the recipe {typed_recipe[:60]}, whose settings "
         f"are in Megatron-Bridge's own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed_text}'"
@@ -153,7 +161,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
     Raises `InputError`, which names file and recipe.
     """
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         syntax_tree = parse_python(file_text, source_file.name_in_errors)
         recipe_names = [argument_word for argument_word in source_file.arguments if "=" not in argument_word]
         if len(recipe_names) > 1:
@@ -164,13 +172,15 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             raise reader.argument_error(
                 recipe_names[0] if recipe_names else "recipes", "nested too deeply; expected a recipe"
             ) from None
-        config |= {key: plain_value(override) for key, override in hydra_overrides_of(source_file.arguments).items()}
+        config |= {
+            key: parsed_argument_value(override) for key, override in hydra_overrides_of(source_file.arguments).items()
+        }
         return _read_configuration(reader, config, recipe_name)
 
 
 def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_name: str | None) -> tuple[Config, str]:
     """Returns a recipe's configuration and name, also if imported from another file."""
-    configurations = Configurations(syntax_tree, COMMON_CONFIGS)
+    configurations = ConfigurationBuilder(syntax_tree, COMMON_CONFIGS)
     recipe_names = [function_name for function_name in configurations.functions if not function_name.startswith("_")]
     recipes_by_alias = _imported_recipes(syntax_tree)
     known_recipes = [*recipe_names, *recipes_by_alias]
@@ -202,13 +212,13 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
             f"is {imported_name[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
             f"'{recipe_file[:80]} {imported_name[:80]}'",
         ) from None
-    imported_configurations = Configurations(parse_python(file_text, file_path), COMMON_CONFIGS)
+    imported_configurations = ConfigurationBuilder(parse_python(file_text, file_path), COMMON_CONFIGS)
     if imported_name not in imported_configurations.functions:
         raise reader.argument_error(imported_name[:80], f"is no recipe of {file_path[:80]}")
     return _with_flex_dispatcher(imported_configurations, imported_name), imported_name
 
 
-def _with_flex_dispatcher(configurations: Configurations, recipe_name: str) -> Config:
+def _with_flex_dispatcher(configurations: ConfigurationBuilder, recipe_name: str) -> Config:
     """Returns a recipe's configuration after its `apply_flex_dispatcher_backend`, which sets the dispatcher to `flex`.
 
     Source: training/flex_dispatcher_backend.py, for a GPU that has DeepEP or HybridEP (Ampere, Hopper, B200, B300).
@@ -295,7 +305,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     gpu_match = re.search(r"_(\d{1,5})gpu_", recipe_name)
     world_size = reader.source.world_size
     bias_activation_fusion = config_value("model.bias_activation_fusion")
-    parallel_run = MegatronRun(
+    megatron_run = MegatronRunSettings(
         tp=tp,
         pp=pp,
         cp=cp,
@@ -336,7 +346,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         cuda_graph_impl=config_value("model.cuda_graph_impl"),
         cuda_graph_modules=config_value("model.cuda_graph_modules") or config_value("model.cuda_graph_scope"),
     )
-    if world_size is None and gpu_match is not None and int(gpu_match[1]) % smallest_device_count(parallel_run) == 0:
+    if world_size is None and gpu_match is not None and int(gpu_match[1]) % smallest_device_count(megatron_run) == 0:
         world_size = int(gpu_match[1])
         reader.notes.append(f"{world_size} devices, from the recipe's name")
     settings = {
@@ -344,7 +354,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         **_optimizer_settings(reader, config),
         **host_optimizer_settings(reader, config, "optimizer."),
     }
-    launched_run = megatron_run(reader, parallel_run, world_size, settings)
+    launched_run = megatron_launch_settings(reader, megatron_run, world_size, settings)
     replica_count = launched_run.layout.dp
     if global_batch % (batch * replica_count):
         reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replica_count}")

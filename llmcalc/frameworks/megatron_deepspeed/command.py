@@ -18,7 +18,7 @@ from ...model import ModelSpec
 from ..argument_names import argument_names
 from ..deepspeed.config_file import is_deepspeed
 from ..launch.command_line import parse_arguments
-from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, launch_reader, read_integer
 from ..launch.unresolved import is_unresolved, is_unset_variable
 from ..megatron.launch_file import MEGATRON_SIGNS, read_megatron
 
@@ -84,10 +84,10 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         megatron_table = megatron_arguments(reader, arguments)
-        reader.check_unknown()
+        reader.check_unknown_arguments()
         launched_run = read_megatron(megatron_table, source_file)
         if EMBEDDING_NORM in arguments:
             launched_run = replace(launched_run, spec=_with_embedding_norm(launched_run.spec))
@@ -185,9 +185,9 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
     zero_stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
     deepspeed_config: Mapping[str, Any] = {}
-    if isinstance(config, str) and reader.source.fetch_table is not None:
+    if isinstance(config, str) and reader.source.read_named_tables is not None:
         try:
-            deepspeed_config = reader.source.fetch_table(config)
+            deepspeed_config = reader.source.read_named_tables(config)
         except ValueError:
             if zero_stage is None:
                 raise

@@ -12,29 +12,29 @@ from typing import Any
 from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import SecondLoss
-from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, parsed_arguments
 from ..launch.deepspeed_auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
-from ..launch.grpo import grpo_length, with_log_probabilities
+from ..launch.grpo import grpo_length_settings, with_log_probabilities
 from ..launch.launch_types import (
     CommandLine,
     Launch,
     LaunchReader,
     LaunchSource,
     Table,
+    launch_reader,
     read_integer,
-    reader_of,
     record_unknown_keys,
 )
 from ..launch.trainer import IGNORED_TRAINER_ARGUMENTS, launch_as_trainer
 from .megatron_command import ARGUMENTS_READ as MEGATRON_READ
-from .megatron_command import plain_tuner_type, run_of_megatron
+from .megatron_command import megatron_command_settings, plain_tuner_type
 from .rlhf import (
     GRPO_BETA,
     LOSS_BY_RLHF_TYPE,
     known_argument_names,
-    megatron_rollout_of,
     preference_sequence_count,
-    rollout_of,
+    read_megatron_rollout,
+    read_rollout,
     with_teacher,
 )
 from .tasks import sequences_per_sample, task_arguments
@@ -125,7 +125,7 @@ def trains(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         model_flag, _, swift_verb = command_line.program.partition(" ")
         if model_flag == "megatron" or "megatron" in command_line.program:
             return _read_megatron_command(reader, command_line, swift_verb)
@@ -134,7 +134,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             raise reader.argument_error(
                 f"line {command_line.line}: swift {swift_verb}", "is no training; expected swift sft or swift pt"
             )
-        config = plain_arguments(
+        config = parsed_arguments(
             parse_arguments(command_line.words, source_file.name_in_errors), reader, ARGUMENTS_READ - {"model"}
         )
         rlhf_type = str(config.get("rlhf_type", "dpo")) if swift_verb == "rlhf" else ""
@@ -164,7 +164,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             return launched_run
         completion_length = reader.integer(config, "max_completion_length", 512)
         launched_run = with_log_probabilities(launched_run, completion_length, launched_run.framework != "deepspeed")
-        return replace(launched_run, rollout=rollout_of(reader, config, launched_run))
+        return replace(launched_run, rollout=read_rollout(reader, config, launched_run))
 
 
 CHUNKED_LOSS_SETTINGS = {"cross_entropy": "flash-in-place", "logits_dtype": "fp32"}
@@ -211,7 +211,7 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
             f"line {command_line.line}: megatron export", "is no training; expected megatron sft or pt"
         )
     arguments = parse_arguments(command_line.words, reader.name_in_errors)
-    config = plain_arguments(arguments, reader, MEGATRON_READ - {"model"})
+    config = parsed_arguments(arguments, reader, MEGATRON_READ - {"model"})
     rlhf_type = str(config.get("rlhf_type")) if swift_verb == "rlhf" else ""
     if rlhf_type not in ("", *MEGATRON_RLHF_TYPES):
         raise reader.argument_error(
@@ -221,15 +221,15 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
             "sft",
         )
     handled_arguments = task_arguments(reader, config, rlhf_type)
-    parallel_run = run_of_megatron(
+    megatron_run = megatron_command_settings(
         reader, config, ARGUMENTS_IGNORED | IGNORED_TRAINER_ARGUMENTS | set(handled_arguments), rlhf_type
     )
     model_id = marked_model_name(arguments.get("--model"))
     if config.get("task_type") == "generative_reranker":
         reader.notes.append("--task_type generative_reranker: Megatron-SWIFT has logits of all words, ms-swift of two")
-    launched_run = reader.create_launch("megatron", parallel_run, model_name=model_id)
+    launched_run = reader.create_launch("megatron", megatron_run, model_name=model_id)
     if rlhf_type == "grpo":
-        return replace(launched_run, rollout=megatron_rollout_of(reader, config, launched_run))
+        return replace(launched_run, rollout=read_megatron_rollout(reader, config, launched_run))
     return launched_run
 
 
@@ -328,7 +328,9 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         trainer_table["attn_implementation"] = "flash_attention_2"
     sequence_length = swift_config.get("packing_length", swift_config.get("max_length"))
     if rlhf_type == "grpo":
-        sequence_length = grpo_length(reader, swift_config, "max_length", tuner_type == "lora", GRPO_BETA)["seq"]
+        sequence_length = grpo_length_settings(reader, swift_config, "max_length", tuner_type == "lora", GRPO_BETA)[
+            "seq"
+        ]
     # swift/sequence_parallel/*.py, Ulysses: each rank has a part of the tokens, and of their logits
     sequence_ranks = reader.sequence_ranks(swift_config, "sequence_parallel_size", world_size, "--")
     if sequence_length is not None:

@@ -41,7 +41,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     words = command_line.words
     if not words or not words[0].endswith(CONFIG_ENDINGS):
         return read_arguments(command_line, source_file)
-    config = LaunchReader(source_file).fetch_tables("the file of arguments", words[0], "a file of ms-swift")
+    config = LaunchReader(source_file).tables_of_named_file("the file of arguments", words[0], "a file of ms-swift")
     return _read_command_with_file(config, command_line._replace(words=words[1:]), source_file)
 
 
@@ -63,7 +63,7 @@ def _read_command_with_file(config: Table, command_line: CommandLine, source_fil
         word
         for argument_name, argument_value in config.items()
         if argument_name != "ENV" and argument_value is not None
-        for word in (f"--{argument_name}", *_words_of_value(argument_value))
+        for word in (f"--{argument_name}", *_command_words_of_value(argument_value))
     ]
     world_size = source_file.world_size
     if world_size is None and env_texts.get("NPROC_PER_NODE", "").isdecimal():
@@ -74,7 +74,7 @@ def _read_command_with_file(config: Table, command_line: CommandLine, source_fil
     return read_arguments(command_line._replace(words=[*words, *command_line.words]), config_source)
 
 
-def _words_of_value(value: Any) -> list[str]:
+def _command_words_of_value(value: Any) -> list[str]:
     """Returns the words of a value on a command line."""
     if isinstance(value, list):
         return [str(element) for element in value]

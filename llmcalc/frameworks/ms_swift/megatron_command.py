@@ -13,19 +13,19 @@ from ...sources.huggingface.family import field_names
 from ...workload.lora import ALL_LINEAR
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
-from ..launch.grpo import SFT_NOTE, grpo_length
+from ..launch.grpo import SFT_NOTE, grpo_length_settings
 from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_integer
-from ..launch.trainer import kto_settings, lora_settings, pair_settings
+from ..launch.trainer import kto_settings, lora_settings, preference_pair_settings
 from ..megatron.named_model import (
     HOST_OPTIMIZER_ARGUMENTS,
     PRECISION_AWARE_ARGUMENTS,
     STAGE_LAYOUT,
-    MegatronRun,
+    MegatronRunSettings,
     attention_setting,
     cross_entropy_setting,
     end_stage_layers,
     host_optimizer_settings,
-    megatron_run,
+    megatron_launch_settings,
     precision_aware_settings,
     stage_sizes_of_layout,
 )
@@ -68,7 +68,7 @@ MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
 ARGUMENTS_IGNORED = argument_names(__file__, "ignored_by_megatron")
 
 
-def run_of_megatron(
+def megatron_command_settings(
     reader: LaunchReader, config: Table, other_ignored_names: frozenset[str], rlhf_type: str = ""
 ) -> LaunchSettings:
     """Returns the training run of a `megatron` command of ms-swift.
@@ -81,7 +81,7 @@ def run_of_megatron(
     rlhf_names = (
         (*known_argument_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
     )
-    reader.check_names(
+    reader.record_argument_names(
         config,
         (
             *ARGUMENTS_READ,
@@ -102,11 +102,11 @@ def run_of_megatron(
     recomputed_modules = config.get("recompute_modules")
     sequence_length = config.get("packing_length", config.get("max_length"))
     if rlhf_type == "grpo":
-        sequence_length = grpo_length(reader, config, "max_length", bool(adapter_settings), GRPO_BETA)["seq"]
+        sequence_length = grpo_length_settings(reader, config, "max_length", bool(adapter_settings), GRPO_BETA)["seq"]
         reader.notes.append(SFT_NOTE)
     if sequence_length is None:
         raise reader.argument_error("--max_length", "missing; the length is that of the model; expected --max_length N")
-    parallel_run = MegatronRun(
+    megatron_run = MegatronRunSettings(
         tp=parallel_sizes["tensor_model_parallel_size"],
         pp=parallel_sizes["pipeline_model_parallel_size"],
         cp=parallel_sizes["context_parallel_size"],
@@ -141,7 +141,7 @@ def run_of_megatron(
         **host_optimizer_settings(reader, config, "", 1.0),
         **attention_setting(reader, "--attention_backend", reader.value(config, "attention_backend", "flash")),
     }
-    launched_run = megatron_run(reader, parallel_run, reader.source.world_size, settings)
+    launched_run = megatron_launch_settings(reader, megatron_run, reader.source.world_size, settings)
     global_batch = reader.integer(config, "global_batch_size", 16)
     rank_batch = parallel_sizes["micro_batch_size"] * launched_run.layout.dp
     if global_batch % rank_batch:
@@ -206,7 +206,9 @@ def _preference_sequences(
     run_settings = {"batch": micro_batch, **adapter_settings}
     if rlhf_type == "kto":
         return int(kto_settings(reader, run_settings, REFERENCE_MODEL)["batch"])
-    sequence_count = int(pair_settings(reader, LOSS_BY_RLHF_TYPE[rlhf_type], run_settings, REFERENCE_MODEL)["batch"])
+    sequence_count = int(
+        preference_pair_settings(reader, LOSS_BY_RLHF_TYPE[rlhf_type], run_settings, REFERENCE_MODEL)["batch"]
+    )
     return packed_sequence_count(reader, config, sequence_count)
 
 

@@ -15,8 +15,8 @@ from ..frozen_model import SecondLoss
 from ..launch.grpo import READ_GRPO_ARGUMENTS, colocated_rollout
 from ..launch.launch_types import Launch, LaunchReader, Table
 from ..launch.rollout import ModelState, Rollout
-from ..launch.teacher import GENERATION_NOTE, format_of_logits, with_teacher_model
-from ..launch.trainer import kto_settings, pair_settings
+from ..launch.teacher import GENERATION_NOTE, logit_format, with_teacher_model
+from ..launch.trainer import kto_settings, preference_pair_settings
 
 LOSS_BY_RLHF_TYPE = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
 """Value of `rlhf_type` for preference training → the loss."""
@@ -106,7 +106,7 @@ def preference_sequence_count(
     if rlhf_type == "kto":
         return int(kto_settings(reader, run_settings)["batch"])
     return packed_sequence_count(
-        reader, config, int(pair_settings(reader, LOSS_BY_RLHF_TYPE[rlhf_type], run_settings)["batch"])
+        reader, config, int(preference_pair_settings(reader, LOSS_BY_RLHF_TYPE[rlhf_type], run_settings)["batch"])
     )
 
 
@@ -124,7 +124,7 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
         reader.notes.append("--teacher_model_server: the loss reads some words of each token, and is counted as SFT's")
         return replace(launched_run, notes=tuple(reader.notes))
     loaded_format = "float32" if config.get("torch_dtype") == "float32" else "bfloat16"
-    bytes_per_logit = GKD_BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)]
+    bytes_per_logit = GKD_BYTES_PER_LOGIT[logit_format(launched_run, loaded_format)]
     logit_bytes, chunk_width = bytes_per_logit[reader.value(config, "beta", 0.5) in (0, 1)]
     if config.get("sft_alpha") not in (None, 0):
         logit_bytes += SFT_BYTES_PER_LOGIT
@@ -152,7 +152,7 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
     )
 
 
-def rollout_of(reader: LaunchReader, config: Table, launched_run: Launch) -> Rollout:
+def read_rollout(reader: LaunchReader, config: Table, launched_run: Launch) -> Rollout:
     """Returns the rollout engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
     offloaded_states: set[ModelState] = set()
     if reader.flag(config, "offload_model"):
@@ -171,7 +171,7 @@ def rollout_of(reader: LaunchReader, config: Table, launched_run: Launch) -> Rol
     )
 
 
-def megatron_rollout_of(reader: LaunchReader, config: Table, launched_run: Launch) -> Rollout:
+def read_megatron_rollout(reader: LaunchReader, config: Table, launched_run: Launch) -> Rollout:
     """Returns the rollout engine and the reference model of `megatron rlhf --rlhf_type grpo`.
 
     `--offload_model` puts main gradients and the reference model on the host too (swift/megatron/trainers/utils.py,
@@ -179,7 +179,7 @@ def megatron_rollout_of(reader: LaunchReader, config: Table, launched_run: Launc
     """
     generation_steps = reader.integer(config, "steps_per_generation", 1)
     batch = reader.integer(config, "global_batch_size", 16) * generation_steps
-    rollout = rollout_of(reader, {"use_vllm": True, "generation_batch_size": batch, **config}, launched_run)
+    rollout = read_rollout(reader, {"use_vllm": True, "generation_batch_size": batch, **config}, launched_run)
     layout = launched_run.layout
     offloaded_states: frozenset[ModelState] = frozenset(
         ("gradients", "reference") if "weights" in rollout.offloaded_states else ()

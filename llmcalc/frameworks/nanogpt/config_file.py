@@ -21,8 +21,8 @@ from ..launch.launch_types import (
     LaunchReader,
     LaunchSettings,
     LaunchSource,
+    launch_reader,
     read_integer,
-    reader_of,
 )
 from ..launch.python_source import UnknownValue, module_constants, parse_python
 from ..launch.unresolved import is_unresolved, unresolved_reason
@@ -86,8 +86,8 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a nanoGPT command. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
-        return _launch_of_values(reader, _run_values(reader, {}, command_line.words))
+    with launch_reader(source_file) as reader:
+        return _launch_of_values(reader, _value_by_key(reader, {}, command_line.words))
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
@@ -95,14 +95,14 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
     The arguments of `source_file` are further configurations and `--key=value`.
     """
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         variables = module_constants(parse_python(file_text, source_file.name_in_errors).body)
         if source_file.name_in_errors.endswith("train.py"):
             variables.pop("dtype", None)  # chosen by the device
-        return _launch_of_values(reader, _run_values(reader, variables, source_file.arguments))
+        return _launch_of_values(reader, _value_by_key(reader, variables, source_file.arguments))
 
 
-def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
+def _value_by_key(reader: LaunchReader, file_values: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
     """Returns key → value of a training run, from the file, the command's configuration files, and `--key=value`."""
     values_by_key = dict(file_values)
     for command_word in command_words:
@@ -163,11 +163,11 @@ def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> L
     }
     if run_values["compile"] is True:
         settings["compile"] = True
-    spec = _gpt_model(reader, run_values)
+    spec = _model_spec(reader, run_values)
     return reader.create_launch("torch", LaunchSettings(Layout(dp=world_size), settings), spec=spec)
 
 
-def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec:
+def _model_spec(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec:
     """Returns nanoGPT's model: GPT-2 with or without biases, with a head tied to the embedding."""
     initial_weights = str(run_values["init_from"])
     if initial_weights == "resume":

@@ -20,11 +20,11 @@ from ..launch.launch_types import (
     LaunchReader,
     LaunchSource,
     Table,
+    launch_reader,
     read_integer,
-    reader_of,
     record_unknown_keys,
 )
-from ..megatron.named_model import MegatronRun, megatron_run
+from ..megatron.named_model import MegatronRunSettings, megatron_launch_settings
 
 MODEL_TYPES = ("is_llama_config", "is_qwen2_config")
 """Keys that name a model class, for the classes that are read."""
@@ -79,13 +79,13 @@ def is_nanotron(config: Table) -> bool:
 
 def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         parallelism_table, tokens_table = reader.table(config, "parallelism"), reader.table(config, "tokens")
         model_table, optimizer = reader.table(config, "model"), reader.table(config, "optimizer")
-        reader.check_names(config, TABLES_READ, TABLES_IGNORED, "no key that is known")
+        reader.record_argument_names(config, TABLES_READ, TABLES_IGNORED, "no key that is known")
         for table_name, known_keys in TABLE_KEYS.items():
             record_unknown_keys(reader, reader.table(config, table_name), known_keys, table_name)
-        _check_stages(reader, config, tokens_table)
+        _refuse_other_stage_lengths(reader, config, tokens_table)
         if parallelism_table.get("expert_parallel_size") not in (None, 1):
             reader.refuse("parallelism.expert_parallel_size", "ranks of experts are not modelled here")
         if str(model_table.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
@@ -102,7 +102,7 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
             read_integer(reader, f"parallelism.{key}", parallelism_table.get(key) or 1) for key in PARALLEL_SIZE_KEYS
         )
         file_devices = tp * pp * cp * read_integer(reader, "parallelism.dp", parallelism_table.get("dp") or 1)
-        parallel_run = MegatronRun(
+        megatron_run = MegatronRunSettings(
             tp=tp,
             pp=pp,
             cp=cp,
@@ -119,14 +119,14 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
             reader.refuse(
                 "parallelism.pp_engine", f"{short_repr(parallelism_table.get('pp_engine'))}; 1f1b is modelled"
             )
-        launch_settings = megatron_run(reader, parallel_run, source_file.world_size or file_devices, {})
+        launch_settings = megatron_launch_settings(reader, megatron_run, source_file.world_size or file_devices, {})
         reader.notes.append(BUFFERS_NOTE)
         return reader.create_launch(
-            "megatron", launch_settings, spec=_model_of(reader, model_table, tp), software_stack="nanotron"
+            "megatron", launch_settings, spec=_model_spec(reader, model_table, tp), software_stack="nanotron"
         )
 
 
-def _check_stages(reader: LaunchReader, config: Table, tokens_table: Table) -> None:
+def _refuse_other_stage_lengths(reader: LaunchReader, config: Table, tokens_table: Table) -> None:
     """Records data stages as unknown if their sequence length differs from `tokens.sequence_length`."""
     data_stages = config.get("data_stages")
     sequence_lengths = [stage.get("sequence_length") for stage in data_stages or () if isinstance(stage, Mapping)]
@@ -148,7 +148,7 @@ def _rope_theta(reader: LaunchReader, config: Table) -> float:
     return theta
 
 
-def _model_of(reader: LaunchReader, model_table: Table, tp: int) -> ModelSpec:
+def _model_spec(reader: LaunchReader, model_table: Table, tp: int) -> ModelSpec:
     """Returns the model that `model.model_config` describes, with its padded vocabulary. tp: tensor-parallel ranks."""
     config = reader.table(model_table, "model_config")
     record_unknown_keys(reader, config, MODEL_KEYS, "model.model_config")

@@ -14,8 +14,8 @@ from typing import Any
 
 from ...errors import short_repr
 from ...sources.presets import find_preset, load_preset
-from ..launch.command_line import hydra_overrides_of, plain_value
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.command_line import hydra_overrides_of, parsed_argument_value
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, launch_reader, read_integer
 from ..megatron.launch_file import read_megatron
 
 FLAG_BY_SIZE_KEY = {
@@ -133,8 +133,10 @@ def is_nemo(config: Table) -> bool:
 
 def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
-        overrides = {key: plain_value(override) for key, override in hydra_overrides_of(source_file.arguments).items()}
+    with launch_reader(source_file) as reader:
+        overrides = {
+            key: parsed_argument_value(override) for key, override in hydra_overrides_of(source_file.arguments).items()
+        }
         table = _model_values(reader, config, overrides)
         model_name = str(config.get("name", ""))[:80]
         if "encoder" in table or "decoder" in table or any(model_type in model_name for model_type in MODEL_TYPES):
@@ -150,7 +152,7 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
                 "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
             )
         arguments = _megatron_arguments(reader, table, config)
-        reader.check_unknown()
+        reader.check_unknown_arguments()
         model_type = next((model_type for model_type in ("bert", "mamba") if model_type in model_name), "gpt")
         device_count = (
             _device_count(reader, config, overrides) if source_file.world_size is None else source_file.world_size

@@ -17,17 +17,25 @@ from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
 from ..launch.interpolation import flat_config
-from ..launch.launch_types import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, read_fraction, reader_of
+from ..launch.launch_types import (
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    LaunchSource,
+    Table,
+    launch_reader,
+    read_fraction,
+)
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
 from ..megatron.named_model import (
     END_STAGE_ARGUMENTS,
     HOST_OPTIMIZER_ARGUMENTS,
-    MegatronRun,
+    MegatronRunSettings,
     bridge_adapter_settings,
     end_stage_layers,
     host_optimizer_settings,
-    megatron_run,
+    megatron_launch_settings,
 )
 from .base_configs import BASE_CONFIGS
 
@@ -129,7 +137,7 @@ def is_nemo_rl(config: Table) -> bool:
 
 def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         merged_config = _with_base_configs(reader, config)
         for section_name, refusal_reason in REFUSED_ALGORITHMS.items():
             if isinstance(merged_config.get(section_name), Mapping):
@@ -149,11 +157,11 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
         policy_table = {
             key.removeprefix("policy."): value for key, value in flat_values.items() if key.startswith("policy.")
         }
-        _check_keys(reader, policy_table)
+        _record_policy_keys(reader, policy_table)
         model_id = str(policy_table.get("model_name") or "")
         is_megatron = reader.flag(policy_table, "megatron_cfg.enabled")
         world_size = _training_device_count(reader, flat_values, policy_table)
-        read_framework_run = _megatron_run if is_megatron else _fsdp_run
+        read_framework_run = _megatron_launch_settings if is_megatron else _fsdp_launch_settings
         launch_settings = read_framework_run(reader, policy_table, world_size)
         if algorithm == "dpo":
             launch_settings.settings["batch"] *= 2
@@ -162,7 +170,7 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("GRPO: the loss of the update is counted as that of SFT; rollouts at their longest")
         elif algorithm == "distillation":
             reader.notes.append(TEACHER_NOTE)
-        rollout = _rollout(reader, flat_values, policy_table) if algorithm in ("grpo", "distillation") else None
+        rollout = _read_rollout(reader, flat_values, policy_table) if algorithm in ("grpo", "distillation") else None
         framework_name = (
             "megatron" if is_megatron else "torch" if launch_settings.framework_settings is None else "fsdp2"
         )
@@ -181,7 +189,8 @@ def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:
         base_config_path = posixpath.join(config_folder, base_path)
         config_folder = posixpath.dirname(base_config_path)
         merged_config = _merge_configs(
-            reader.fetch_tables("defaults", base_config_path, "a config of NeMo-RL", BASE_CONFIGS), merged_config
+            reader.tables_of_named_file("defaults", base_config_path, "a config of NeMo-RL", BASE_CONFIGS),
+            merged_config,
         )
     raise reader.argument_error("defaults", f"more than {MAX_BASES} configs build on one another; expected fewer")
 
@@ -198,7 +207,7 @@ def _merge_configs(base_config: Table, config: Table) -> dict[str, Any]:
     return merged_config
 
 
-def _check_keys(reader: LaunchReader, policy_table: Table) -> None:
+def _record_policy_keys(reader: LaunchReader, policy_table: Table) -> None:
     """Records keys of `policy_table` that are ignored, and keys whose values are not modelled."""
     for policy_key, policy_value in policy_table.items():
         modelled_values = MODELLED_VALUES.get(policy_key)
@@ -245,7 +254,7 @@ def _batch_settings(reader: LaunchReader, policy_table: Table, replica_count: in
     return {"batch": batch, "seq": sequence_length, "num_microbatches": micro_batch_count}
 
 
-def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
+def _fsdp_launch_settings(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
     """Returns the run under FSDP2 with shards and reduction in fp32, or on one device under autocast."""
     tp = reader.integer(policy_table, "dtensor_cfg.tensor_parallel_size", 1)
     cp = reader.integer(policy_table, "dtensor_cfg.context_parallel_size", 1)
@@ -329,7 +338,7 @@ def _optimizer_settings(reader: LaunchReader, policy_table: Table) -> dict[str, 
     return {"optimizer": "adamw", "optimizer_impl": "loop" if runs_in_loop else "foreach"}
 
 
-def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
+def _megatron_launch_settings(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
     """Returns the run under Megatron-Core (models/megatron/setup.py)."""
 
     def megatron_size(size_name: str) -> int:
@@ -340,7 +349,7 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
     if reader.flag(policy_table, "megatron_cfg.activation_checkpointing"):
         recompute_value = str(reader.value(policy_table, "megatron_cfg.recompute_granularity", "full"))
     reduces_in_fp32 = reader.flag(policy_table, "megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32")
-    parallel_run = MegatronRun(
+    megatron_run = MegatronRunSettings(
         tp=tp,
         pp=pp,
         cp=cp,
@@ -368,10 +377,10 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
     if reader.flag(policy_table, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
     settings |= host_optimizer_settings(reader, policy_table, "megatron_cfg.optimizer.")
-    return megatron_run(reader, parallel_run, world_size, settings)
+    return megatron_launch_settings(reader, megatron_run, world_size, settings)
 
 
-def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> Rollout:
+def _read_rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> Rollout:
     """Returns the rollout engine on the training devices. During rollouts the policy and its states are on the host.
 
     Log-probabilities are those of logits in fp32 (algorithms/loss; models/automodel/train.py).
@@ -403,13 +412,13 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
         source="nemo_rl/models/policy/workers/*_policy_worker*.py, nemo_rl/models/generation/vllm/vllm_worker.py",
         engine=backend if is_colocated and backend in ENGINE_FLAGS_BY_BACKEND else "",
         flags=flags,
-        sleeps_while_idle=True,
-        is_separate_process=True,
+        engine_sleeps_while_idle=True,
+        has_separate_process=True,
         offloaded_states=frozenset({"weights", "optimizer", "gradients"}) if is_colocated else frozenset(),
         sequence_count=reader.integer(policy_table, "logprob_batch_size", 1),
         tokens_per_sequence=tokens,
         logit_tokens_per_sequence=tokens,
-        logit_bytes=8,  # fp32, and their log-softmax
+        bytes_per_logit=8,  # fp32, and their log-softmax
     )
 
 

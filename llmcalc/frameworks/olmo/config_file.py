@@ -10,9 +10,9 @@ from typing import Any
 
 from ...model import ModelSpec
 from ...sources.files import validate
-from ..fsdp2.plugin import sharded_launch
+from ..fsdp2.plugin import fsdp_or_torch_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, launch_reader, read_integer
 
 MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, None),
@@ -44,8 +44,8 @@ def is_olmo(config: Table) -> bool:
 
 def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OLMo config. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
-        spec = _model_of(reader, reader.table(config, "model"))
+    with launch_reader(source_file) as reader:
+        spec = _model_spec(reader, reader.table(config, "model"))
         world_size = reader.device_count(source_file.world_size)
         batch = reader.integer(config, "device_train_microbatch_size", 16)
         global_batch = reader.integer(config, "global_train_batch_size", 512)
@@ -82,10 +82,10 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
             fsdp_version=1,
             outer_groups="separate" if wraps_large_modules else "together",
         )
-        return sharded_launch(reader, world_size, run_settings, fsdp_settings if is_sharded else None, spec=spec)
+        return fsdp_or_torch_launch(reader, world_size, run_settings, fsdp_settings if is_sharded else None, spec=spec)
 
 
-def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
+def _model_spec(reader: LaunchReader, model_table: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     reader.refuse_other_values(model_table, MODELLED_VALUES, "model.")
     hidden_size, layer_count = (

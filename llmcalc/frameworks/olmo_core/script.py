@@ -16,9 +16,9 @@ from typing import Any
 from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.presets import load_preset
-from ..fsdp2.plugin import sharded_launch
+from ..fsdp2.plugin import fsdp_or_torch_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_integer, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, launch_reader, read_integer
 from ..launch.python_source import UnknownValue, dotted_name_of, expression_value, parse_python
 
 PRESET_BY_MODEL_NAME = {
@@ -79,7 +79,7 @@ TRAIN_MODULE_CLASS = "TransformerTrainModuleConfig"
 
 def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.name_in_errors)
         variables = dict(_number_assignments(syntax_tree.body, {}))
         sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
@@ -131,15 +131,15 @@ def _model_changes(syntax_tree: ast.Module) -> dict[str, str]:
     return model_changes
 
 
-def _class_arguments(
+def _arguments_of_first_call(
     call_nodes: list[ast.Call], class_name: str, variables: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """Returns the evaluated arguments of the first call of a class; None without such a call."""
     call_node = next((call_node for call_node in call_nodes if dotted_name_of(call_node.func) == class_name), None)
-    return None if call_node is None else _argument_values(call_node, variables)
+    return None if call_node is None else _values_of_call_arguments(call_node, variables)
 
 
-def _argument_values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
+def _values_of_call_arguments(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
     argument_values = {
         keyword.arg: (keyword.value, expression_value(keyword.value, variables)) for keyword in call.keywords
@@ -152,7 +152,7 @@ def _argument_values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _model_of(
+def _model_spec_and_name(
     reader: LaunchReader,
     call_nodes: list[ast.Call],
     variables: Mapping[str, Any],
@@ -167,7 +167,7 @@ def _model_of(
     preset = PRESET_BY_MODEL_NAME.get(model_name.rpartition(".")[2])
     other_changes = [
         argument_name
-        for argument_name in _class_arguments(call_nodes, model_name, variables) or {}
+        for argument_name in _arguments_of_first_call(call_nodes, model_name, variables) or {}
         if argument_name not in IGNORED_MODEL_ARGUMENTS
     ]
     other_changes += [attribute_name for attribute_name in model_changes if attribute_name != FUSED_LOSS]
@@ -188,9 +188,9 @@ MODEL_METHOD_PREFIX = "TransformerConfig."
 
 def _train_module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the arguments of the call that configures a training step; None without such a call."""
-    cookbook_arguments = _class_arguments(call_nodes, COOKBOOK_FUNCTION, variables)
+    cookbook_arguments = _arguments_of_first_call(call_nodes, COOKBOOK_FUNCTION, variables)
     if cookbook_arguments is None:
-        return _class_arguments(call_nodes, TRAIN_MODULE_CLASS, variables)
+        return _arguments_of_first_call(call_nodes, TRAIN_MODULE_CLASS, variables)
     module_args = {**COOKBOOK_STEP_DEFAULTS, **cookbook_arguments}
     if cookbook_arguments.get("activation_memory_budget", 1.0) != 1.0:
         module_args["ac_config"] = {
@@ -219,7 +219,7 @@ def _sequence_ranks(
         calls_of_class = [
             call for call in call_nodes if dotted_name_of(call.func).startswith("TransformerContextParallelConfig")
         ]
-        config = _argument_values(calls_of_class[0], variables) if calls_of_class else {}
+        config = _values_of_call_arguments(calls_of_class[0], variables) if calls_of_class else {}
     if config.get("degree") is None:
         raise reader.argument_error("cp_config", "its degree is not in the script; expected a whole number")
     return reader.sequence_ranks(config, "degree", world_size, "cp_config.")
@@ -233,7 +233,7 @@ def _launch_of_calls(
     tokenizer_match: re.Match[str] | None,
 ) -> Launch:
     """Returns the training run of a script's calls. model_changes: the result of `_model_changes`."""
-    spec, model_id = _model_of(reader, call_nodes, variables, model_changes, tokenizer_match)
+    spec, model_id = _model_spec_and_name(reader, call_nodes, variables, model_changes, tokenizer_match)
     module_arguments = _train_module_arguments(call_nodes, variables)
     if module_arguments is None:
         raise reader.argument_error(
@@ -259,7 +259,7 @@ def _launch_of_calls(
     }
     if model_changes.get(FUSED_LOSS, "").endswith("fused_linear"):
         run_settings["cross_entropy"] = "chunked"
-    parallel_arguments = _class_arguments(call_nodes, "TransformerDataParallelConfig", variables) or {}
+    parallel_arguments = _arguments_of_first_call(call_nodes, "TransformerDataParallelConfig", variables) or {}
     if "learning_rate" in module_arguments:  # the function of the cookbook
         shard_sizes = {"shard_degree": module_arguments.get("dp_shard_degree")}
         parallel_arguments = {"name": "DataParallelType.hsdp", "param_dtype": "DType.bfloat16", **shard_sizes}
@@ -274,7 +274,7 @@ def _launch_of_calls(
     replica_count = 1
     if parallel_arguments.get("name") == "DataParallelType.hsdp" and is_sharded:
         replica_count = _replica_count(reader, parallel_arguments, world_size, sequence_ranks)
-    return sharded_launch(
+    return fsdp_or_torch_launch(
         reader, world_size, run_settings, fsdp_settings, replica_count=replica_count, spec=spec, model_name=model_id
     )
 
@@ -310,7 +310,7 @@ def _micro_batch_count(
 ) -> int:
     """Returns the number of micro-batches per step: tokens of a step over tokens of all ranks' micro-batches."""
     argument_name = "global_batch_size"
-    argument_values = (_argument_values(call_node, variables).get(argument_name) for call_node in call_nodes)
+    argument_values = (_values_of_call_arguments(call_node, variables).get(argument_name) for call_node in call_nodes)
     tokens = next((argument_value for argument_value in argument_values if isinstance(argument_value, int)), None)
     if tokens is None:
         reader.notes.append(f"{argument_name}: no number; one micro-batch per step is assumed")
@@ -330,7 +330,7 @@ def _step_settings(
     optimizer_class = str(module_arguments.get("optim")).rpartition(".")[2]
     if optimizer_class not in OPTIMIZERS:
         reader.refuse("optim", f"{short_repr(optimizer_class)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are")
-    optimizer_arguments = _class_arguments(call_nodes, optimizer_class, variables) or {}
+    optimizer_arguments = _arguments_of_first_call(call_nodes, optimizer_class, variables) or {}
     is_fused = optimizer_arguments.get("fused") is True
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
     if optimizer_class == "SkipStepAdamWConfig":
@@ -341,7 +341,7 @@ def _step_settings(
     float8_config = module_arguments.get("float8_config")
     if (
         float8_config is not None
-        and (_class_arguments(call_nodes, "Float8Config", variables) or {}).get("enabled") is not False
+        and (_arguments_of_first_call(call_nodes, "Float8Config", variables) or {}).get("enabled") is not False
     ):
         reader.refuse("float8_config", "its products are not modelled; bf16 is")
     step_settings |= _recompute_settings(reader, call_nodes, module_arguments, variables)
@@ -363,7 +363,7 @@ def _recompute_settings(
     if config is None and not any(dotted_name_of(call_node.func) == class_name for call_node in call_nodes):
         return {}
     checkpointing_arguments = (
-        config if isinstance(config, Mapping) else _class_arguments(call_nodes, class_name, variables) or {}
+        config if isinstance(config, Mapping) else _arguments_of_first_call(call_nodes, class_name, variables) or {}
     )
     recompute_mode = str(checkpointing_arguments.get("mode", "full")).rpartition(".")[2]
     if recompute_mode == "full":

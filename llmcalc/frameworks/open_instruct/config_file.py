@@ -10,13 +10,13 @@ from typing import Any
 
 from ..argument_names import argument_names
 from ..launch.accelerate_command import FRAMEWORK_KEYS, with_launcher_arguments
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, launch_reader, read_integer
 from ..launch.trainer import (
     IGNORED_TRAINER_ARGUMENTS,
     known_argument_names,
+    launch_under_selected_framework,
     lora_settings,
-    pair_settings,
-    trainer_launch,
+    preference_pair_settings,
 )
 
 ARGUMENTS_READ = argument_names(__file__, "read")
@@ -46,8 +46,8 @@ def is_open_instruct(config: Table) -> bool:
 
 def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
-        reader.check_names(
+    with launch_reader(source_file) as reader:
+        reader.record_argument_names(
             config, (*known_argument_names(), *ARGUMENTS_READ), IGNORED_TRAINER_ARGUMENTS | ARGUMENTS_IGNORED
         )
         if config.get("sequence_parallel_size") not in (None, 1):
@@ -71,7 +71,7 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= _adapter_settings(reader, config)
         loss_type = config.get("loss_type", config.get("dpo_loss_type"))
         if loss_type is not None:
-            run_settings |= pair_settings(reader, str(loss_type), run_settings, has_cached_reference=True)
+            run_settings |= preference_pair_settings(reader, str(loss_type), run_settings, has_cached_reference=True)
             reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         config = with_launcher_arguments(config, source_file, sets_precision=False)
         if not any(config.get(key) for key in FRAMEWORK_KEYS):
@@ -79,7 +79,7 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
                 "accelerate's own config says how devices divide the run; --zero and --fsdp say it here"
             )
         arguments = {name: value for name, value in config.items() if name in known_argument_names()}
-        return trainer_launch(reader, {**arguments, "bf16": True}, run_settings)
+        return launch_under_selected_framework(reader, {**arguments, "bf16": True}, run_settings)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

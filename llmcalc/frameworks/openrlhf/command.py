@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..deepspeed.config_file import run_of_program
+from ..deepspeed.config_file import settings_of_generated_config
 from ..frozen_model import FrozenModel
-from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, parsed_arguments
 from ..launch.deepspeed_auto_values import AUTO_BUCKETS
 from ..launch.launch_types import (
     CommandLine,
@@ -20,12 +20,12 @@ from ..launch.launch_types import (
     LaunchReader,
     LaunchSource,
     Table,
+    launch_reader,
     read_fraction,
     read_integer,
-    reader_of,
 )
 from ..launch.rollout import AdditionalModel, ModelLocation, Rollout
-from ..launch.trainer import kto_settings, lora_settings, pair_settings
+from ..launch.trainer import kto_settings, lora_settings, preference_pair_settings
 
 ARGUMENT_BY_OLDER_NAME = {
     "zero_stage": "ds.zero_stage",
@@ -105,7 +105,7 @@ def trains(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         trainer_name = command_line.program.removesuffix(".py").rpartition(".")[2]
         if trainer_name == "train_kd":
             raise reader.argument_error(
@@ -116,24 +116,28 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 f"line {command_line.line}: {trainer_name}", f"is not read; expected {', '.join(LOSS_BY_TRAINER)}"
             )
         arguments = {
-            _current_name(argument_name): argument_value
+            _current_flag_name(argument_name): argument_value
             for argument_name, argument_value in parse_arguments(command_line.words, source_file.name_in_errors).items()
         }
         known_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
-        argument_values = plain_arguments(arguments, reader, known_names)
-        argument_values = {_current_name(name): value for name, value in argument_values.items()}
+        argument_values = parsed_arguments(arguments, reader, known_names)
+        argument_values = {_current_flag_name(name): value for name, value in argument_values.items()}
         model_id = marked_model_name(arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, argument_values)
         world_size = (
             _actor_device_count(reader, argument_values) if trainer_name == "train_ppo_ray" else source_file.world_size
         )
         config = _deepspeed_config(reader, argument_values, world_size)
-        settings = _settings_beside_deepspeed(reader, argument_values)
+        settings = _settings_outside_deepspeed_config(reader, argument_values)
         if LOSS_BY_TRAINER[trainer_name]:
-            settings |= _pair_settings(reader, argument_values, LOSS_BY_TRAINER[trainer_name], config, settings)
-        launch_settings = run_of_program(reader, config, world_size, settings)
+            settings |= _preference_pair_settings(
+                reader, argument_values, LOSS_BY_TRAINER[trainer_name], config, settings
+            )
+        launch_settings = settings_of_generated_config(reader, config, world_size, settings)
         rollout = (
-            _rollout_of(reader, argument_values, launch_settings.layout.dp) if trainer_name == "train_ppo_ray" else None
+            _read_rollout(reader, argument_values, launch_settings.layout.dp)
+            if trainer_name == "train_ppo_ray"
+            else None
         )
         reader.ignored_arguments += [name for name in argument_values if name.partition(".")[0] in IGNORED_SECTIONS]
         return reader.create_launch("deepspeed", launch_settings, model_name=model_id, rollout=rollout)
@@ -146,7 +150,7 @@ IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm
 """Prefixes of arguments that do not change the memory of the actor's training step."""
 
 
-def _current_name(flag_name: str) -> str:
+def _current_flag_name(flag_name: str) -> str:
     """Returns the current name of an argument that was renamed in version 0.10."""
     argument_name = flag_name.lstrip("-")
     argument_name = ARGUMENT_BY_OLDER_NAME.get(argument_name, argument_name)
@@ -164,7 +168,7 @@ def _actor_device_count(reader: LaunchReader, config: Table) -> int:
     return reader.device_count_of_nodes(config, "actor.num_nodes", "actor.num_gpus_per_node", "--")
 
 
-def _pair_settings(
+def _preference_pair_settings(
     reader: LaunchReader, arguments: Table, loss_name: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Doubles the micro-batch for pairs of answers, except for KTO, and returns the loss settings."""
@@ -172,7 +176,9 @@ def _pair_settings(
     if loss_name == "kto":
         batch_settings = kto_settings(reader, run_settings, FrozenModel("openrlhf/cli/train_kto.py"))
     else:
-        batch_settings = pair_settings(reader, loss_name, run_settings, FrozenModel("openrlhf/cli/train_dpo.py"))
+        batch_settings = preference_pair_settings(
+            reader, loss_name, run_settings, FrozenModel("openrlhf/cli/train_dpo.py")
+        )
     if reader.flag(arguments, "ref.offload"):
         reader.frozen_model = None
         reader.notes.append("--ref.offload: the reference model is on the host")
@@ -207,7 +213,7 @@ def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | 
     return config
 
 
-def _settings_beside_deepspeed(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _settings_outside_deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the run's settings outside of the DeepSpeed config: length, attention, recomputation, adapters."""
     settings: dict[str, Any] = {"optimizer": "adamw", "seq": _sequence_length(reader, config)}
     attention_name = str(reader.value(config, "ds.attn_implementation", "flash_attention_2"))
@@ -256,7 +262,7 @@ SOURCE_FILES = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 """OpenRLHF's source files that state what is on a device in each phase."""
 
 
-def _rollout_of(reader: LaunchReader, config: Table, rank_count: int) -> Rollout | None:
+def _read_rollout(reader: LaunchReader, config: Table, rank_count: int) -> Rollout | None:
     """Returns the models that share the actor's devices: the reference, and also critic and engine if colocated."""
     colocates_all = reader.flag(config, "train.colocate_all")
     colocates_reference = colocates_all or reader.flag(config, "train.colocate_actor_ref")
@@ -265,24 +271,24 @@ def _rollout_of(reader: LaunchReader, config: Table, rank_count: int) -> Rollout
         return None
     has_engine = colocates_all and not reader.flag(config, "train.async_enable") and config.get("vllm.num_engines") != 0
     engine_sleeps = has_engine and reader.flag(config, "vllm.enable_sleep")
-    sequence_count, sequence_length = _rollout_batch(reader, config)
+    sequence_count, sequence_length = _log_probability_batch(reader, config)
     return Rollout(
         source=SOURCE_FILES,
         engine="vllm" if has_engine else "",
         flags=_engine_flags(reader, config) if has_engine else {},
-        sleeps_while_idle=engine_sleeps,
-        is_separate_process=True,
+        engine_sleeps_while_idle=engine_sleeps,
+        has_separate_process=True,
         offloaded_states=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
         reference_model=_reference_model(reader, config, rank_count),
         critic_location=_critic_location(reader, config) if colocates_all else "none",
         sequence_count=sequence_count,
         tokens_per_sequence=sequence_length,
         logit_tokens_per_sequence=sequence_length,
-        logit_bytes=6,  # logits in bf16, and their copy in float32 (models/actor.py)
+        bytes_per_logit=6,  # logits in bf16, and their copy in float32 (models/actor.py)
     )
 
 
-def _rollout_batch(reader: LaunchReader, config: Table) -> tuple[int, int]:
+def _log_probability_batch(reader: LaunchReader, config: Table) -> tuple[int, int]:
     """Returns the sequences of a micro-batch that computes log-probabilities, and the tokens per sequence and rank.
 
     Dynamic batches have a number of tokens instead of `rollout.micro_batch_size` sequences

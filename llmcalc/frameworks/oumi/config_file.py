@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, reader_of, record_unknown_keys
-from ..launch.trainer import keeps_published_weights, read_trainer
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, launch_reader, record_unknown_keys
+from ..launch.trainer import keeps_published_weight_format, read_trainer
 from ..trl.config_file import read_trl
 
 CONFIG_TABLES = ("model", "data", "training", "peft", "fsdp", "deepspeed")
@@ -105,7 +105,7 @@ def is_oumi(config: Table) -> bool:
 
 def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an Oumi config. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         record_unknown_keys(reader, config, CONFIG_TABLES, "", "no table that is known")
         tables = {table_name: reader.table(config, table_name) for table_name in CONFIG_TABLES}
         values_by_key = {f"{name}.{key}"[:100]: value for name, table in tables.items() for key, value in table.items()}
@@ -132,11 +132,11 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         if reader.flag(values_by_key, "deepspeed.enable_deepspeed"):
             arguments |= _deepspeed_arguments(reader, tables["deepspeed"])
         is_packed = reader.flag(reader.table(values_by_key, "data.train"), "pack")
-        reader.check_unknown()
+        reader.check_unknown_arguments()
         launched_run = (read_trainer if trainer_type == "HF" else read_trl)(arguments, source_file)
         return replace(
             reader.with_recorded_arguments(launched_run),
-            keeps_checkpoint_dtype=keeps_published_weights(launched_run, arguments),
+            keeps_checkpoint_dtype=keeps_published_weight_format(launched_run, arguments),
             counts_longest_samples=launched_run.counts_longest_samples and not is_packed,
         )
 
@@ -149,7 +149,7 @@ def _model_arguments(reader: LaunchReader, values_by_key: Table, trainer_type: s
     for argument_name in reader.table(values_by_key, "model.model_kwargs"):
         if argument_name not in MODEL_ARGUMENTS_IGNORED:
             reader.refuse(f"model.model_kwargs.{argument_name}"[:100], "it is modelled without")
-    if _names_language_model(reader, values_by_key, "model.freeze_layers"):
+    if _has_language_model_modules(reader, values_by_key, "model.freeze_layers"):
         reader.refuse("model.freeze_layers", "layers of the language model that are not trained are not modelled")
     if values_by_key.get("model.freeze_layers"):
         reader.trains_encoders = False
@@ -166,7 +166,7 @@ def _model_arguments(reader: LaunchReader, values_by_key: Table, trainer_type: s
     return arguments
 
 
-def _names_language_model(reader: LaunchReader, values_by_key: Table, key: str) -> bool:
+def _has_language_model_modules(reader: LaunchReader, values_by_key: Table, key: str) -> bool:
     """Whether a list of module names or patterns has modules outside the image and audio encoders."""
     module_names = values_by_key.get(key) or []
     if not isinstance(module_names, list):
@@ -201,10 +201,10 @@ def _training_arguments(reader: LaunchReader, values_by_key: Table) -> dict[str,
 def _adapter_arguments(reader: LaunchReader, values_by_key: Table, adapter_table: Table) -> dict[str, Any]:
     """Returns the arguments of the table `peft`, whose default rank is 8. values_by_key: `TABLE.KEY` → value."""
     record_unknown_keys(reader, adapter_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
-    if _names_language_model(reader, values_by_key, "peft.lora_exclude_modules"):
+    if _has_language_model_modules(reader, values_by_key, "peft.lora_exclude_modules"):
         reader.refuse("peft.lora_exclude_modules", "adapters of all lora_target_modules are counted")
-    for key, plain_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
-        if adapter_table.get(key) not in (None, [], plain_value):
+    for key, parsed_argument_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
+        if adapter_table.get(key) not in (None, [], parsed_argument_value):
             reader.refuse(f"peft.{key}", "it is modelled without")
     arguments: dict[str, Any] = {"use_peft": True}
     arguments |= {key: value for key, value in adapter_table.items() if key in ADAPTER_ARGUMENTS and value is not None}

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import parse_arguments
-from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, launch_reader, read_integer
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.launch_file import read_megatron
 
@@ -42,7 +42,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Pai-Megatron-Patch command. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         if not command_line.program.startswith(("pretrain_", "finetune_", "train_")):
             raise reader.argument_error(
                 f"line {command_line.line}: {command_line.program}", "is no training; expected pretrain_*.py"

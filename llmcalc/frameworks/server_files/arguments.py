@@ -13,7 +13,7 @@ from ..argument_names import keyword_of
 from ..engines.engine import Engine
 from ..engines.flags import Flag, find_flag, flags_by_spelling, split_arguments
 from ..engines.registry import ENGINE_FOLDERS, engine
-from ..launch.unresolved import UNRESOLVED_MARK, is_unresolved, is_unset_variable, printable, unresolved_reason
+from ..launch.unresolved import UNRESOLVED_MARK, is_unresolved, is_unset_variable, printable_word, unresolved_reason
 from ..launch.yaml_text import parse_yaml
 from .programs import PROGRAMS, REPOSITORY_FLAGS, ServerProgram
 from .server import ReadNamedFile
@@ -64,7 +64,7 @@ def read_arguments(
     ]
     command_words = [command_word for command_word in command_words if command_word not in {*ignored_arguments}]
     parsed_arguments.notes += [
-        f"{printable(ignored_argument)} is not set and left out"
+        f"{printable_word(ignored_argument)} is not set and left out"
         for ignored_argument in dict.fromkeys(ignored_arguments[:MAX_NOTES])
     ]
     try:
@@ -96,7 +96,7 @@ def read_arguments(
             if is_unresolved(ignored_name):
                 raise InputError(unresolved_reason(ignored_name))
             if ignored_name != "--":
-                raise InputError(f"'{printable(ignored_name)[:60]}' stands behind no flag; expected --flag value")
+                raise InputError(f"'{printable_word(ignored_name)[:60]}' stands behind no flag; expected --flag value")
         for flag_field, flag_value in flag_values.items():
             flag = next(flag for flag in flags[::-1] if flag.field_name == flag_field)
             if flag.is_memory_neutral and not flag.choices:

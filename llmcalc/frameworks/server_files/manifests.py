@@ -14,9 +14,9 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE, variable_expander
-from ..launch.skypilot import is_task, script_of_task
+from ..launch.skypilot import is_skypilot_task, script_of_task
 from ..launch.unresolved import mark_unresolved
-from ..launch.yaml_text import environment_variables, is_plain_data, parse_yaml
+from ..launch.yaml_text import environment_variables, is_text_or_number, parse_yaml
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
 from .docker_command import parse_mount
@@ -80,7 +80,7 @@ def servers_in_tables(
         return
     yaml_documents = config if isinstance(config, list) else [config]
     for yaml_document in yaml_documents:
-        if is_task(yaml_document):
+        if is_skypilot_task(yaml_document):
             yield from _skypilot_servers(yaml_document, server_finder, variables)
     manifest_items = [
         manifest_item
@@ -366,7 +366,7 @@ def _environment_list(environment_value: Any) -> list[Any]:
 def _command_words(command: Any, name_in_errors: str) -> list[str]:
     """Returns the words of a command, stated as a list of words or as a text in a shell's syntax."""
     if isinstance(command, list):
-        return [str(list_word) for list_word in command if is_plain_data(list_word) or isinstance(list_word, bool)]
+        return [str(list_word) for list_word in command if is_text_or_number(list_word) or isinstance(list_word, bool)]
     if isinstance(command, str):
         return list(NAMED_COMMANDS[command]) if command in NAMED_COMMANDS else _split_words(command, name_in_errors)
     return []
@@ -503,6 +503,6 @@ def _parallel_sizes(outer_tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     parallel_sizes: dict[str, Any] = {}
     for outer_table in outer_tables:
         for size_key, size_value in inner_table(outer_table, "parallelism").items():
-            if size_key in PARALLEL_SIZE_KEYS and is_plain_data(size_value):
+            if size_key in PARALLEL_SIZE_KEYS and is_text_or_number(size_value):
                 parallel_sizes[PARALLEL_SIZE_KEYS[size_key]] = str(size_value)
     return parallel_sizes

@@ -16,16 +16,16 @@ from ..launch.command_line import (
     LAUNCH_OPTION,
     TRAINING_COMMAND,
     TypedLaunch,
-    check_is_no_command,
     is_training_command,
-    typed_launch,
+    refuse_unread_command,
+    split_typed_launch,
     words_of_typed_command,
 )
 from ..launch.notebook import is_python_name, read_launch_text
 from ..launch.python_source import is_python
-from ..launch.unresolved import is_unresolved, printable
+from ..launch.unresolved import is_unresolved, printable_word
 from ..launch.windows_scripts import posix_paths
-from ..launch.yaml_text import LARGEST_FILE_BYTES, parse_braces, parse_yaml, split_documents
+from ..launch.yaml_text import LARGEST_FILE_BYTES, parse_braced_text, parse_yaml, split_documents
 from .accelerators import accelerator_of
 from .arguments import engine_of_flags, flags_of_program, read_arguments, words_of_tables
 from .manifests import servers_in_tables
@@ -71,8 +71,8 @@ def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
         typed_command = TypedLaunch(LAUNCH_OPTION, {}, ())
         if is_training_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
             return typed_command, typed_text, Path()
-        check_is_no_command(typed_text)
-    typed_launch_file = typed_launch(typed_text)
+        refuse_unread_command(typed_text)
+    typed_launch_file = split_typed_launch(typed_text)
     launch_file = Path(typed_launch_file.path)
     return typed_launch_file, read_launch_text(launch_file), launch_file.parent
 
@@ -82,7 +82,7 @@ def starts_any_server(typed_path: str | Path) -> bool:
 
     A Python file that trains is not among them, though a server may write its data before.
     """
-    file_path = Path(typed_launch(str(typed_path)).path)
+    file_path = Path(split_typed_launch(str(typed_path)).path)
     if is_python_name(file_path.name) and TRAINER_CALL.search(read_launch_text(file_path)) is not None:
         return False
     typed_launch_file, launch_text, launch_folder = _read_launch(typed_path)
@@ -194,7 +194,7 @@ def _find_servers(
     for yaml_document in split_documents(file_text, name_in_errors):
         try:
             yaml_data.append(
-                parse_braces(yaml_document, name_in_errors)
+                parse_braced_text(yaml_document, name_in_errors)
                 if yaml_document.lstrip().startswith("{")
                 else parse_yaml(yaml_document, name_in_errors)
             )
@@ -307,7 +307,7 @@ def _read_server(
         place_in_file=container.place_in_file,
         engine=engine_name,
         version=started_server.version,
-        model_name=f"${printable(model_name).lstrip('$')}" if is_unresolved(model_name) else model_name,
+        model_name=f"${printable_word(model_name).lstrip('$')}" if is_unresolved(model_name) else model_name,
         flag_values={**parallel_sizes, **environment_flags, **arguments.values},
         env={name: value[:200] for name, value in container.env.items() if not SECRET_NAMES.search(name)},
         hardware=accelerator_of(container.gpu_name) if container.gpu_name else "",

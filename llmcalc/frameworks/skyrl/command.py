@@ -14,7 +14,7 @@ from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
-from ..launch.command_line import hydra_overrides_of, marked_model_name, plain_value
+from ..launch.command_line import hydra_overrides_of, marked_model_name, parsed_argument_value
 from ..launch.launch_types import (
     CommandLine,
     Launch,
@@ -22,9 +22,9 @@ from ..launch.launch_types import (
     LaunchSettings,
     LaunchSource,
     Table,
+    launch_reader,
     read_fraction,
     read_integer,
-    reader_of,
 )
 from ..launch.rollout import AdditionalModel, ModelState, Rollout
 from ..launch.trainer import lora_settings
@@ -33,11 +33,11 @@ from ..megatron.named_model import (
     BRIDGE_FUSED_MODEL_TYPES,
     END_STAGE_ARGUMENTS,
     HOST_OPTIMIZER_ARGUMENTS,
-    MegatronRun,
+    MegatronRunSettings,
     bridge_adapter_settings,
     end_stage_layers,
     host_optimizer_settings,
-    megatron_run,
+    megatron_launch_settings,
 )
 
 POLICY_PREFIX, PLACEMENT_PREFIX, ENGINE_PREFIX = "trainer.policy", "trainer.placement", "generator.inference_engine"
@@ -177,7 +177,7 @@ def _overrides_of_fine_tuning(overrides: Table) -> dict[str, Any]:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command of SkyRL. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         program, is_sft = command_line.program, _is_fine_tuning(command_line)
         if not trains(command_line):
             raise reader.argument_error(
@@ -193,7 +193,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             is_replaced = key in DEVICE_COUNT_KEYS and reader.source.typed_device_count is not None
             if is_unresolved(value) and key != MODEL_KEY and key in KNOWN_KEYS and not is_replaced:
                 raise reader.argument_error(key, unresolved_reason(value))
-        config = {key: plain_value(value) for key, value in overrides.items()}
+        config = {key: parsed_argument_value(value) for key, value in overrides.items()}
         reader.refuse_other_values(config, MODELLED_VALUES)
         for key, value in config.items():
             if key in KNOWN_KEYS or key in MODELLED_VALUES:
@@ -211,9 +211,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             devices_per_node=1,
         )
         reader.requests_expandable_segments = True  # `use_expandable_segments`, while the policy trains
-        read_run = _megatron_run if is_megatron else _fsdp_run
+        read_run = _megatron_launch_settings if is_megatron else _fsdp_launch_settings
         launch_settings = read_run(reader, config, world_size, is_sft=is_sft)
-        rollout = None if is_sft else _rollout(reader, config, launch_settings, is_megatron)
+        rollout = None if is_sft else _read_rollout(reader, config, launch_settings, is_megatron)
         model_id = marked_model_name(overrides.get(MODEL_KEY, DEFAULT_MODEL))
         return reader.create_launch(
             "megatron" if is_megatron else "fsdp2", launch_settings, model_name=model_id, rollout=rollout
@@ -266,7 +266,7 @@ def _batch_settings(reader: LaunchReader, config: Table, replica_count: int, *, 
     return {"batch": 1, "seq": max(most_tokens, tokens), "num_microbatches": min(micro_batches, 2)}
 
 
-def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
+def _fsdp_launch_settings(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
     """Returns the policy's FSDP2 run: fp32 shards and reductions, bf16 products, and a loss that overwrites the logits.
 
     The gradients of flash-attn's log-probabilities are written over the logits (workers/model_wrapper.py).
@@ -320,7 +320,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: b
     return LaunchSettings(layout, settings, fsdp_settings)
 
 
-def _megatron_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
+def _megatron_launch_settings(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
     """Returns the policy's run under Megatron-Core by Megatron-Bridge, which recomputes every layer by default."""
     tp, pp, cp, ep = (
         reader.integer(config, f"{MEGATRON_PREFIX}.{name}_parallel_size", 1)
@@ -330,7 +330,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int, *, is_sf
     granularity = reader.value(config, f"{TRANSFORMER_PREFIX}recompute_granularity", "full")
     is_whole = granularity == "full"
     recomputes = reader.flag(config, "trainer.gradient_checkpointing", True)
-    parallel_run = MegatronRun(
+    megatron_run = MegatronRunSettings(
         tp=tp,
         pp=pp,
         cp=cp,
@@ -362,10 +362,12 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int, *, is_sf
             None if target_modules == "all-linear" else target_modules,
             config.get(f"{LORA_PREFIX}.dropout"),
         )
-    return megatron_run(reader, parallel_run, world_size, settings)
+    return megatron_launch_settings(reader, megatron_run, world_size, settings)
 
 
-def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSettings, is_megatron: bool) -> Rollout | None:
+def _read_rollout(
+    reader: LaunchReader, config: Table, launch_settings: LaunchSettings, is_megatron: bool
+) -> Rollout | None:
     """Returns the rollout engine and the other models on the same devices; none if rollouts have separate devices."""
     if not reader.flag(config, f"{PLACEMENT_PREFIX}.colocate_all", True):
         reader.notes.append(f"{PLACEMENT_PREFIX}.colocate_all false: the devices of the rollouts are not counted")
@@ -405,14 +407,14 @@ def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSetting
         source="skyrl/backends/skyrl_train/workers/worker_dispatch.py",
         engine=engine_name if engine_name == "vllm" else "",
         flags=flags,
-        sleeps_while_idle=True,
-        is_separate_process=True,
+        engine_sleeps_while_idle=True,
+        has_separate_process=True,
         offloaded_states=offloaded_states,
         reference_model=reference_model,
         critic_location="host" if has_critic else "none",
         sequence_count=reader.integer(config, "trainer.micro_forward_batch_size_per_gpu", 1),
         tokens_per_sequence=settings["seq"] // layout.cp,
         logit_tokens_per_sequence=settings["seq"] // layout.cp,
-        logit_bytes=2 if not is_megatron else 6,
-        transfer_bytes=1 << 30,  # `weight_transfer_threshold_cuda_ipc_GB`
+        bytes_per_logit=2 if not is_megatron else 6,
+        weight_transfer_bytes=1 << 30,  # `weight_transfer_threshold_cuda_ipc_GB`
     )

@@ -13,22 +13,22 @@ from ...errors import InputError
 from ..argument_names import argument_names, keyword_of
 from ..engines.flags import read_flag_values
 from ..engines.registry import engine_and_version
-from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, parsed_arguments
 from ..launch.grpo import SFT_NOTE
-from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of
-from ..launch.rollout import Rollout, with_written_flags
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, launch_reader
+from ..launch.rollout import Rollout, with_arguments_for_flags
 from ..launch.unresolved import is_unresolved
-from ..megatron.arguments import flag_of
+from ..megatron.arguments import flag_of_field
 from ..megatron.ignored_flags import IGNORED_ARGUMENTS
 from ..megatron.named_model import (
     HOST_OPTIMIZER_ARGUMENTS,
     PRECISION_AWARE_ARGUMENTS,
     STAGE_LAYOUT,
-    MegatronRun,
+    MegatronRunSettings,
     attention_setting,
     end_stage_layers,
     host_optimizer_settings,
-    megatron_run,
+    megatron_launch_settings,
     precision_aware_settings,
     stage_sizes_of_layout,
 )
@@ -86,14 +86,14 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command of slime. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         words = [word for word in command_line.words if word.startswith("--") or not _is_model_variable(word)]
         arguments = _without_unresolved_graphs(reader, parse_arguments(words, source_file.name_in_errors))
         read_names = KNOWN_ARGUMENTS.union(
             argument_name for argument_name in map(keyword_of, arguments) if _is_server_argument(argument_name)
         )
-        config = plain_arguments(arguments, reader, read_names - {"hf_checkpoint"})
-        reader.check_names(
+        config = parsed_arguments(arguments, reader, read_names - {"hf_checkpoint"})
+        reader.record_argument_names(
             config,
             (*read_names, *MODELLED_VALUES),
             [argument_name for argument_name in config if _is_ignored_argument(argument_name)],
@@ -103,11 +103,11 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             raise reader.argument_error(
                 "--advantage-estimator", "'ppo': its critic is not modelled; expected grpo, or another"
             )
-        launch_settings, tokens = _actor_run(reader, config)
+        launch_settings, tokens = _actor_launch_settings(reader, config)
         is_supervised = config.get("loss_type") == "sft_loss"
         if not is_supervised:
             reader.notes.append(SFT_NOTE)
-        rollout = None if is_supervised or config.get("debug_train_only") else _rollout(reader, config, tokens)
+        rollout = None if is_supervised or config.get("debug_train_only") else _read_rollout(reader, config, tokens)
         model_id = marked_model_name(arguments.get("--hf-checkpoint"))
         return reader.create_launch("megatron", launch_settings, model_name=model_id, rollout=rollout)
 
@@ -153,7 +153,7 @@ def _micro_batch_tokens(reader: LaunchReader, config: Table) -> int:
     return prompt_tokens + reader.integer(config, "rollout_max_response_len", 1)
 
 
-def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int]:
+def _actor_launch_settings(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int]:
     """Returns the run of the actor under Megatron-Core, and the tokens of a rank's micro-batch."""
     parallel_sizes = {
         size_name: reader.integer(config, f"{size_name}_parallel_size", 1)
@@ -173,13 +173,15 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
     samples_of_rank = max(1, _samples_per_step(reader, config) // (world_size // ranks_of_replica) // batch)
     if has_dynamic_batches:
         reader.notes.append(f"micro-batches of {rank_tokens * cp} tokens at most, counted as one sequence")
-    parallel_run = MegatronRun(
+    megatron_run = MegatronRunSettings(
         tp=parallel_sizes["tensor_model"],
         pp=parallel_sizes["pipeline_model"],
         cp=cp,
         ep=parallel_sizes["expert_model"],
         etp=reader.integer(config, "expert_tensor_parallel_size", parallel_sizes["tensor_model"]),
-        stage_sizes=stage_sizes_of_layout(reader, flag_of(STAGE_LAYOUT), config.get("pipeline_model_parallel_layout")),
+        stage_sizes=stage_sizes_of_layout(
+            reader, flag_of_field(STAGE_LAYOUT), config.get("pipeline_model_parallel_layout")
+        ),
         end_stage_layers=end_stage_layers(
             reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         ),
@@ -207,8 +209,8 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
         settings["grad_dtype"] = "bf16"
     for name, description in UPPER_BOUND_NOTES.items():
         if config.get(name) not in (None, False, -1):
-            reader.notes.append(f"{flag_of(name)}: {description} is counted without, an upper bound")
-    return megatron_run(reader, parallel_run, world_size, settings), rank_tokens
+            reader.notes.append(f"{flag_of_field(name)}: {description} is counted without, an upper bound")
+    return megatron_launch_settings(reader, megatron_run, world_size, settings), rank_tokens
 
 
 def _samples_per_step(reader: LaunchReader, config: Table) -> int:
@@ -219,7 +221,7 @@ def _samples_per_step(reader: LaunchReader, config: Table) -> int:
     return max(1, sample_count // reader.integer(config, "num_steps_per_rollout", 1))
 
 
-def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
+def _read_rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
     """Returns SGLang's rollouts, during which `--colocate` moves the actor's states to the host.
 
     The weights of the reference model and of the last update are on the host (actor.py, `TensorBackuper`).
@@ -238,22 +240,24 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
         source="slime/backends/megatron_utils/actor.py, slime/ray/placement_group.py",
         engine="sglang" if is_colocated else "",
         flags=flags,
-        written_flags=_slime_arguments_by_flag() if is_colocated else {},
-        sleeps_while_idle=not reader.flag(config, "no_offload_rollout"),
-        is_separate_process=True,
+        argument_by_engine_flag=_slime_arguments_by_flag() if is_colocated else {},
+        engine_sleeps_while_idle=not reader.flag(config, "no_offload_rollout"),
+        has_separate_process=True,
         offloaded_states=frozenset({"weights", "optimizer", "gradients"} if is_offloaded else ()),
         tokens_per_sequence=tokens,
         logit_tokens_per_sequence=tokens,
-        logit_bytes=8,  # fp32, and the copy of which the exponentials are taken
+        bytes_per_logit=8,  # fp32, and the copy of which the exponentials are taken
     )
 
 
 def _slime_arguments_by_flag() -> dict[str, str]:
     """Returns SGLang server flag → slime argument; the tensor-parallel size is slime's number of GPUs per engine."""
     known_flags = engine_and_version("sglang")[0].known_flags()
-    written_flags = {flag_name: f"--sglang-{flag_name[2:]}" for flag in known_flags for flag_name in flag.names}
+    argument_by_engine_flag = {
+        flag_name: f"--sglang-{flag_name[2:]}" for flag in known_flags for flag_name in flag.names
+    }
     tp_names = next(flag.names for flag in known_flags if flag.field_name == "tp_size")
-    return {**written_flags, **dict.fromkeys(tp_names, "--rollout-num-gpus-per-engine")}
+    return {**argument_by_engine_flag, **dict.fromkeys(tp_names, "--rollout-num-gpus-per-engine")}
 
 
 def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -269,13 +273,13 @@ def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
         if not _is_server_argument(argument_name):
             continue
         if flag_name not in known_keywords:
-            reader.refuse(flag_of(argument_name), "no flag of SGLang that is known")
+            reader.refuse(flag_of_field(argument_name), "no flag of SGLang that is known")
         else:
             flags[flag_name] = argument_value
     try:
         flags = read_flag_values(engine.title, engine.known_flags(), flags)
     except InputError as error:
-        raise InputError(with_written_flags(str(error), _slime_arguments_by_flag())) from None
+        raise InputError(with_arguments_for_flags(str(error), _slime_arguments_by_flag())) from None
     rank_count = reader.integer(config, "rollout_num_gpus_per_engine", 1)
     pp = flags.get("pp_size", 1)
     if rank_count % pp:

@@ -9,7 +9,7 @@ from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout
 from ...simulator.tensor import DTYPES
 from ..peak_estimate import PeakEstimate, bytes_per_parameter
-from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
+from ..transient_bytes import OptimizerStepBytes, StageParameterCounts, TransientBytes, measure_optimizer_step
 from .pass_measurement import estimate_with_torch_kernels
 
 
@@ -28,7 +28,7 @@ def transient_bytes(
     step_bytes: OptimizerStepBytes,
     bucket_bytes: float,
     layout: Layout,
-    stage_parameters: Sequence[StageParameters],
+    stage_parameters: Sequence[StageParameterCounts],
     micro_batches: int,
 ) -> TransientBytes:
     """Returns a rank's temporary bytes of all-reducing gradients in buckets (c10d `Reducer`).

@@ -142,7 +142,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     total_bytes = log_values.last_size("total")
     if "total_number" in log_values:
         total_bytes = log_values.whole_numbers("total_number")[-1]
-    term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in memory_terms}, total_bytes or 0)
+    term_at_fault, flag = _largest_term_and_advice({term.name: term.value for term in memory_terms}, total_bytes or 0)
     return ParsedLog(
         program="torch" if trainer_log is None else trainer_log.program,
         title="torch" if trainer_log is None else trainer_log.title,
@@ -163,7 +163,7 @@ def _with_process_lines(error_message: str) -> LogText:
     return LogText(error_message.replace("Process ", "\nProcess "))
 
 
-def _diagnose_shortage(bytes_by_term: dict[str, int], total_bytes: int) -> tuple[str, str]:
+def _largest_term_and_advice(bytes_by_term: dict[str, int], total_bytes: int) -> tuple[str, str]:
     """Returns the largest named size in a device's exhausted memory, and a change that reduces this size.
 
     Gaps of less than 2 % of the device are those of a device that tensors fill: without them the next requests fail.

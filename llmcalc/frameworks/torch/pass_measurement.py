@@ -47,13 +47,13 @@ def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> M
         stage_run = StageRun(RankSetup(spec, training_config, layout, 0), stage, repeat_counts[0])
         if stage_run.has_whole_layer_gradients and len(repeat_counts) > 1:  # each number of layers has others
             return [batch for repeat_count in repeat_counts for batch in measure_passes(layout, stage, [repeat_count])]
-        pass_bytes = [stage_run.run_passes(repeat_counts[0])]
+        pass_bytes = [stage_run.measure_micro_batch(repeat_counts[0])]
         for repeat_count in repeat_counts[1:]:
-            shorter_pass = stage_run.passes_without_repeat() if repeat_count == SHORT_RUN_REPEATS else None
+            shorter_pass = stage_run.bytes_without_last_repeat() if repeat_count == SHORT_RUN_REPEATS else None
             if shorter_pass is not None:
                 pass_bytes.append(shorter_pass)
-            elif stage_run.stage_layers.has_one_kind:
-                pass_bytes.append(stage_run.run_passes(repeat_count))
+            elif stage_run.stage_layers.has_one_layer_kind:
+                pass_bytes.append(stage_run.measure_micro_batch(repeat_count))
             else:  # a shorter run numbers its layers anew, and has parameters of its own
                 pass_bytes += measure_passes(layout, stage, [repeat_count])
         return pass_bytes
@@ -104,15 +104,15 @@ class StageRun:
         self.chunk.backward_micro_batch(in_flight)
         return saved_bytes, forward_visits, self.meter.pass_visits(start_bytes)
 
-    def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
+    def measure_micro_batch(self, layer_repeats: int | None) -> MicroBatchBytes:
         """Runs a micro-batch's passes, and returns their saved and peak bytes. layer_repeats: as in `set_repeats`."""
         self.stage_layers.set_repeats(layer_repeats)
         start_bytes = self.meter.live_bytes
         measured_passes = self._run_micro_batch()
         self._latest_passes = measured_passes if self.meter.live_bytes == start_bytes else None
-        return self._micro_batch_bytes(*measured_passes)
+        return self._bytes_of_passes(*measured_passes)
 
-    def passes_without_repeat(self) -> MicroBatchBytes | None:
+    def bytes_without_last_repeat(self) -> MicroBatchBytes | None:
         """Derives the bytes of a micro-batch with three layer repeats from the last measured run, which has four.
 
         The passes count as work as if a run of their own had first made its gradients, so that a search over layouts
@@ -130,9 +130,9 @@ class StageRun:
         SIMULATED_WORK.units += 2 * (forward_visits.work_units + backward_visits.work_units) + (
             work_units if self._has_whole_gradients else 0
         )
-        return self._micro_batch_bytes(saved_bytes - repeat_bytes, forward_visits, backward_visits)
+        return self._bytes_of_passes(saved_bytes - repeat_bytes, forward_visits, backward_visits)
 
-    def _micro_batch_bytes(
+    def _bytes_of_passes(
         self, saved_bytes: int, forward_visits: PassVisits, backward_visits: PassVisits
     ) -> MicroBatchBytes:
         forward_peaks, backward_peaks = (

@@ -108,18 +108,18 @@ class ModelChunk(TrainingRun):
             return MicroBatchInFlight(stage_input, self.compute_loss(output_tensor), output_tensor)
         return MicroBatchInFlight(stage_input, output_tensor)
 
-    def backward_micro_batch(self, pass_in_flight: MicroBatchInFlight) -> None:
+    def backward_micro_batch(self, micro_batch_in_flight: MicroBatchInFlight) -> None:
         """Runs the backward pass of a micro-batch, from the gradient received from another rank."""
-        output_tensor = pass_in_flight.pass_output
-        del pass_in_flight.pass_output
+        output_tensor = micro_batch_in_flight.pass_output
+        del micro_batch_in_flight.pass_output
         if self.stage.has_head:
             self._run_backward([], partial(self.backward, output_tensor))
         else:
             with count_storages_as(self.meter, "communication"):
                 output_gradient = self.graph.new_tensor(output_tensor.shape, output_tensor.dtype, output_tensor.strides)
-            self._backward_from(output_tensor, output_gradient)
-        if pass_in_flight.received_input is not None:
-            pass_in_flight.received_input.grad = None  # sent
+            self._run_backward_from(output_tensor, output_gradient)
+        if micro_batch_in_flight.received_input is not None:
+            micro_batch_in_flight.received_input.grad = None  # sent
 
     def run_layers(self) -> Tensor:
         """Runs the forward pass of the chunk's layers, without the loss."""
@@ -129,7 +129,7 @@ class ModelChunk(TrainingRun):
         finally:
             self.labels = token_labels
 
-    def _backward_from(self, output_tensor: Tensor, output_gradient: Tensor) -> None:
+    def _run_backward_from(self, output_tensor: Tensor, output_gradient: Tensor) -> None:
         """Runs the backward pass from an output tensor and the output's gradient.
 
         Raises `InputError` for a stage whose output is its input, because no pass runs its layers.
@@ -231,7 +231,7 @@ class ModelChunk(TrainingRun):
             self._run_backward(stage_inputs, partial(self.backward, loss))
             stage_output.node = None  # `detach_`
         else:
-            self._run_backward(stage_inputs, partial(self._backward_from, stage_output, self.gradients[i]))
+            self._run_backward(stage_inputs, partial(self._run_backward_from, stage_output, self.gradients[i]))
         if not self.receive_buffers:
             return None
         input_gradient, self.receive_buffers[i].grad = self.receive_buffers[i].grad, None
@@ -251,7 +251,7 @@ class RankRun:
     Raises `InputError` for layouts that torch does not support, and for more micro-batches than are replayed.
     """
 
-    chunk_type: type[ModelChunk] = ModelChunk
+    chunk_class: type[ModelChunk] = ModelChunk
 
     def __init__(self, rank_setup: RankSetup, memory_meter: Meter | EventRecorder) -> None:
         layout, training_config = rank_setup.layout, rank_setup.training_config
@@ -270,7 +270,7 @@ class RankRun:
         self.meter: Meter | EventRecorder = memory_meter
         layer_count = rank_setup.spec.layer_count
         rank_stages = [stage for stage in stages(layout, layer_count) if stage.pipeline_rank == coordinates.pp]
-        self.chunks: list[ModelChunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
+        self.chunks: list[ModelChunk] = [self.chunk_class(rank_setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
             model_chunk.chunk_index, model_chunk.workspace_bytes = chunk_index, rank_setup.workspace_bytes
             model_chunk.workspaces = self.chunks[0].workspaces
@@ -312,7 +312,7 @@ class RankRun:
         """Runs the forward and backward passes of all micro-batches of a step."""
         self.begin_step()
         if self.layout.pp > 1 and effective_schedule(self.layout) == "1f1b":
-            self._one_forward_one_backward(self.chunks[0])
+            self._run_1f1b(self.chunks[0])
         else:
             self._run_schedule_order()
         self.end_passes()
@@ -323,7 +323,7 @@ class RankRun:
         if pass_recorder is not None:
             pass_recorder.begin_step()
         if self.layout.pp > 1:
-            self._take_batch()
+            self._allocate_step_tokens()
 
     def end_passes(self) -> None:
         """Drops the references to a step's input tokens."""
@@ -332,7 +332,7 @@ class RankRun:
                 model_chunk.labels = None
                 del model_chunk.lowering.inputs[TOKENS]
 
-    def _take_batch(self) -> None:
+    def _allocate_step_tokens(self) -> None:
         """Allocates the tokens of a step, and in the first step the receive buffers."""
         self.meter.place = AllocationPlace("forward")
         with count_storages_as(self.meter, "activations"):
@@ -373,7 +373,7 @@ class RankRun:
     def before_action(self, i: int) -> None:
         """Does nothing before action `i` of the schedule; a run with sharding overrides this hook."""
 
-    def _one_forward_one_backward(self, model_chunk: ModelChunk) -> None:
+    def _run_1f1b(self, model_chunk: ModelChunk) -> None:
         """Runs `Schedule1F1B._step_microbatches`, where each sent tensor stays referenced until the next send."""
         is_last_stage, microbatch_count = model_chunk.stage.has_head, self.training_config.microbatches
         warmup_chunks = min(microbatch_count, self.layout.pp - model_chunk.stage.pipeline_rank)

@@ -40,26 +40,26 @@ class RecordedRank:
     """The recorded forward and backward passes of a rank, which ranks with identical passes reuse.
 
     pass_traces: events of each kind of pass; None if passes do not repeat.
-    layers_before_chunks: per chunk, the layers before it in the recorded rank.
+    layers_before_by_chunk: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
     replay_results: stage of a rank with these passes, and whether segments are expandable → the result of its steps.
     counted_steps: stage of a rank whose passes were all run → its steps, until both kinds of allocators played them.
     """
 
     pass_traces: Mapping[PassCase, PassTrace] | None
-    layers_before_chunks: Sequence[int]
+    layers_before_by_chunk: Sequence[int]
     parameters: Sequence[ParameterSet | None]
     replay_results: dict[tuple[int, bool], ReplayResult] = field(default_factory=dict, compare=False)
     counted_steps: dict[int, CountedSteps] = field(default_factory=dict, compare=False)
 
     def layer_offsets(self, model_chunks: Sequence[ModelChunk]) -> list[int]:
         """Returns, for each chunk, its first layer's index minus the first layer's index of the recorded chunk."""
-        chunk_pairs = zip(model_chunks, self.layers_before_chunks, strict=True)
+        chunk_pairs = zip(model_chunks, self.layers_before_by_chunk, strict=True)
         return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in chunk_pairs]
 
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
-"""Result of `passes_key` for a rank → the rank's recorded passes."""
+"""Result of `passes_cache_key` for a rank → the rank's recorded passes."""
 
 
 def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk], micro_batches: int) -> int:
@@ -90,7 +90,7 @@ def replay_rank_on_allocator(
     is_run_of_search: as in `CudaRuntime`; then the steps are not stored for the other allocator.
     """
     stage_number = rank_setup.layout.coordinates(rank_setup.rank).pp
-    cache_key = passes_key(RankRun(rank_setup, EventMeter()))
+    cache_key = passes_cache_key(RankRun(rank_setup, EventMeter()))
     is_recorded = (
         rank_setup.training_config.microbatches > MICROBATCHES_RUN_IN_FULL
         and not rank_setup.training_config.optimizer_in_backward
@@ -203,7 +203,7 @@ def _replay_recorded(
     rank_run.set_up()
 
 
-def passes_key(rank_run: RankRun) -> tuple[object, ...]:
+def passes_cache_key(rank_run: RankRun) -> tuple[object, ...]:
     """Returns the cache key of a rank's recorded passes; ranks of a run with the same key have the same passes."""
     spec, layout, rank = rank_run.rank_setup.spec, rank_run.layout, rank_run.rank_setup.rank
     coordinates, layer_stacks = layout.coordinates(rank), [layer_stack for _, layer_stack in spec.stacks()]

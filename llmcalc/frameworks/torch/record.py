@@ -11,7 +11,7 @@ FRAMEWORK = Framework(
     title="torch",
     rank_memory=LazyFunction(__package__, "rank_memory:rank_memory"),
     estimate=LazyFunction(__package__, "estimate:estimate_peaks"),
-    estimate_errors=EstimateErrors(share_below=0.04),
+    estimate_errors=EstimateErrors(relative_error_below=0.04),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layout_rules=LayoutRules("torch", untried_sizes=("cp", "ep"), needs_full_pipeline=True),

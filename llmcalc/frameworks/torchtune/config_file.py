@@ -12,12 +12,12 @@ from typing import Any
 from ...errors import short_repr, suggest
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
-from ..fsdp2.plugin import sharded_launch
+from ..fsdp2.plugin import fsdp_or_torch_launch
 from ..fsdp2.settings import OuterGroups, TitanSettings
 from ..launch.command_config import COMPONENT_KEY
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, launch_reader, read_integer
 from ..launch.teacher import with_teacher_model
-from ..launch.trainer import HEAD_ADAPTER_NOTE, lora_settings, pair_settings
+from ..launch.trainer import HEAD_ADAPTER_NOTE, lora_settings, preference_pair_settings
 from .models import PRESET_BY_BUILDER
 
 KEYS_READ = field_names("""
@@ -101,7 +101,7 @@ def _component_name(component_table: Any) -> str:
 
 def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         reader.requests_expandable_segments = True  # torchtune/__init__.py
         if PPO_MODEL in config:
             raise reader.argument_error(PPO_MODEL, "PPO is not modelled; expected a recipe of fine-tuning or DPO")
@@ -109,7 +109,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             raise reader.argument_error(
                 "optimizer", "missing, so the recipe trains nothing; expected a recipe of fine-tuning or DPO"
             )
-        reader.check_names(config, KEYS_READ, KEYS_IGNORED, "no key that is known")
+        reader.record_argument_names(config, KEYS_READ, KEYS_IGNORED, "no key that is known")
         reader.refuse_if_set(config, REFUSED_KEYS)
         for argument_name in PARALLEL_SIZES:
             if config.get(argument_name) not in (None, 1):
@@ -133,7 +133,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             "dtype": dtype,
             "master_weights": "none",
             "attn_implementation": "flash",
-            **_length_settings(reader, config),
+            **_sequence_length_settings(reader, config),
             **_optimizer_settings(reader, config),
             **_loss_settings(reader, config),
         }
@@ -149,7 +149,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         if plain_name != builder_name:
             run_settings |= _adapter_settings(reader, config["model"], dtype, builder_name.startswith("qlora"))
         if _component_name(config.get("loss")).endswith("DPOLoss"):
-            run_settings |= pair_settings(
+            run_settings |= preference_pair_settings(
                 reader, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
             )
         run_settings |= _fake_quantization_settings(reader, config)
@@ -165,7 +165,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             offloads_to_host=offloads_to_host,
             outer_groups=_outer_groups(reader, config),
         )
-        launched_run = sharded_launch(
+        launched_run = fsdp_or_torch_launch(
             reader, world_size, run_settings, fsdp_settings, reshards_weights, model_name=PRESET_BY_BUILDER[plain_name]
         )
         return _with_teacher(reader, config, launched_run, dtype) if config.get("teacher_model") else launched_run
@@ -201,7 +201,7 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
     loss_class = _component_name(loss_table).rpartition(".")[2]
     if loss_class not in CHUNKS_BY_DISTILLATION_LOSS:
         reader.refuse("kd_loss", f"'{loss_class}' is not modelled; {', '.join(CHUNKS_BY_DISTILLATION_LOSS)} are")
-        reader.check_unknown()
+        reader.check_unknown_arguments()
     chunk_count = reader.integer(loss_table, "num_output_chunks", CHUNKS_BY_DISTILLATION_LOSS.get(loss_class, 1))
     tokens = launched_run.settings["batch"] * launched_run.settings.get("seq", DEFAULT_LENGTH)
     bytes_per_logit = (2 if dtype == "bf16" else 4) + 4 + 4 + 1
@@ -231,7 +231,7 @@ TORCH_DTYPE_BY_NAME = {"bf16": "bfloat16", "fp32": "float32"}
 """Value of `dtype` → torch's name of the number format."""
 
 
-def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _sequence_length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the setting of tokens per sequence: the tokenizer's `max_seq_len`, which a packed dataset fills."""
     for section_name in ("tokenizer", "dataset"):
         max_length = reader.table(config, section_name).get("max_seq_len")

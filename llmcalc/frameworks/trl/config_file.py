@@ -12,8 +12,8 @@ from typing import Any
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.grpo import READ_GRPO_ARGUMENTS, colocated_rollout, grpo_length, with_log_probabilities
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.grpo import READ_GRPO_ARGUMENTS, colocated_rollout, grpo_length_settings, with_log_probabilities
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, launch_reader, read_integer
 from ..launch.sft_loss import SFT_LOSSES, TRANSFORMERS_DEFAULTS, earlier_argument, sft_loss_settings
 from ..launch.trainer import (
     EARLIER_TRAINER_DEFAULTS,
@@ -24,10 +24,10 @@ from ..launch.trainer import (
     is_trainer,
     known_argument_names,
     kto_settings,
-    pair_settings,
-    trainer_launch,
+    launch_under_selected_framework,
+    preference_pair_settings,
     trainer_settings,
-    weight_formats,
+    weight_format_settings,
 )
 from ..launch.trainer_scripts import without_script_arguments
 from .distillation import ARGUMENTS_IGNORED as IGNORED_WITH_TEACHER
@@ -120,20 +120,20 @@ def is_trl(config: Table) -> bool:
     return "model_name_or_path" in config and has_trl_argument and any(name in config for name in trainer_arguments)
 
 
-def read_trl(config: Table, source_file: LaunchSource, earlier_name: str = "") -> Launch:
+def read_trl(config: Table, source_file: LaunchSource, earlier_argument_name: str = "") -> Launch:
     """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument.
 
-    earlier_name: an argument of the file beside `config` that TRL before 0.20 alone has; empty for none.
+    earlier_argument_name: an argument of the file beside `config` that TRL before 0.20 alone has; empty for none.
     """
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         config = _with_model_arguments(reader, config)
         if config.get("use_liger") is not None:  # SFTConfig before TRL 0.16
             config = {"use_liger_kernel": config["use_liger"], **config}
         config = with_launcher_arguments(without_script_arguments(reader, config), source_file)
-        earlier_name = earlier_name or earlier_argument(config)
-        earlier_defaults = {**TRANSFORMERS_DEFAULTS, **EARLIER_TRAINER_DEFAULTS} if earlier_name else {}
+        earlier_argument_name = earlier_argument_name or earlier_argument(config)
+        earlier_defaults = {**TRANSFORMERS_DEFAULTS, **EARLIER_TRAINER_DEFAULTS} if earlier_argument_name else {}
         if earlier_defaults:
-            add_earlier_version_note(reader, earlier_name, "TRL before 0.20")
+            add_earlier_version_note(reader, earlier_argument_name, "TRL before 0.20")
         defaults = {**ARGUMENT_DEFAULTS, **earlier_defaults}
         is_grpo, is_reward = any(argument_name in config for argument_name in GRPO_ARGUMENTS), REWARD_ARGUMENT in config
         ignored_names = (
@@ -142,7 +142,7 @@ def read_trl(config: Table, source_file: LaunchSource, earlier_name: str = "") -
             | {"use_liger"}
             | (IGNORED_WITH_TEACHER if config.get(TEACHER_ARGUMENT) else frozenset())
         )
-        reader.check_names(
+        reader.record_argument_names(
             config,
             (*known_argument_names(), *ARGUMENTS_READ, REWARD_ARGUMENT, *READ_GRPO_ARGUMENTS, *PREFERENCE_ARGUMENTS),
             ignored_names,
@@ -159,19 +159,19 @@ def read_trl(config: Table, source_file: LaunchSource, earlier_name: str = "") -
             run_settings["offload_activations"] = True
         if is_grpo:
             reader.counts_longest_samples = True
-            run_settings |= grpo_length(reader, config, "max_prompt_length", "lora_rank" in run_settings)
+            run_settings |= grpo_length_settings(reader, config, "max_prompt_length", "lora_rank" in run_settings)
             if reader.flag(config, "use_liger_loss") or reader.flag(config, "use_liger_kernel"):
                 run_settings["cross_entropy"] = "chunked"  # whatever `liger_kernel_config` says of other losses
         elif is_reward:
-            run_settings |= pair_settings(reader, "reward", run_settings)
+            run_settings |= preference_pair_settings(reader, "reward", run_settings)
         elif has_teacher:
             run_settings |= {"cross_entropy": "eager"}
         elif loss_key:
             run_settings |= _preference_settings(reader, config, run_settings)
         else:
-            run_settings |= sft_loss_settings(reader, config, run_settings, earlier_name)
-        format_settings, _ = weight_formats(reader, arguments, "float32")
-        launched_run = trainer_launch(reader, arguments, run_settings | format_settings)
+            run_settings |= sft_loss_settings(reader, config, run_settings, earlier_argument_name)
+        format_settings, _ = weight_format_settings(reader, arguments, "float32")
+        launched_run = launch_under_selected_framework(reader, arguments, run_settings | format_settings)
         bytes_per_weight = 2 if "dtype" in format_settings else 4
         if (
             isinstance(launched_run.frozen_model, FrozenModel)
@@ -232,7 +232,7 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
     loss_type = config.get("loss_type", "sigmoid")
     loss_name = str(loss_type[0] if isinstance(loss_type, list) and loss_type else loss_type)
     if config.get("gamma_beta_ratio") is not None:  # princeton-nlp/SimPO, scripts/simpo_config.py
-        return pair_settings(reader, "simpo", run_settings)
+        return preference_pair_settings(reader, "simpo", run_settings)
     if (
         loss_name in KTO_LOSSES
         or config.get("desirable_weight") is not None
@@ -249,10 +249,10 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
             + (f"one of {loss_name.upper()}, as in its path" if loss_name != "sigmoid" else "one of DPO")
         )
     if loss_name in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
-        return pair_settings(
+        return preference_pair_settings(
             reader, loss_name, run_settings, has_cached_reference=bool(config.get("precompute_ref_log_probs"))
         )
-    settings = pair_settings(reader, loss_name, {**run_settings, "cross_entropy": "eager"})
+    settings = preference_pair_settings(reader, loss_name, {**run_settings, "cross_entropy": "eager"})
     loss_type = SecondLoss(
         LIGER_PREFERENCE_SOURCE, 0, "loss of a pair", 2 * read_integer(reader, "seq", run_settings["seq"]), 6
     )

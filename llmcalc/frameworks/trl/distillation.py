@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..frozen_model import SecondLoss
 from ..launch.launch_types import Launch, LaunchReader, Table
-from ..launch.teacher import GENERATION_NOTE, format_of_logits, with_teacher_model
+from ..launch.teacher import GENERATION_NOTE, logit_format, with_teacher_model
 
 SOURCE_FILE = "trl/experimental/gkd/gkd_trainer.py"
 
@@ -40,9 +40,9 @@ def with_teacher(reader: LaunchReader, arguments: Table, launched_run: Launch, b
                 option_name, f"true; with {TEACHER_ARGUMENT} it is not modelled; expected false"
             )
     loaded_format = "bfloat16" if bytes_per_weight == 2 else "float32"
-    logit_bytes = BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
+    bytes_per_logit = BYTES_PER_LOGIT[logit_format(launched_run, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
     shards_weights = launched_run.framework == "deepspeed" and launched_run.layout.zero == 3
-    second_loss = SecondLoss(SOURCE_FILE, logit_bytes, "divergence of logits")
+    second_loss = SecondLoss(SOURCE_FILE, bytes_per_logit, "divergence of logits")
     reader.notes.append(GENERATION_NOTE)
     return with_teacher_model(
         reader, launched_run, TEACHER_ARGUMENT, teacher_name, loaded_format, second_loss, shards_weights

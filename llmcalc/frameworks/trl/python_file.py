@@ -15,26 +15,32 @@ from typing import Any, NamedTuple, TypeAlias
 from ...errors import InputError
 from ...sources.huggingface.family import field_names
 from ..launch.embedding_losses import ARGUMENTS_CLASS, with_embedding_loss
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, launch_reader
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     DEEPEST_EXPRESSION,
     UnknownValue,
     assigned_values,
     calls_in_order,
+    contains_unknown_value,
     dotted_name_of,
     expression_value,
-    format_name,
-    has_unknown,
     keyword_arguments,
     module_constants,
+    nested_item_value,
+    number_format_name,
     parse_python,
     statements_of_module,
-    value_of_item,
 )
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
 from ..launch.sft_loss import TRANSFORMERS_DEFAULTS, earlier_argument
-from ..launch.trainer import AUTO_DTYPE, EARLIER_DTYPE, earlier_dtype, keeps_published_weights, read_trainer
+from ..launch.trainer import (
+    AUTO_DTYPE,
+    EARLIER_DTYPE,
+    dtype_before_version_5,
+    keeps_published_weight_format,
+    read_trainer,
+)
 from .commands import COMMANDS
 from .config_file import read_trl
 
@@ -149,7 +155,7 @@ def _has_configuration(call_node: ast.Call) -> bool:
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         syntax_tree = parse_python(file_text, source_file.name_in_errors)
         script_arguments = arguments_of_file(syntax_tree, source_file.arguments)
         _refuse_undeclared(reader, script_arguments)
@@ -183,16 +189,16 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         if trl_config and config_class != trl_config:
             base_config = {**TRANSFORMERS_DEFAULTS, **SETTINGS_BY_CONFIG_CLASS[trl_config]}
         config = {**base_config, **_arguments_of_call(named_calls, config_class)}
-        trainer_argument = _earlier_trainer_argument(named_calls)
-        is_earlier = bool(trainer_argument or earlier_argument(config))
-        config |= _model_arguments(reader, named_calls, is_earlier)
+        trainer_argument = _trainer_argument_of_earlier_trl(named_calls)
+        is_earlier_trl = bool(trainer_argument or earlier_argument(config))
+        config |= _model_arguments(reader, named_calls, is_earlier_trl)
         call_nodes = [call.node for call in named_calls if call.node is not None]
         model_changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
         if "dtype" in model_changes.arguments:
             config.pop("torch_dtype", None)
         config.pop("model_init_kwargs", None)
         config |= model_changes.arguments | _arguments_of_model_calls(named_calls)
-        config |= _dtype_for_adapters_of_trainer(named_calls, config) if is_earlier else {}
+        config |= _dtype_for_adapters_of_trainer(named_calls, config) if is_earlier_trl else {}
         if not is_trl_run:
             config |= _sample_length_arguments(reader, named_calls)
         if config_class == ARGUMENTS_CLASS:
@@ -200,7 +206,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         unknown_arguments = {
             argument_name: argument_value if isinstance(argument_value, UnknownValue) else UnknownValue("a table")
             for argument_name, argument_value in config.items()
-            if has_unknown(argument_value)
+            if contains_unknown_value(argument_value)
         }
         config = {
             argument_name: value for argument_name, value in config.items() if argument_name not in unknown_arguments
@@ -217,7 +223,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             or not changed_name.endswith("ForSequenceClassification")
         }
         reader.notes += model_changes.notes
-        reader.check_unknown()
+        reader.check_unknown_arguments()
         if script_arguments.used_values_text:
             reader.notes.append(f"arguments of the file: {script_arguments.used_values_text}")
         reader.notes.append("what the file computes otherwise is taken as its program's default")
@@ -229,7 +235,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         launched_run,
         unknown_arguments={**reader.unknown_arguments, **launched_run.unknown_arguments},
         notes=(*launched_run.notes, *notes),
-        keeps_checkpoint_dtype=keeps_published_weights(launched_run, config),
+        keeps_checkpoint_dtype=keeps_published_weight_format(launched_run, config),
         loads_causal_class=_loads_causal_class(named_calls),
     )
 
@@ -259,14 +265,14 @@ def _dtype_for_adapters_of_trainer(named_calls: list[NamedCall], config: Mapping
         ),
         "",
     )
-    if not trainer_name or earlier_dtype(config) == EARLIER_DTYPE:
+    if not trainer_name or dtype_before_version_5(config) == EARLIER_DTYPE:
         return {}
     is_4_bit_under_bf16 = config.get("bf16") is True and config.get("load_in_4bit") is True
     is_copied_back = QUANTIZED_MODEL_TRAINERS[trainer_name] and is_4_bit_under_bf16
     return {"dtype": "bfloat16" if is_copied_back else EARLIER_DTYPE, "torch_dtype": None}
 
 
-def _earlier_trainer_argument(named_calls: list[NamedCall]) -> str:
+def _trainer_argument_of_earlier_trl(named_calls: list[NamedCall]) -> str:
     """Returns the first `argument of trainer` in the file that only earlier releases of TRL have; empty if none."""
     return next(
         (
@@ -321,11 +327,11 @@ def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArgumen
     return "is known only when the file runs"
 
 
-def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earlier: bool) -> dict[str, Any]:
+def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earlier_trl: bool) -> dict[str, Any]:
     """Returns the arguments of model, adapters and quantized weights under the names of TRL's `ModelConfig`.
 
     A trainer loads a model that it is named; the file may load it once more afterwards.
-    is_earlier: whether the file is of transformers before 5.
+    is_earlier_trl: whether the file is of transformers before 5.
     """
     trainer_call = next((call for call in named_calls if call.name.endswith("Trainer")), NamedCall("", {}, None))
     trainer_arguments = trainer_call.arguments
@@ -345,13 +351,13 @@ def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earl
         model_arguments = loading_call.arguments.get("model_kwargs")
         model_arguments = {**(model_arguments if isinstance(model_arguments, dict) else {}), **loading_call.arguments}
         arguments |= {
-            argument_name: format_name(model_arguments[argument_name])
+            argument_name: number_format_name(model_arguments[argument_name])
             for argument_name in MODEL_ARGUMENTS
             if argument_name in model_arguments
         }
     else:
         loading_arguments = _loading_arguments(named_calls)
-        arguments |= {argument_name: format_name(value) for argument_name, value in loading_arguments.items()}
+        arguments |= {argument_name: number_format_name(value) for argument_name, value in loading_arguments.items()}
     for call_name, argument_names in (
         ("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS),
         ("LoraConfig", ADAPTER_ARGUMENTS),
@@ -363,8 +369,8 @@ def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earl
             if argument_name in call_arguments
         }
     if loading_call is not None and not {"dtype", "torch_dtype"} & {*arguments}:
-        arguments["dtype"] = earlier_dtype(arguments) if is_earlier else AUTO_DTYPE
-        if is_earlier:
+        arguments["dtype"] = dtype_before_version_5(arguments) if is_earlier_trl else AUTO_DTYPE
+        if is_earlier_trl:
             loaded_dtype = arguments["dtype"]
             reader.notes.append(f"transformers before 5 loads weights in {loaded_dtype} where no dtype is written")
     if any(call.name == "LoraConfig" for call in named_calls):
@@ -472,5 +478,5 @@ def _assigned_values(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[
         table_name = dotted_name_of(target_node.value)
         table, item_key = variables.get(table_name), expression_value(target_node.slice, variables)
         if isinstance(table, dict) and isinstance(item_key, str):
-            return {table_name: {**table, item_key: value_of_item(assignment.value, variables)}}
+            return {table_name: {**table, item_key: nested_item_value(assignment.value, variables)}}
     return {} if assignment.value is None else assigned_values(target_node, assignment.value, variables)

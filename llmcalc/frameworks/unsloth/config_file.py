@@ -17,11 +17,11 @@ from ..launch.launch_types import (
     LaunchReader,
     LaunchSource,
     Table,
+    launch_reader,
     read_integer,
-    reader_of,
     record_unknown_keys,
 )
-from ..launch.trainer import lora_settings, optimizer_settings, trainer_launch
+from ..launch.trainer import launch_under_selected_framework, lora_settings, optimizer_settings
 
 TRAINING_READ = field_names("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim")
 
@@ -54,7 +54,7 @@ def is_unsloth(config: Table) -> bool:
 
 def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of Unsloth Studio's defaults. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         record_unknown_keys(
             reader,
             config,
@@ -88,7 +88,7 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
         run_settings |= fused_loss(reader)
         reader.counts_longest_samples = not training_table.get("packing")
         reader.notes.append(UPPER_BOUND_NOTE)
-        return replace(trainer_launch(reader, {}, run_settings), software_stack=SOFTWARE_STACK)
+        return replace(launch_under_selected_framework(reader, {}, run_settings), software_stack=SOFTWARE_STACK)
 
 
 SOFTWARE_STACK = "unsloth"

@@ -17,14 +17,14 @@ from typing import Any
 from ...algebra import ceil_div
 from ...sources.huggingface.family import field_names
 from ..launch.embedding_losses import ARGUMENTS_CLASS, with_embedding_loss
-from ..launch.grpo import colocated_rollout, grpo_length
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_fraction, read_integer, reader_of
+from ..launch.grpo import colocated_rollout, grpo_length_settings
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, launch_reader, read_fraction, read_integer
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     calls_in_order,
+    contains_unknown_value,
     dotted_name_of,
     expression_value,
-    has_unknown,
     keyword_arguments,
     module_constants,
     parse_python,
@@ -33,10 +33,10 @@ from ..launch.python_source import (
 from ..launch.trainer import (
     QUANTIZATION_AWARE_REASON,
     attention_settings,
+    launch_under_selected_framework,
     lora_settings,
     optimizer_settings,
-    pair_settings,
-    trainer_launch,
+    preference_pair_settings,
 )
 from .config_file import (
     BASE_IN_4_BITS,
@@ -94,14 +94,14 @@ def is_python(file_text: str) -> bool:
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a file that uses Unsloth. Raises `InputError`, which names file and argument."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         syntax_tree = parse_python(file_text, source_file.name_in_errors)
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
         values_by_name = module_constants(statements_of_module(syntax_tree))
         named_calls = [(dotted_name_of(call.func).rpartition("trl.")[2], call) for call in calls_in_order(syntax_tree)]
         model_arguments = _call_arguments(
-            reader, named_calls, values_by_name, lambda called_name: _is_method(called_name, "from_pretrained")
+            reader, named_calls, values_by_name, lambda called_name: _is_method_call(called_name, "from_pretrained")
         )
         if model_arguments is None:
             raise reader.argument_error(
@@ -109,7 +109,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
                 f"no call of {', '.join(MODEL_CLASSES)}; expected one, or TARGET with --phase training",
             )
         peft_arguments = _call_arguments(
-            reader, named_calls, values_by_name, lambda called_name: _is_method(called_name, "get_peft_model")
+            reader, named_calls, values_by_name, lambda called_name: _is_method_call(called_name, "get_peft_model")
         )
         config_classes = dict.fromkeys(name for name, _ in named_calls if name in TRAINING_BY_CONFIG_CLASS)
         class_name = "GRPOConfig" if "GRPOConfig" in config_classes else next(iter(config_classes), "")
@@ -133,7 +133,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         if loss_name == "embedding":
             model_arguments, config = {**EMBEDDING_MODEL, **model_arguments}, {"optim": "adamw_torch", **config}
             peft_arguments = None if peft_arguments is None else {**EMBEDDING_ADAPTERS, **peft_arguments}
-        launched_run = _run_of_calls(
+        launched_run = _launch_of_calls(
             reader, model_arguments, peft_arguments, {**trainer_arguments, **config}, loss_name, has_standby
         )
         if loss_name != "embedding":
@@ -142,17 +142,17 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         return with_embedding_loss(launched_run, loss_calls)
 
 
-def _run_of_calls(
+def _launch_of_calls(
     reader: LaunchReader,
     model_arguments: Mapping[str, Any],
     adapter_arguments: Mapping[str, Any] | None,
     config: Mapping[str, Any],
     loss_name: str,
-    is_standby: bool,
+    uses_standby_mode: bool,
 ) -> Launch:
     """Returns the training run of the calls that load, adapt and train a model.
 
-    adapter_arguments: None without adapters. is_standby: whether vLLM frees its cache while the model is trained.
+    adapter_arguments: None without adapters. uses_standby_mode: whether vLLM frees its cache during training.
     """
     max_length = next(
         (config[name] for name in ("max_length", "max_seq_length") if config.get(name) is not None),
@@ -177,7 +177,7 @@ def _run_of_calls(
     if reader.flag(model_arguments, "unsloth_tiled_mlp"):
         reader.notes.append("unsloth_tiled_mlp: networks are counted over all tokens at once, an upper bound")
     if loss_name == "grpo":
-        run_settings |= _batch_of_whole_groups(reader, config, run_settings)
+        run_settings |= _whole_group_batch_settings(reader, config, run_settings)
     if adapter_arguments is None:
         if not reader.flag(model_arguments, "full_finetuning"):
             raise reader.argument_error(
@@ -188,12 +188,12 @@ def _run_of_calls(
         run_settings |= _adapter_settings(reader, model_arguments, adapter_arguments)
     if loss_name == "grpo":
         if config.get("max_prompt_length") is not None:
-            run_settings |= grpo_length(reader, config, "max_prompt_length", adapter_arguments is not None)
+            run_settings |= grpo_length_settings(reader, config, "max_prompt_length", adapter_arguments is not None)
         run_settings |= _log_probability_settings(reader, config, run_settings)
     elif loss_name == "sft":
         run_settings |= fused_loss(reader)
     elif loss_name != "embedding":
-        run_settings |= pair_settings(reader, loss_name, run_settings)
+        run_settings |= preference_pair_settings(reader, loss_name, run_settings)
     if model_arguments.get("num_labels") is not None:  # auto_model=AutoModelForSequenceClassification
         reader.score_label_count = reader.integer(model_arguments, "num_labels", 2)
     reader.counts_longest_samples = loss_name == "grpo" or not config.get("packing")
@@ -206,17 +206,19 @@ def _run_of_calls(
     model_name = FOUR_BIT_SUFFIX.sub("", loaded_name)
     if model_name != loaded_name:
         reader.notes.append(f"{loaded_name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
-    launched_run = replace(trainer_launch(reader, {}, run_settings, model_id=model_name), software_stack=SOFTWARE_STACK)
+    launched_run = replace(
+        launch_under_selected_framework(reader, {}, run_settings, model_id=model_name), software_stack=SOFTWARE_STACK
+    )
     if loss_name != "grpo":
         return launched_run
     rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, memory_share=0.9)
     if reader.flag(model_arguments, "fast_inference"):
-        rollout = replace(rollout, **_shared_engine_settings(reader, model_arguments, is_standby))
+        rollout = replace(rollout, **_shared_engine_settings(reader, model_arguments, uses_standby_mode))
     return replace(launched_run, rollout=rollout, assumed_defaults=dict(reader.assumed_defaults))
 
 
 def _shared_engine_settings(
-    reader: LaunchReader, model_arguments: Mapping[str, Any], is_standby: bool
+    reader: LaunchReader, model_arguments: Mapping[str, Any], uses_standby_mode: bool
 ) -> dict[str, Any]:
     """Returns the rollout's fields for a vLLM engine that shares the trained weights (vllm_utils.py, `load_vllm`)."""
     memory_utilization = read_fraction(reader, "gpu_memory_utilization", model_arguments, 0.5)
@@ -228,9 +230,9 @@ def _shared_engine_settings(
         "source": "unsloth_zoo/vllm_utils.py",
         "engine": "vllm",
         "flags": flags,
-        "sleeps_while_idle": is_standby,
+        "engine_sleeps_while_idle": uses_standby_mode,
         "shares_weights": True,
-        "memory_fractions_by_capacity": STANDBY_SHARES if is_standby else (),
+        "memory_fractions_by_capacity": STANDBY_SHARES if uses_standby_mode else (),
     }
 
 
@@ -243,7 +245,7 @@ STANDBY_LINE = re.compile(
 """Pattern of a line that turns standby on; exported notebooks contain this line in the text of a cell."""
 
 
-def _batch_of_whole_groups(
+def _whole_group_batch_settings(
     reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns GRPO's batch size, rounded up to a whole group of completions (models/rl.py)."""
@@ -318,7 +320,7 @@ def _adapter_settings(
     return adapter_settings | ({"base": "int8"} if is_eight_bit else {})
 
 
-def _is_method(called_name: str, method_name: str) -> bool:
+def _is_method_call(called_name: str, method_name: str) -> bool:
     return called_name in (f"{loader_class}.{method_name}" for loader_class in MODEL_CLASSES)
 
 
@@ -345,7 +347,7 @@ def _call_arguments(
     arguments = keyword_arguments(call_node, values_by_name)
     if call_node.args and "model_name" not in arguments:
         arguments["model_name"] = expression_value(call_node.args[0], values_by_name)
-    unresolved_arguments = {name for name, value in arguments.items() if has_unknown(value)}
+    unresolved_arguments = {name for name, value in arguments.items() if contains_unknown_value(value)}
     for argument in sorted(REQUIRED_ARGUMENTS & unresolved_arguments):
         reader.refuse(argument, "is known only when the file runs")
     if unresolved_arguments.intersection(GRPO_LENGTHS):

@@ -15,7 +15,7 @@ from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
-from ..launch.command_line import hydra_overrides_of, marked_model_name, plain_value
+from ..launch.command_line import hydra_overrides_of, marked_model_name, parsed_argument_value
 from ..launch.interpolation import flat_config
 from ..launch.launch_types import (
     CommandLine,
@@ -24,8 +24,8 @@ from ..launch.launch_types import (
     LaunchSettings,
     LaunchSource,
     Table,
+    launch_reader,
     read_integer,
-    reader_of,
 )
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
@@ -34,16 +34,16 @@ from ..megatron.named_model import (
     BRIDGE_FUSED_MODEL_TYPES,
     PIPELINE_SPLIT_ARGUMENTS,
     STAGE_LAYOUT,
-    MegatronRun,
+    MegatronRunSettings,
     bridge_adapter_settings,
     end_stage_layers,
     host_optimizer_settings,
-    megatron_run,
+    megatron_launch_settings,
     stage_sizes_of_layout,
 )
 from .easy_r1 import PROGRAM as EASY_R1_PROGRAM
-from .easy_r1 import VERL_KEYS, with_keys_of_easy_r1, with_keys_of_verl
-from .known_keys import check_keys, is_off
+from .easy_r1 import VERL_KEYS, with_easy_r1_keys, with_verl_keys
+from .known_keys import note_ignored_keys, turns_key_off
 from .rollout import ACTOR_PREFIX, MODEL_PREFIX, REFERENCE_PREFIX, ROLLOUT_PREFIX, read_rollout
 from .sft import (
     ENGINE_SFT_TRAINER,
@@ -52,7 +52,7 @@ from .sft import (
     OUTER_GROUPS,
     SFT_TRAINER,
     optimizer_settings,
-    run_of_sft,
+    sft_launch_settings,
     with_fsdp_sft_trainer_keys,
 )
 
@@ -95,14 +95,14 @@ def starts_program(command_line: CommandLine) -> bool:
     return (
         command_line.program in TRAINERS
         or command_line.program.startswith("verl.trainer.")
-        or _sets_the_actor(command_line)
+        or _overrides_actor_settings(command_line)
     )
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
-        program, is_recipe = command_line.program, _sets_the_actor(command_line)
+    with launch_reader(source_file) as reader:
+        program, is_recipe = command_line.program, _overrides_actor_settings(command_line)
         if program not in (*TRAINERS, *MODEL_KEY_BY_TRAINER, EASY_R1_PROGRAM) and not is_recipe:
             raise reader.argument_error(
                 f"line {command_line.line}: {program}", f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}"
@@ -117,9 +117,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if program not in TRAINERS:
             reader.notes.append(f"{program}: its update is counted as that of {TRAINERS[0]}")
         config_folder, config_name = (
-            _value_of_flag(command_line.words, flag_name) for flag_name in ("--config-path", "--config-name")
+            _value_of_hydra_flag(command_line.words, flag_name) for flag_name in ("--config-path", "--config-name")
         )
-        base_config = _config_beside(reader, config_folder, config_name.removesuffix(".yaml"))
+        base_config = _config_in_folder(reader, config_folder, config_name.removesuffix(".yaml"))
         overrides_by_key = values_of_config(base_config, overrides_by_key, source_file.env)
         return launch_of_overrides(reader, overrides_by_key, [config_name, *config_names(base_config)])
 
@@ -130,7 +130,7 @@ def launch_of_fine_tuning(reader: LaunchReader, overrides_by_key: Table, program
     if program == ENGINE_SFT_TRAINER:
         config = with_fsdp_sft_trainer_keys(reader, config)
     model_id = marked_model_name(overrides_by_key.get(MODEL_KEY_BY_TRAINER[program]))
-    return reader.create_launch("fsdp2", run_of_sft(reader, config), model_name=model_id)
+    return reader.create_launch("fsdp2", sft_launch_settings(reader, config), model_name=model_id)
 
 
 def values_of_config(config: Table, overrides: Table, environment: Table) -> dict[str, Any]:
@@ -145,10 +145,10 @@ def _config_of_easy_r1(reader: LaunchReader, config_path: str | None) -> Table:
     """Returns the tables of the file in `config=FILE`; empty without it. Raises `InputError` for a missing file."""
     if config_path is None:
         return {}
-    return reader.fetch_tables("config", marked_model_name(config_path), "a config of EasyR1", {})
+    return reader.tables_of_named_file("config", marked_model_name(config_path), "a config of EasyR1", {})
 
 
-def _value_of_flag(words: Sequence[str], flag_name: str) -> str:
+def _value_of_hydra_flag(words: Sequence[str], flag_name: str) -> str:
     """Returns the value of one of Hydra's flags, `--flag value` or `--flag=value`; empty if the flag is missing."""
     for word, next_word in zip(words, [*words[1:], ""], strict=True):
         if word.startswith(f"{flag_name}="):
@@ -158,14 +158,14 @@ def _value_of_flag(words: Sequence[str], flag_name: str) -> str:
     return ""
 
 
-def _config_beside(reader: LaunchReader, config_folder: str, config_name: str) -> Table:
+def _config_in_folder(reader: LaunchReader, config_folder: str, config_name: str) -> Table:
     """Returns the tables of a config that a command names; empty, with a note, if the config's file is missing.
 
     config_folder: the folder that the command names; empty for the file's, and `config` in it. There is no note on
     verl's own configs, whose defaults are known. Raises `InputError` for a config that cannot be parsed.
     """
-    read_text, fetch_table = reader.source.read_text, reader.source.fetch_table
-    if read_text is None or fetch_table is None or not config_name:
+    read_text, read_named_tables = reader.source.read_text, reader.source.read_named_tables
+    if read_text is None or read_named_tables is None or not config_name:
         return {}
     for folder in (config_folder.replace(UNRESOLVED_MARK, ""),) if config_folder else (".", "config"):
         config_path = f"{folder}/{config_name}.yaml"
@@ -173,7 +173,7 @@ def _config_beside(reader: LaunchReader, config_folder: str, config_name: str) -
             read_text(config_path)
         except InputError:
             continue
-        return fetch_table(config_path)
+        return read_named_tables(config_path)
     if config_name not in VERL_CONFIGS:
         reader.notes.append(
             f"--config-name {config_name[:60]}: {config_name[:60]}.yaml is not beside the file; what the command "
@@ -191,20 +191,19 @@ def config_names(config: Table) -> list[str]:
 def launch_of_easy_r1(reader: LaunchReader, written_values: Table) -> Launch:
     """Returns the training run of the actor of EasyR1. written_values: dotted key → value."""
     try:
-        launched_run = launch_of_overrides(reader, with_keys_of_verl(reader, written_values), (), is_easy_r1=True)
+        launched_run = launch_of_overrides(reader, with_verl_keys(reader, written_values), (), is_easy_r1=True)
     except InputError as error:
-        raise InputError(with_keys_of_easy_r1(str(error))) from None
+        raise InputError(with_easy_r1_keys(str(error))) from None
     return replace(
         launched_run,
-        notes=tuple(map(with_keys_of_easy_r1, launched_run.notes)),
+        notes=tuple(map(with_easy_r1_keys, launched_run.notes)),
         assumed_defaults={
             key: launched_run.assumed_defaults[verl_key]
             for key, verl_key in VERL_KEYS.items()
             if verl_key in launched_run.assumed_defaults
         },
         unknown_arguments={
-            with_keys_of_easy_r1(argument_name): reason
-            for argument_name, reason in launched_run.unknown_arguments.items()
+            with_easy_r1_keys(argument_name): reason for argument_name, reason in launched_run.unknown_arguments.items()
         },
     )
 
@@ -223,21 +222,23 @@ def launch_of_overrides(
     # verl/utils/device.py, `set_expandable_segments`, between rollouts
     reader.requests_expandable_segments = not is_easy_r1
     uses_megatron = _uses_megatron(reader, config, base_names)
-    check_keys(reader, config)
+    note_ignored_keys(reader, config)
     reader.read_frozen_encoders(config, f"{ACTOR_PREFIX}.freeze_vision_tower")
     world_size = _training_device_count(reader, config)
     if uses_megatron:
-        parallel_run = _megatron_run(reader, config, world_size)
+        megatron_run = _megatron_launch_settings(reader, config, world_size)
     else:
-        parallel_run = _fsdp_run(reader, config, world_size, frozen_shards=None if is_easy_r1 else FP32_SHARDS)
-    rollout = read_rollout(reader, config, parallel_run, uses_megatron)
-    reader.ignored_arguments += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
+        megatron_run = _fsdp_launch_settings(
+            reader, config, world_size, frozen_shards=None if is_easy_r1 else FP32_SHARDS
+        )
+    rollout = read_rollout(reader, config, megatron_run, uses_megatron)
+    reader.ignored_arguments += [model_key for model_key in config if not _is_read_or_refused_key(model_key, rollout)]
     return reader.create_launch(
-        "megatron" if uses_megatron else "fsdp2", parallel_run, model_name=model_id, rollout=rollout
+        "megatron" if uses_megatron else "fsdp2", megatron_run, model_name=model_id, rollout=rollout
     )
 
 
-def _sets_the_actor(command_line: CommandLine) -> bool:
+def _overrides_actor_settings(command_line: CommandLine) -> bool:
     """Whether a command overrides settings of verl's actor, as recipes and programs based on verl do."""
     return any(word.lstrip("+").startswith(f"{ACTOR_PREFIX}.") for word in command_line.words)
 
@@ -268,11 +269,11 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Table) -> dict[s
             raise reader.argument_error(override_key, f"{unresolved_reason(override)}, or expected --devices")
         if is_open and override_key.startswith(READ_SECTIONS) and not override_key.endswith(("path", "dir", "file")):
             raise reader.argument_error(override_key, unresolved_reason(override))
-        resolved_values[MOVED_KEYS.get(override_key, override_key)] = plain_value(override)
+        resolved_values[MOVED_KEYS.get(override_key, override_key)] = parsed_argument_value(override)
     return resolved_values
 
 
-def _is_known_key(config_key: str, rollout: Rollout) -> bool:
+def _is_read_or_refused_key(config_key: str, rollout: Rollout) -> bool:
     """Whether verl's reader handles a key, or refuses some of the key's values."""
     read_prefixes = (MODEL_PREFIX, ACTOR_PREFIX, "model_engine", "data.max_", "trainer.n")
     if config_key.startswith(read_prefixes) or config_key.rpartition(".")[2] in KEYS_BESIDE_ACTOR:
@@ -361,7 +362,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if reader.flag(config, f"{MODEL_PREFIX}.use_fused_kernels"):
         reader.notes.append("use_fused_kernels: log-probabilities without logits are counted as a chunked loss")
         return {"cross_entropy": "chunked"}
-    has_entropy = not is_off(config.get(f"{ACTOR_PREFIX}.entropy_coeff", 0))
+    has_entropy = not turns_key_off(config.get(f"{ACTOR_PREFIX}.entropy_coeff", 0))
     if has_entropy or reader.flag(config, f"{ACTOR_PREFIX}.calculate_entropy"):
         reader.notes.append("the update computes the entropy: its loss is counted as that of SFT, an upper bound")
         return {"divide_logits": True}
@@ -378,7 +379,7 @@ FP32_NAMES, BF16_NAMES = ("fp32", "float32"), ("bf16", "bfloat16")
 """Names of the number formats fp32 and bf16."""
 
 
-def _fsdp_run(
+def _fsdp_launch_settings(
     reader: LaunchReader, config: Table, world_size: int, frozen_shards: FrozenModel | None
 ) -> LaunchSettings:
     """Returns the actor's run under FSDP, with fp32 shards and bf16 computation.
@@ -461,7 +462,7 @@ Source: ISEEKYAN/mbridge 10cb17f (2026-06-12), mbridge/models; Megatron-Core's d
 """
 
 
-def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
+def _megatron_launch_settings(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under Megatron-Core."""
     section_name = f"{ACTOR_PREFIX}.megatron"
     for argument_name in ("param_offload", "grad_offload", "optimizer_offload"):
@@ -480,7 +481,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
     fused_model_types = (
         MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED_MODEL_TYPES
     )
-    parallel_run = MegatronRun(
+    megatron_run = MegatronRunSettings(
         tp=tp,
         pp=pp,
         cp=cp,
@@ -510,7 +511,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
     }
     if reader.flag(config, f"{MEGATRON_OPTIMIZER_PREFIX}use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
-    return megatron_run(reader, parallel_run, world_size, settings)
+    return megatron_launch_settings(reader, megatron_run, world_size, settings)
 
 
 def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..launch.launch_types import Launch, LaunchSource, Table, reader_of
+from ..launch.launch_types import Launch, LaunchSource, Table, launch_reader
 from .command import config_names, launch_of_easy_r1, launch_of_fine_tuning, launch_of_overrides, values_of_config
 from .easy_r1 import is_easy_r1
 
@@ -24,7 +24,7 @@ def _is_fine_tuning(config: Table) -> bool:
 
 def read_verl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of the actor or of fine-tuning. Raises `InputError`, which names file and key."""
-    with reader_of(source_file) as reader:
+    with launch_reader(source_file) as reader:
         flat_values = values_of_config(config, {}, source_file.env)
         if is_easy_r1(config):
             return launch_of_easy_r1(reader, flat_values)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..launch.command_line import plain_value
+from ..launch.command_line import parsed_argument_value
 from ..launch.launch_types import LaunchReader, Table
 from .rollout import ACTOR_PREFIX, MODEL_PREFIX, REFERENCE_PREFIX, ROLLOUT_PREFIX
 
@@ -84,12 +84,15 @@ def is_easy_r1(config: Table) -> bool:
     return isinstance(worker_table, Mapping) and {"actor", "rollout"} <= worker_table.keys()
 
 
-def with_keys_of_verl(reader: LaunchReader, written_values: Table) -> dict[str, Any]:
+def with_verl_keys(reader: LaunchReader, written_values: Table) -> dict[str, Any]:
     """Returns verl's keys and values that are equivalent to EasyR1's.
 
     written_values: dotted key → value. Keys of workers that are not known are refused.
     """
-    config = {**DEFAULTS, **{key: plain_value(value) for key, value in written_values.items() if value is not None}}
+    config = {
+        **DEFAULTS,
+        **{key: parsed_argument_value(value) for key, value in written_values.items() if value is not None},
+    }
     reader.ignored_arguments += [key for key in config if not key.startswith(("worker.", "data.max_", "trainer.n"))]
     known_keys = (*VERL_KEYS, UPDATE_SIZE_KEY, EXPERIENCE_SIZE_KEY, REFERENCE_OFFLOAD_KEY, OPTIMIZER_KEY)
     for key in config:
@@ -128,7 +131,7 @@ def _micro_batches(reader: LaunchReader, config: Table) -> dict[str, Any]:
     }
 
 
-def with_keys_of_easy_r1(text: str) -> str:
+def with_easy_r1_keys(text: str) -> str:
     """Returns a message in which verl's keys are replaced by the keys that a user of EasyR1 writes."""
     for key, verl_key in [*VERL_KEYS.items(), *WORDS_OF_MESSAGES.items()]:
         text = re.sub(rf"{re.escape(verl_key)}(?![\w.])", key, text)

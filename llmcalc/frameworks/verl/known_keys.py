@@ -57,10 +57,10 @@ KEY_DEFAULTS = {
 """Key of which only the default is modelled → the default."""
 
 
-def check_keys(reader: LaunchReader, config: Table) -> None:
+def note_ignored_keys(reader: LaunchReader, config: Table) -> None:
     """Adds a note on each ignored key of the actor and model that may change memory."""
     for override_key, override_value in config.items():
-        if not override_key.startswith((ACTOR_PREFIX, MODEL_PREFIX)) or is_off(override_value):
+        if not override_key.startswith((ACTOR_PREFIX, MODEL_PREFIX)) or turns_key_off(override_value):
             continue
         short_key = override_key.removeprefix("actor_rollout_ref.")
         if KEY_DEFAULTS.get(short_key) == override_value:
@@ -72,7 +72,7 @@ def check_keys(reader: LaunchReader, config: Table) -> None:
             reader.refuse(override_key[:100], f"{short_repr(override_value)[:40]} is not modelled")
 
 
-def is_off(override_value: Any) -> bool:
+def turns_key_off(override_value: Any) -> bool:
     """Whether a value turns its key off: zero as a number or a text (`0.`), false, or null."""
     if isinstance(override_value, str) and re.fullmatch(r"0*\.?0*", override_value) is not None:
         return True

@@ -50,8 +50,8 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         source=SOURCE_FILES,
         engine=engine_name,
         flags=flags,
-        sleeps_while_idle=reader.flag(config, f"{ROLLOUT_PREFIX}.free_cache_engine", True),
-        is_separate_process=True,
+        engine_sleeps_while_idle=reader.flag(config, f"{ROLLOUT_PREFIX}.free_cache_engine", True),
+        has_separate_process=True,
         offloaded_states=frozenset(
             states
             for states_name, states in STATES_BY_OFFLOAD_KEY.items()
@@ -62,12 +62,12 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         sequence_count=sequence_count,
         tokens_per_sequence=token_count,
         logit_tokens_per_sequence=token_count,
-        logit_bytes=0
+        bytes_per_logit=0
         if has_fused_kernels
         else 2
         if is_compiled and not is_megatron
         else 6,  # a compiled entropy keeps no copy; else two more of bf16
-        transfer_bytes=reader.integer(config, bucket_key, 2048) << 20,
+        weight_transfer_bytes=reader.integer(config, bucket_key, 2048) << 20,
     )
 
 
@@ -96,10 +96,10 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
             reader.refuse(
                 f"{ROLLOUT_PREFIX}.{size_key}", "the engine's rollouts are modelled with tensor parallelism alone"
             )
-    return engine_name, flags | _engine_arguments(config, engine_name)
+    return engine_name, flags | _engine_keyword_flags(config, engine_name)
 
 
-def _engine_arguments(config: Table, engine_name: str) -> dict[str, Any]:
+def _engine_keyword_flags(config: Table, engine_name: str) -> dict[str, Any]:
     """Returns the flags in `engine_kwargs` that change the engine's memory."""
     key_prefix = f"{ROLLOUT_PREFIX}.engine_kwargs.{engine_name}."
     flag_by_field = {flag.field_name: flag for flag in engine(engine_name).known_flags()}

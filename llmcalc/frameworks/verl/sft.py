@@ -106,7 +106,7 @@ def optimizer_settings(reader: LaunchReader, config: Table, section_name: str) -
     return settings | ({"optimizer_impl": "fused"} if is_fused else {})
 
 
-def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
+def sft_launch_settings(reader: LaunchReader, config: Table) -> LaunchSettings:
     """Returns the training run of a command's overrides. Raises `InputError`, which names file and key."""
     for argument_name in config:
         if argument_name not in KEYS_READ and argument_name.startswith(IGNORED_PREFIXES):

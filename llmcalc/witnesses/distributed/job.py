@@ -8,7 +8,7 @@ from typing import Any
 
 from ...device_memory.training import TrainingConfig
 from ...errors import InputError
-from ...frameworks.fsdp2.pipeline import ShardedRank, ShardedSetup
+from ...frameworks.fsdp2.pipeline import FsdpPipelineRun, FsdpRankSetup
 from ...frameworks.fsdp2.training import FsdpRun, FsdpSettings, sharding_of_rank
 from ...frameworks.torch.pipeline import RankRun, RankSetup, check_torch
 from ...model import ModelSpec
@@ -110,8 +110,8 @@ def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
     rank_run: RankRun | FsdpRun
     fsdp_settings = replace(JOB_FSDP_SETTINGS, prefetched_layer_count=training_job.layout.prefetch)
     if training_job.layout.zero == 3 and training_job.layout.pp > 1:
-        rank_run = ShardedRank(
-            ShardedSetup(
+        rank_run = FsdpPipelineRun(
+            FsdpRankSetup(
                 training_job.spec, training_job.training, training_job.layout, rank, fsdp_settings=fsdp_settings
             ),
             memory_meter,

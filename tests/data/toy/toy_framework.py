@@ -52,7 +52,7 @@ FRAMEWORK = Framework(
     title="Toyframe",
     rank_memory=rank_memory,
     estimate=estimate,
-    estimate_errors=EstimateErrors(share_below=0.5),
+    estimate_errors=EstimateErrors(relative_error_below=0.5),
     gradient_rules=gradient_rules,
     layout_rules=LayoutRules("toyframe", untried_sizes=("tp", "cp", "pp", "vpp", "ep")),
     launch_file=LaunchFile("toyjob", "a job of Toyframe", is_job, read_job),

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from llmcalc.device_memory.training import TrainingConfig
-from llmcalc.frameworks.deepspeed.rank_memory import new_zero_run
+from llmcalc.frameworks.deepspeed.rank_memory import create_zero_run
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.deepspeed.zero import ZeroSetup
 from llmcalc.model import ModelSpec
@@ -51,7 +51,7 @@ def _model() -> ModelSpec:
 def replayed(case: Case, rank: int) -> dict[str, int]:
     """The bytes of one rank: after set-up, the most in each phase of the last step, and what is left."""
     meter = Meter()
-    run = new_zero_run(ZeroSetup(_model(), training(case), settings(case.config), case.ranks, rank), meter)
+    run = create_zero_run(ZeroSetup(_model(), training(case), settings(case.config), case.ranks, rank), meter)
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     run.set_up()
     bytes_by_moment = {"set_up": meter.live_bytes}

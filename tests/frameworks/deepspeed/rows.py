@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from llmcalc.device_memory.device_memory import summarize_memory
 from llmcalc.device_memory.training import TrainingConfig
-from llmcalc.frameworks.deepspeed.rank_memory import new_zero_run, replay_zero, tensor_status
+from llmcalc.frameworks.deepspeed.rank_memory import create_zero_run, replay_zero, zero_tensors_term
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.deepspeed.zero import ZeroSetup
 from llmcalc.frameworks.nccl import with_nccl_buffers
@@ -58,10 +58,10 @@ def outcome(row: Row) -> Outcome:
     """A row's total over its devices, in GB, is divided by their number."""
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
     setup = ZeroSetup(model, training(row), settings, devices, 0, A100.workspace_bytes)
-    counted_steps, _ = replay_zero(new_zero_run(setup, meter := EventMeter()), meter)
+    counted_steps, _ = replay_zero(create_zero_run(setup, meter := EventMeter()), meter)
     replay_result = counted_steps.result_on_allocator(A100.has_expandable_segments)
     answer = summarize_memory(
-        replay_result, A100.context_bytes, layer_stacks(model), tensor_status(settings, training(row))
+        replay_result, A100.context_bytes, layer_stacks(model), zero_tensors_term(settings, training(row))
     )
     answer = with_nccl_buffers(
         answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch_version

@@ -30,7 +30,7 @@ from llmcalc.frameworks.deepspeed.partitions import (
     round_robin_order,
 )
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
-from llmcalc.frameworks.nccl import CONNECTION_BYTES, communicator_bytes, communicator_sizes
+from llmcalc.frameworks.nccl import CONNECTION_BYTES, communicator_bytes, ranks_per_communicator
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
@@ -155,7 +155,7 @@ def test_a_communicator_has_a_ring_and_in_older_versions_a_tree() -> None:
 
 def test_a_mesh_has_a_communicator_of_each_axis() -> None:
     """Two groups of four replicas: a communicator of the four ranks, and of the two ranks with the same shards."""
-    assert communicator_sizes(Layout(dp=8, hsdp_replicas=2, zero=3), framework("fsdp2")) == [1, 1, 4, 2]
+    assert ranks_per_communicator(Layout(dp=8, hsdp_replicas=2, zero=3), framework("fsdp2")) == [1, 1, 4, 2]
 
 
 def test_buffers_are_counted_where_their_size_is_known() -> None:
@@ -185,8 +185,8 @@ def test_parameters_may_begin_at_multiples_of_16_bytes() -> None:
 
 
 def test_a_parameter_across_a_boundary_has_a_piece_on_each_side() -> None:
-    assert partition_pieces(offset=8, element_count=5, partition_size=10) == [(0, 2), (1, 3)]
-    assert partition_pieces(offset=8, element_count=25, partition_size=10) == [(0, 2), (1, 10), (2, 10), (3, 3)]
+    assert partition_pieces(offset=8, element_count=5, partition_elements=10) == [(0, 2), (1, 3)]
+    assert partition_pieces(offset=8, element_count=25, partition_elements=10) == [(0, 2), (1, 10), (2, 10), (3, 3)]
 
 
 def test_ranks_get_parameters_by_turns() -> None:

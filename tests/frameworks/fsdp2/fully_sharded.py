@@ -234,7 +234,7 @@ def shard_layers(model: Any, training: TrainingConfig, layout: Layout, fsdp: Fsd
     layers = [name for name, _ in model.named_modules() if is_layer(name)]
     for name in layers:
         wrap(model.get_submodule(name), layout.reshard and not (fsdp.keeps_last_layer_gathered and name == layers[-1]))
-    if fsdp.outer_keys:
+    if fsdp.outer_group_keys:
         wrap(model.embed_tokens, layout.reshard)
     if fsdp.outer_groups == "separate":
         wrap([model.norm, model.lm_head], False)
@@ -382,7 +382,7 @@ def steps_of(run: TrainingRun, training: TrainingConfig, fsdp: FsdpSettings = TO
             seen.snapshots.setdefault((group.name, MOMENTS[moment, after], step), []).append(meter.live_bytes)
 
         if isinstance(run, FsdpRun):
-            run.communication_state.on_hook = watch
+            run.communication_state.hook_callback = watch
         for batch in range(training.microbatches):
             run.next_batch()
             if isinstance(run, FsdpRun):

@@ -28,11 +28,11 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.errors import InputError
 from llmcalc.frameworks.framework import RunOnRanks
-from llmcalc.frameworks.fsdp2.pipeline import ShardedSetup
+from llmcalc.frameworks.fsdp2.pipeline import FsdpRankSetup
 from llmcalc.frameworks.fsdp2.rank_memory import (
     TENSOR_PARALLEL_STATUS,
-    _count_rank,
-    counted_rank,
+    _record_counted_rank,
+    counted_run_of_rank,
     fsdp_memory,
     rank_memory,
     step_collectives_of_rank,
@@ -47,7 +47,7 @@ from llmcalc.frameworks.fsdp2.training import (
     check_optimizer,
     record_fsdp_run,
     sharding_of_rank,
-    torchtitan_training,
+    torchtitan_config_and_settings,
 )
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.model import ModelSpec
@@ -333,7 +333,7 @@ def test_frozen_layers_are_gathered_and_have_no_gradients(recompute: str, monkey
 
 def test_adapters_have_a_format_of_their_own_by_default() -> None:
     training = memory(family("llama3-8b"), Settings("training", batch=2, seq=16, lora_rank=4)).training()
-    alone, fsdp = torchtitan_training(family("llama3-8b"), training)
+    alone, fsdp = torchtitan_config_and_settings(family("llama3-8b"), training)
     assert (fsdp.dtype, fsdp.frozen_dtype) == ("float32", "bfloat16")
     assert alone.adapters is not None
     assert alone.adapters.dtype is BFLOAT16
@@ -345,12 +345,12 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
     """
     settings = Settings("training", batch=1, seq=64, lora_rank=4)
     run = memory(llmcalc.load("smollm2-135m?num_hidden_layers=12").model, settings)
-    training, fsdp = torchtitan_training(run.spec, run.training())
-    setup = ShardedSetup(run.spec, training, Layout(dp=4, zero=3), 0, HOPPER_RUNTIME.workspace_bytes, fsdp)
-    folded = counted_rank(setup, HOPPER_RUNTIME)
+    training, fsdp = torchtitan_config_and_settings(run.spec, run.training())
+    setup = FsdpRankSetup(run.spec, training, Layout(dp=4, zero=3), 0, HOPPER_RUNTIME.workspace_bytes, fsdp)
+    folded = counted_run_of_rank(setup, HOPPER_RUNTIME)
     assert folded.repeating_stacks
     monkeypatch.setattr(RepeatAnalysis, "_order_of_releases", lambda self, origins: [])
-    whole = counted_rank(setup, HOPPER_RUNTIME)
+    whole = counted_run_of_rank(setup, HOPPER_RUNTIME)
     assert not whole.repeating_stacks
     assert folded.memory(0, (), TENSOR_PARALLEL_STATUS) == whole.memory(0, (), TENSOR_PARALLEL_STATUS)
 
@@ -370,23 +370,24 @@ def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, 
     run = memory(
         llmcalc.load("smollm2-135m?num_hidden_layers=6" + changes).model, Settings("training", batch=1, seq=16)
     )
-    training, fsdp = torchtitan_training(run.spec, run.training())
-    setup = ShardedSetup(run.spec, training, layout, 0, HOPPER_RUNTIME.workspace_bytes, fsdp)
-    ranks = [_count_rank(replace(setup, rank=rank), HOPPER_RUNTIME) for rank in range(layout.world_size)]
-    assert [rank.equal_in_ring for rank in ranks] == places
+    training, fsdp = torchtitan_config_and_settings(run.spec, run.training())
+    setup = FsdpRankSetup(run.spec, training, layout, 0, HOPPER_RUNTIME.workspace_bytes, fsdp)
+    ranks = [_record_counted_rank(replace(setup, rank=rank), HOPPER_RUNTIME) for rank in range(layout.world_size)]
+    assert [rank.ring_position for rank in ranks] == places
     for rank in ranks:
         for other_rank in ranks:
-            if rank.equal_in_ring is not None and rank.equal_in_ring == other_rank.equal_in_ring:
+            if rank.ring_position is not None and rank.ring_position == other_rank.ring_position:
                 assert (rank.recorded_events, rank.recording_units) == (
                     other_rank.recorded_events,
                     other_rank.recording_units,
                 )
     shared_results: dict[Any, Any] = {}
     shared_runs = [
-        counted_rank(replace(setup, rank=rank), HOPPER_RUNTIME, shared_results) for rank in range(layout.world_size)
+        counted_run_of_rank(replace(setup, rank=rank), HOPPER_RUNTIME, shared_results)
+        for rank in range(layout.world_size)
     ]
     for rank, shared_run in zip(ranks, shared_runs, strict=True):
-        assert (rank.equal_in_ring is None) or shared_run is shared_runs[layout.coordinates(rank.equal_in_ring).cp]
+        assert (rank.ring_position is None) or shared_run is shared_runs[layout.coordinates(rank.ring_position).cp]
         assert rank.counted_run.memory(0, (), TENSOR_PARALLEL_STATUS) == shared_run.memory(
             0, (), TENSOR_PARALLEL_STATUS
         )
@@ -474,11 +475,11 @@ def test_equal_ranks_are_replayed_once(ranks: int, are_equal: bool) -> None:
     spec = family("llama3-8b").model_copy(update={"vocab_size": 48})
     run = RunOnRanks(memory(spec, Settings(phase="training", seq=64)), Layout(dp=ranks, zero=3))
     last = ranks - 1
-    training, fsdp = torchtitan_training(run.memory.spec, run.memory.training())
+    training, fsdp = torchtitan_config_and_settings(run.memory.spec, run.memory.training())
     shared: dict[Any, Any] = {}
     first_run, last_run = (
-        counted_rank(
-            ShardedSetup(run.memory.spec, training, run.layout, rank, fsdp_settings=fsdp), HOPPER_RUNTIME, shared
+        counted_run_of_rank(
+            FsdpRankSetup(run.memory.spec, training, run.layout, rank, fsdp_settings=fsdp), HOPPER_RUNTIME, shared
         )
         for rank in (0, last)
     )
@@ -583,10 +584,10 @@ def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) ->
     assert run.meter.by_kind["weights"] == 0
     run.step()
     assert [run.meter.by_kind[kind] for kind in ("weights", "gradients", "optimizer")] == [0, 0, 0]
-    group = max(run.lowering.groups.values(), key=lambda group: group.gather_bytes)
+    group = max(run.lowering.groups.values(), key=lambda group: group.all_gather_bytes)
     shards = [parameter.shard_elements for parameter in group.parameters]
     inputs = group._all_gather_inputs()
-    assert sum(one.bytes for one in inputs) == group.gather_bytes == 2 * sum(shards)
+    assert sum(one.bytes for one in inputs) == group.all_gather_bytes == 2 * sum(shards)
     offloaded = fsdp_memory(spec, training, layout, 0, fsdp_settings=fsdp)
     on_device = fsdp_memory(spec, training, layout, 0, fsdp_settings=replace(fsdp, offloads_to_host=False))
     weights, gradients, states = (term.bytes for term in offloaded.host_terms)
@@ -619,9 +620,8 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     training = TrainingConfig(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
     rank_model = sharding_of_rank(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
     stacks = layer_stacks(spec, training.recompute.every)
-    few = record_fsdp_run(
-        spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)}
-    )
+    layers = {0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)}
+    few = record_fsdp_run(lambda meter: FsdpRun(spec, training, rank_model, fsdp, layers=layers, memory_meter=meter))
     counted_bytes = RepeatAnalysis(few, stacks, [0]).count_bytes({})
     meter = Meter()
     run = FsdpRun(spec, training, rank_model, fsdp, memory_meter=meter)
@@ -826,16 +826,19 @@ def test_layers_that_share_parameters_are_refused() -> None:
 def test_master_weights_are_the_shards() -> None:
     spec, training = family("llama3-8b"), TrainingConfig(batch=1, seq=9, has_master_weights=True)
     before, since = (
-        torchtitan_training(spec, training, day) for day in (SEPARATE_HEAD_SINCE - timedelta(1), SEPARATE_HEAD_SINCE)
+        torchtitan_config_and_settings(spec, training, day)
+        for day in (SEPARATE_HEAD_SINCE - timedelta(1), SEPARATE_HEAD_SINCE)
     )
     sharded = replace(
         training, has_master_weights=False, kernel_choices=replace(training.kernel_choices, joins_rope_halves=True)
     )
     assert before == (sharded, FsdpSettings(copies_gathered_tokens=True))
     assert since == (sharded, replace(SINCE, copies_gathered_tokens=True))
-    assert torchtitan_training(spec, training) == (sharded, SINCE)
-    assert torchtitan_training(spec, replace(training, has_master_weights=False))[1] == replace(SINCE, dtype="bfloat16")
-    assert torchtitan_training(family("gpt2"), training)[1] == FsdpSettings(
+    assert torchtitan_config_and_settings(spec, training) == (sharded, SINCE)
+    assert torchtitan_config_and_settings(spec, replace(training, has_master_weights=False))[1] == replace(
+        SINCE, dtype="bfloat16"
+    )
+    assert torchtitan_config_and_settings(family("gpt2"), training)[1] == FsdpSettings(
         keeps_last_layer_gathered=False
     )  # its head is the embedding
 
@@ -847,7 +850,7 @@ def test_no_layer_stays_gathered_after_its_forward_pass_in_torchtitan_since() ->
         TrainingConfig(batch=2, seq=7, has_master_weights=True),
         Layout(dp=5, zero=3),
     )
-    training, fsdp = torchtitan_training(spec, training)
+    training, fsdp = torchtitan_config_and_settings(spec, training)
     theirs = by_torch(spec, training, layout, 1, replace(SINCE, dtype=fsdp.dtype), watch=Followed)
     before = by_torch(
         spec, training, layout, 1, replace(SINCE, dtype=fsdp.dtype, keeps_last_layer_gathered=True), watch=Followed
@@ -865,7 +868,7 @@ def test_ranks_of_a_cluster() -> None:
     cluster = Cluster.with_framework(memory_estimate, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
     first, last = cluster.by_rank
     # with the mask that the class adds to its scores
-    choices = torchtitan_training(spec, memory_estimate.training())[0].kernel_choices
+    choices = torchtitan_config_and_settings(spec, memory_estimate.training())[0].kernel_choices
     training = TrainingConfig(batch=1, seq=9, implementation="fused", kernel_choices=choices)
     own = replayed(spec, training, Layout(dp=7, zero=3), 0).bytes[Seen(2, 0, "backward")]
     assert first.device.exact_bytes == own

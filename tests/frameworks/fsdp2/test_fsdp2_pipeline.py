@@ -21,11 +21,11 @@ from llmcalc.frameworks.fsdp2.pipeline import (
     NEWEST_SETTINGS,
     NO_OUTPUTS_SINCE,
     ONLY_LAST_OUTPUTS_SINCE,
+    FsdpPipelineRun,
+    FsdpRankSetup,
     ScheduleSettings,
-    ShardedRank,
-    ShardedSetup,
     schedule_settings_at,
-    stage_memory,
+    stage_device_memory,
 )
 from llmcalc.frameworks.fsdp2.training import FsdpSettings
 from llmcalc.frameworks.registry import layout_of
@@ -112,9 +112,9 @@ def test_whole_parameters_and_gradients_wait_for_the_last_micro_batch() -> None:
     layer = 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
     training = TrainingConfig(batch=1, seq=4, microbatches=6)
     meter = Meter()
-    run = ShardedRank(ShardedSetup(spec, training, layout, layout.rank(pp=1)), meter)
+    run = FsdpPipelineRun(FsdpRankSetup(spec, training, layout, layout.rank(pp=1)), meter)
     run.set_up()
-    run._take_batch()
+    run._allocate_step_tokens()
     chunk = run.chunks[0]
     before = meter.live_bytes
     chunk.forward_one_chunk(0)
@@ -149,7 +149,10 @@ def test_many_layers_from_few(layout: Layout) -> None:
             spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace_bytes
         )
         whole = summarize_memory(replay_result, runtime.context_bytes, layer_stacks(spec), tensors)
-        assert stage_memory(ShardedSetup(spec, training, layout, 1, runtime.workspace_bytes), runtime, tensors) == whole
+        assert (
+            stage_device_memory(FsdpRankSetup(spec, training, layout, 1, runtime.workspace_bytes), runtime, tensors)
+            == whole
+        )
 
 
 def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
@@ -184,8 +187,8 @@ def test_what_torch_frees_since_a_date(day: date, words: set[str]) -> None:
 def _run_forward(schedule_settings: ScheduleSettings, stage: int) -> tuple[int, int]:
     """Bytes after the passes of a step of 4 micro-batches, and after the step."""
     training = TrainingConfig(batch=2, seq=8, microbatches=4)
-    setup = ShardedSetup(small(4), training, TWO, TWO.rank(pp=stage), schedule_settings=schedule_settings)
-    run = ShardedRank(setup, meter := Meter())
+    setup = FsdpRankSetup(small(4), training, TWO, TWO.rank(pp=stage), schedule_settings=schedule_settings)
+    run = FsdpPipelineRun(setup, meter := Meter())
     run.set_up()
     run.run_passes()
     passes = meter.live_bytes
@@ -217,10 +220,10 @@ def test_shapes_were_learnt_from_a_forward_pass() -> None:
     table, layer = 102 * 48, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
     held: list[int] = []
     for infers in (False, True):
-        setup = ShardedSetup(small(4), training, TWO, 0, schedule_settings=ScheduleSettings(infers_shapes=infers))
-        run = ShardedRank(setup, meter := Meter())
+        setup = FsdpRankSetup(small(4), training, TWO, 0, schedule_settings=ScheduleSettings(infers_shapes=infers))
+        run = FsdpPipelineRun(setup, meter := Meter())
         run.set_up()
-        run._take_batch()
+        run._allocate_step_tokens()
         held.append(meter.live_bytes)
         assert (meter.peak_bytes > meter.live_bytes) == infers
         run.run_passes()

@@ -22,7 +22,7 @@ from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.settings import Float8Settings
 from llmcalc.frameworks.fsdp2.torchtitan_file import read_torchtitan
-from llmcalc.frameworks.fsdp2.training import FsdpSettings, torchtitan_training
+from llmcalc.frameworks.fsdp2.training import FsdpSettings, torchtitan_config_and_settings
 from llmcalc.frameworks.launch.launch_types import LaunchSource
 from llmcalc.frameworks.launch.read_launch_file import read_launch
 from llmcalc.frameworks.ranks import Cluster
@@ -75,7 +75,7 @@ def rows() -> dict[str, Any]:
 def test_reserved_bytes(name: str) -> None:
     """The error with torch's default segments; with expandable ones it is printed beside it."""
     run, spec = RUNS[name], llmcalc.load("llama3-8b").model
-    training, fsdp = torchtitan_training(
+    training, fsdp = torchtitan_config_and_settings(
         spec,
         TrainingConfig(
             batch=run.batch,
@@ -123,9 +123,9 @@ def test_reserved_bytes_of_a_job(name: str) -> None:
     assert launch.spec is not None
     one = memory(launch.spec, Settings(**{"phase": "training", **launch.settings}))
     cluster = Cluster.with_framework(one, launch.layout, launch.framework, framework_settings=launch.framework_settings)
-    assert cluster.reserved_range is not None
+    assert cluster.reserved_bytes_range is not None
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
-    errors = [100 * (bytes / measured - 1) for bytes in cluster.reserved_range]
+    errors = [100 * (bytes / measured - 1) for bytes in cluster.reserved_bytes_range]
     print(f"{name}: segments {errors[0]:+.1f} %, expandable {errors[1]:+.1f} %")
     assert cluster.device_rank.device.terms[0].status == "estimate"
     assert abs(errors[0]) <= reached

@@ -26,7 +26,7 @@ from llmcalc.frameworks.fsdp2.training import (
     FsdpRun,
     FsdpSettings,
     sharding_of_rank,
-    torchtitan_training,
+    torchtitan_config_and_settings,
 )
 from llmcalc.frameworks.fsdp2.with_tensor_parallel import FsdpTensorParallelProfile
 from llmcalc.frameworks.ranks import Cluster
@@ -253,9 +253,11 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
 
 def test_gathered_tokens_are_copied_before_a_date() -> None:
     spec, training = MODELS["llama3-8b"], TrainingConfig(batch=1, seq=16)
-    assert torchtitan_training(spec, training, GATHERS_IN_PLACE_SINCE - timedelta(days=1))[1].copies_gathered_tokens
-    assert not torchtitan_training(spec, training, GATHERS_IN_PLACE_SINCE)[1].copies_gathered_tokens
-    assert not torchtitan_training(spec, training)[1].copies_gathered_tokens
+    assert torchtitan_config_and_settings(spec, training, GATHERS_IN_PLACE_SINCE - timedelta(days=1))[
+        1
+    ].copies_gathered_tokens
+    assert not torchtitan_config_and_settings(spec, training, GATHERS_IN_PLACE_SINCE)[1].copies_gathered_tokens
+    assert not torchtitan_config_and_settings(spec, training)[1].copies_gathered_tokens
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -8,7 +8,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.adapter_targets import LONGEST_PATTERN, translate_targets
+from llmcalc.frameworks.launch.adapter_targets import LONGEST_PATTERN, translate_adapter_targets
 from llmcalc.frameworks.launch.launch_types import Launch, OptionOverride
 from llmcalc.frameworks.launch.read_launch_file import read_launch
 from tests.samples import in_one_test
@@ -18,7 +18,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 def targets_of(*names: str, model: str = "llama3.2-1b") -> tuple[set[str], tuple[str, ...]]:
     launch = Launch("f.yaml", "axolotl", "torch", settings={"lora_rank": 4, "lora_targets": names})
-    known = translate_targets(launch, llmcalc.load(model).model)
+    known = translate_adapter_targets(launch, llmcalc.load(model).model)
     return set(known.settings["lora_targets"]), known.notes
 
 
@@ -72,11 +72,11 @@ def test_modules_that_are_trained_in_full_have_the_names_of_a_class() -> None:
     """modal-labs/llm-finetuning, config/pythia.yml: GPT-NeoX calls its table embed_in, and its head embed_out."""
     settings = {"lora_rank": 4, "lora_targets": ("q_proj",), "modules_to_save": ("embed_in", "embed_out", "other")}
     launch = Launch("f.yaml", "axolotl", "torch", settings=settings)
-    known = translate_targets(launch, llmcalc.load("pythia-1.4b").model)
+    known = translate_adapter_targets(launch, llmcalc.load("pythia-1.4b").model)
     assert known.settings["modules_to_save"] == ("embed_tokens", "lm_head", "other")
 
 
 def test_a_typed_option_stays() -> None:
     launch = Launch("f.yaml", "axolotl", "torch", settings={"lora_rank": 4, "lora_targets": ("wrong",)})
     typed = replace(launch, option_overrides={"lora_targets": OptionOverride(("wrong",), None)})
-    assert translate_targets(typed, llmcalc.load("llama3.2-1b").model) is typed
+    assert translate_adapter_targets(typed, llmcalc.load("llama3.2-1b").model) is typed

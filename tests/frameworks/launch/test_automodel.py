@@ -154,10 +154,10 @@ def test_states_of_transformer_engines_adam() -> None:
     launch = changed(8, peft=None, optimizer=adam)
     assert (launch.settings["optimizer_dtype"], launch.settings["optimizer_impl"]) == ("fp32", "fused")
     assert launch.frozen_model is not None
-    assert launch.frozen_model.data()["name"] == "lower 16 bits of main weights"
+    assert launch.frozen_model.json_data()["name"] == "lower 16 bits of main weights"
     whole = changed(8, peft=None, optimizer={**adam, "store_param_remainders": False})
     assert whole.frozen_model is not None
-    assert whole.frozen_model.data()["dtype"] == "float32"
+    assert whole.frozen_model.json_data()["dtype"] == "float32"
 
 
 def test_products_in_8_bits_need_shards() -> None:

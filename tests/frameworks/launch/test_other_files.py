@@ -544,7 +544,9 @@ def test_deepspeed_of_accelerate() -> None:
     assert (settings.offload_optimizer, settings.offload_param) == ("cpu", "cpu")
     named = copy.deepcopy(data)
     named["deepspeed_config"] = {"deepspeed_config_file": "ds.json"}
-    assert read_accelerate(named, LaunchSource("a.yaml", fetch_table=lambda _: AUTO)).layout == Layout(dp=8, zero=3)
+    assert read_accelerate(named, LaunchSource("a.yaml", read_named_tables=lambda _: AUTO)).layout == Layout(
+        dp=8, zero=3
+    )
 
 
 def test_megatron_of_accelerate() -> None:

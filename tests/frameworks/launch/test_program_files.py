@@ -13,8 +13,8 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.file_kinds import LAUNCH_FILE_BY_PROGRAM, launch_file_kinds, program_files
-from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
+from llmcalc.frameworks.launch.file_kinds import LAUNCH_FILE_BY_PROGRAM, launch_file_kinds, program_launch_files
+from llmcalc.frameworks.launch.python_source import ConfigurationBuilder, UnknownValue, parse_python
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.megatron.named_arguments import NamedModelArguments
 from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
@@ -368,7 +368,7 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
     }
     assert launch.framework_settings.arguments(options.with_changes(recompute="full"), False, spec) == {}
     assert any(note.startswith("CUDA graphs: ") for note in launch.notes)
-    assert framework("megatron").stack_name(launch, False, True) == "megatron-layer-graphs"
+    assert framework("megatron").time_stack_name(launch, False, True) == "megatron-layer-graphs"
     for written, other, message in [
         ('"hybridep"', '"ncclep"', "moe_token_dispatcher_type (flex by ncclep is not modelled"),
         ('["attn"]', '["full_iteration"]', "cuda_graph_impl (a CUDA graph of the whole step"),
@@ -472,7 +472,7 @@ def test_a_recipe_applies_the_backend_of_the_flex_dispatcher() -> None:
         recipes = text.replace("    return cfg\n", lines + "    return cfg\n", 1)
         launch = launch_from_text(recipes, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
         assert len([note for note in launch.notes if note.startswith("DeepEP: ")]) == note_count
-        assert framework("megatron").stack_name(launch, False, True) == stack
+        assert framework("megatron").time_stack_name(launch, False, True) == stack
 
 
 def test_verl_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
@@ -603,7 +603,7 @@ def test_a_vocabulary_in_files_is_typed_behind_a_script_of_pai() -> None:
 def test_an_engine_sleeps_while_the_training_runs() -> None:
     rollout = read_launch(typed("swift_grpo.sh")).rollout
     assert rollout is not None
-    assert (rollout.engine, rollout.sleeps_while_idle, rollout.offloaded_states) == ("vllm", True, {"optimizer"})
+    assert (rollout.engine, rollout.engine_sleeps_while_idle, rollout.offloaded_states) == ("vllm", True, {"optimizer"})
     assert rollout.flags["gpu_memory_utilization"] == 0.4
     assert rollout.flags["max_num_seqs"] == 4 * 2
     assert (rollout.reference_model.weights_location, rollout.reference_model.bytes_per_weight) == (
@@ -761,7 +761,7 @@ def test_fused_kernels_of_verl_have_no_logits() -> None:
     launch = launch_from_text(text, "f.sh")
     assert launch.settings["cross_entropy"] == "chunked"
     assert launch.rollout is not None
-    assert launch.rollout.logit_bytes == 0
+    assert launch.rollout.bytes_per_logit == 0
 
 
 @pytest.mark.parametrize(
@@ -966,7 +966,7 @@ def test_rollouts_beside_megatron() -> None:
     rollout = read_launch(typed("swift_megatron_grpo.sh")).rollout
     assert rollout is not None
     assert rollout.offloaded_states == {"weights", "gradients", "optimizer", "reference"}
-    assert (rollout.engine, rollout.sleeps_while_idle, rollout.flags["max_num_seqs"]) == ("vllm", True, 8)
+    assert (rollout.engine, rollout.engine_sleeps_while_idle, rollout.flags["max_num_seqs"]) == ("vllm", True, 8)
     assert (rollout.reference_model.weights_location, rollout.reference_model.rank_count) == ("device", 8)
 
 
@@ -1280,8 +1280,8 @@ def test_values_of_another_form_are_refused(words: str, message: str) -> None:
 def test_records_have_a_name_of_their_own() -> None:
     names = [file.name for file in launch_file_kinds()]
     assert len(set(names)) == len(names)
-    assert len(program_files()) > len(LAUNCH_FILE_BY_PROGRAM)
-    assert all(any((file.read_tables, file.read_command, file.read_python)) for file in program_files())
+    assert len(program_launch_files()) > len(LAUNCH_FILE_BY_PROGRAM)
+    assert all(any((file.read_tables, file.read_command, file.read_python)) for file in program_launch_files())
 
 
 def test_configurations_of_a_model_whose_name_only_begins_alike_are_not_read() -> None:
@@ -1489,7 +1489,7 @@ def test_nothing_in_python_is_run(tmp_path: Path) -> None:
 
 def test_values_of_a_condition_are_unknown() -> None:
     text = "def f():\n    c = Config(a=1)\n    if x():\n        c.a = 2\n    c.b.d = 2 * 3\n    return c\n"
-    config = Configurations(parse_python(text, "x.py")).configuration_of("f")
+    config = ConfigurationBuilder(parse_python(text, "x.py")).configuration_of("f")
     assert isinstance(config["a"], UnknownValue)
     assert config["b.d"] == 6
 

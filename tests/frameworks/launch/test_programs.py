@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
-from llmcalc.frameworks.launch.file_kinds import program_files
+from llmcalc.frameworks.launch.file_kinds import program_launch_files
 from llmcalc.frameworks.launch.launch_types import Launch, OptionOverride
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
@@ -80,7 +80,7 @@ PROGRAM_OF = {
 
 def test_every_file_is_in_a_table() -> None:
     assert {path.name for path in FILES.glob("*.y*ml")} == {*PROGRAM_OF, *REFUSED, *WITH_A_SCRIPT}
-    assert {file.program for file in program_files() if file.read_tables is not None} == set(PROGRAM_OF.values())
+    assert {file.program for file in program_launch_files() if file.read_tables is not None} == set(PROGRAM_OF.values())
 
 
 ASKED = {name: name for name in PROGRAM_OF if name not in NEEDS_TARGET}

@@ -20,7 +20,7 @@ from llmcalc.frameworks.launch.launch_types import Launch, LaunchSource
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.launch.trainer import read_trainer
 from llmcalc.frameworks.megatron.arguments import MegatronArguments
-from llmcalc.frameworks.megatron.named_model import MegatronRun, smallest_device_count
+from llmcalc.frameworks.megatron.named_model import MegatronRunSettings, smallest_device_count
 
 FRAMEWORKS = Path(llmcalc.__file__).parent / "frameworks"
 FILES = Path(__file__).parents[2] / "data" / "launch"
@@ -220,9 +220,9 @@ def test_shards_of_torchtune() -> None:
 
 
 def test_devices_of_experts_and_of_context_are_multiples_of_both() -> None:
-    assert smallest_device_count(MegatronRun(tp=4, ep=6, etp=1)) == 12
-    assert smallest_device_count(MegatronRun(tp=2, pp=2, ep=8)) == 32
-    assert smallest_device_count(MegatronRun(tp=8, ep=2, etp=1)) == 8
+    assert smallest_device_count(MegatronRunSettings(tp=4, ep=6, etp=1)) == 12
+    assert smallest_device_count(MegatronRunSettings(tp=2, pp=2, ep=8)) == 32
+    assert smallest_device_count(MegatronRunSettings(tp=8, ep=2, etp=1)) == 8
 
 
 def test_groups_of_ranks_in_the_config_of_accelerate_launch(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_la
 from llmcalc.frameworks.launch.shell import MAX_WORDS, read_script
 from llmcalc.frameworks.launch.shell_arithmetic import evaluate_expression, whole_number_of
 from llmcalc.frameworks.launch.shell_words import ShellCommand, ShellScript
-from llmcalc.frameworks.launch.unresolved import UNRESOLVED_MARK, is_unresolved, printable
+from llmcalc.frameworks.launch.unresolved import UNRESOLVED_MARK, is_unresolved, printable_word
 from tests.samples import in_one_test
 
 
@@ -154,7 +154,7 @@ def test_what_only_a_run_would_tell_stays_open(text: str, name: str) -> None:
     last = next(one.words[-1] for one in commands(text) if one.words[0] == "run")
     assert is_unresolved(last)
     assert last == f"{UNRESOLVED_MARK}{name}{UNRESOLVED_MARK}"
-    assert printable(last) == name
+    assert printable_word(last) == name
 
 
 def test_a_branch_that_is_not_sure_keeps_its_commands() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import llmcalc
 from llmcalc.frameworks.launch.systemd_units import shell_of_unit
-from llmcalc.frameworks.launch.windows_scripts import posix_paths, shell_text
+from llmcalc.frameworks.launch.windows_scripts import posix_paths, shell_text_of_windows_script
 
 SHELL = """#!/bin/bash
 llama-server -m models/Qwen3-8B-Q4_K_M.gguf \\
@@ -85,7 +85,7 @@ def test_slashes_replace_backslashes_in_paths_alone(text: str, expected: str) ->
 
 
 def test_another_file_is_left_as_it_is() -> None:
-    assert shell_text(BATCH, "a.sh") == shell_of_unit(BATCH, "a.sh") == BATCH
+    assert shell_text_of_windows_script(BATCH, "a.sh") == shell_of_unit(BATCH, "a.sh") == BATCH
 
 
 def test_a_unit_keeps_its_lines_and_ends_where_the_file_does() -> None:

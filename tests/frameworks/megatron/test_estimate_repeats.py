@@ -38,14 +38,14 @@ def test_four_repeats_are_three_with_one_more(case: str) -> None:
     stage = list(stages(layout, spec.main.num_hidden_layers))[stage_number]
     units_before = SIMULATED_WORK.units
     short_run = StageRun(estimate, layout, stage, 3)
-    short_run.run_passes(3)
-    derived_passes = short_run.passes_with_repeat()
+    short_run.measure_micro_batch(3)
+    derived_passes = short_run.bytes_with_added_repeat()
     counted_units, units_before = SIMULATED_WORK.units - units_before, SIMULATED_WORK.units
     long_run = StageRun(estimate, layout, stage, 4)
-    four_repeats = long_run.run_passes(4)
-    if not long_run.stage_layers.has_one_kind:
+    four_repeats = long_run.measure_micro_batch(4)
+    if not long_run.stage_layers.has_one_layer_kind:
         long_run = StageRun(estimate, layout, stage, 3)
-    assert derived_passes == [four_repeats, long_run.run_passes(3)]
+    assert derived_passes == [four_repeats, long_run.measure_micro_batch(3)]
     assert counted_units == SIMULATED_WORK.units - units_before > 0
 
 
@@ -60,7 +60,7 @@ def test_repeats_that_differ_all_run(monkeypatch: pytest.MonkeyPatch, case: str)
     for derives in (True, False):
         units_before = SIMULATED_WORK.units
         if not derives:
-            monkeypatch.setattr(StageRun, "passes_with_repeat", lambda _: None)
+            monkeypatch.setattr(StageRun, "bytes_with_added_repeat", lambda _: None)
         measured.append(measure_passes(estimate, layout, stage, [4, 3]))
         units.append(SIMULATED_WORK.units - units_before)
     assert measured[0] == measured[1]

@@ -9,7 +9,7 @@ import pytest
 from llmcalc.frameworks.megatron.kernels.lowering import Parameter
 from llmcalc.frameworks.megatron.param_and_grad_buffer import (
     GradientBuffer,
-    bucket_size,
+    bucket_elements_of_chunk,
     make_buffer,
     optimizer_updates,
     shard_index,
@@ -67,7 +67,7 @@ def test_ranks_of_data_and_of_contexts_share_the_optimizers_states(layout: Layou
 def test_a_bucket_grows_with_the_ranks_of_data_and_of_contexts() -> None:
     overlapped = settings(overlap_grad_reduce=True)
     sizes = [
-        bucket_size(overlapped, layout, layout.coordinates(0), 0, 10**9)
+        bucket_elements_of_chunk(overlapped, layout, layout.coordinates(0), 0, 10**9)
         for layout in (Layout(dp=8, zero=1), Layout(dp=64, zero=1), Layout(dp=8, cp=8, zero=1))
     ]
     assert sizes == [40_000_000, 64_000_000, 64_000_000]

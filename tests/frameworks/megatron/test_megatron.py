@@ -31,7 +31,7 @@ from llmcalc.frameworks.megatron.rank_run import OPTIMIZER_FLAG_COUNT, RankRun
 from llmcalc.frameworks.megatron.run import check_run
 from llmcalc.frameworks.megatron.schedule import InterleavedSchedule, run_step
 from llmcalc.frameworks.megatron.settings import MegatronSettings
-from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_of, optimizer_bytes
+from llmcalc.frameworks.megatron.settings_from_options import main_gradient_and_state_bytes, megatron_settings_of
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Weight
@@ -285,7 +285,7 @@ def test_recomputation_lowers_what_a_micro_batch_keeps(first: str, second: str) 
     for name in (first, second):
         spec, settings = changed(DENSE, **arguments[name])
         run = kept(spec, settings)
-        before, x = run.meter.live_bytes, run.receive_hidden()
+        before, x = run.meter.live_bytes, run.receive_hidden_states()
         output = run.forward(run.chunks[0], x)
         saved.append(run.meter.live_bytes - before)
         del output
@@ -295,7 +295,9 @@ def test_recomputation_lowers_what_a_micro_batch_keeps(first: str, second: str) 
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     spec, settings = changed(DENSE, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
     run = kept(spec, settings)
-    run.chunks[0].input_tensor = x = run.receive_hidden()  # in the place of that of the step before, and its gradient
+    run.chunks[0].input_tensor = x = (
+        run.receive_hidden_states()
+    )  # in the place of that of the step before, and its gradient
     before = run.meter.live_bytes
     output = run.forward(run.chunks[0], x)
     hidden, layers = x.bytes, len(run.chunks[0].stage.layers) if run.chunks[0].stage else 0
@@ -471,8 +473,8 @@ def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], eac
 def test_a_walk_has_fp32_main_weights_beside_products_in_8_bits() -> None:
     """core/optimizer/optimizer_config.py, `use_precision_aware_optimizer_no_fp8_or_ds_fp8`."""
     aware = Settings(phase="training", precision_aware_optimizer=True)
-    assert optimizer_bytes(aware) == (4, 2 + 8)
-    assert optimizer_bytes(aware.with_changes(precision="fp8")) == (4, 4 + 8)
+    assert main_gradient_and_state_bytes(aware) == (4, 2 + 8)
+    assert main_gradient_and_state_bytes(aware.with_changes(precision="fp8")) == (4, 4 + 8)
 
 
 def test_adams_step_on_the_host_keeps_fp32_copies_there() -> None:

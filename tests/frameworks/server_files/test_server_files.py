@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import ENGINE_FOLDERS
-from llmcalc.frameworks.launch.command_line import typed_launch
+from llmcalc.frameworks.launch.command_line import split_typed_launch
 from llmcalc.frameworks.server_files.accelerators import accelerator_of
 from llmcalc.frameworks.server_files.programs import server_start_of, version_of_image
 from llmcalc.frameworks.server_files.read import servers_of_file, servers_of_text
@@ -384,7 +384,7 @@ def test_the_commands() -> None:
 
 
 def read(text: str, name: str = "serve.sh", **options: Any) -> Any:
-    return servers_of_text(text, typed_launch(name), **options)
+    return servers_of_text(text, split_typed_launch(name), **options)
 
 
 REFUSED = {
@@ -602,7 +602,7 @@ def test_a_model_on_another_machine_is_the_preset_of_its_name(tmp_path: Path) ->
 )
 def test_wrong_configurations_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        servers_of_text(text, typed_launch("config.yaml"))
+        servers_of_text(text, split_typed_launch("config.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -668,7 +668,7 @@ def test_a_daemon_serves_what_a_script_runs_or_downloads() -> None:
     """Ollama's settings are those of `ollama serve`; without `ollama run` its models are those of `ollama pull`."""
 
     def servers(script: str) -> list[tuple[str, str, str]]:
-        served = servers_of_text(script, typed_launch("serve.sh"))
+        served = servers_of_text(script, split_typed_launch("serve.sh"))
         return [(server.engine, server.model_name, server.env.get("OLLAMA_NUM_PARALLEL", "")) for server in served]
 
     daemon = "OLLAMA_NUM_PARALLEL=4 ollama serve &\nollama pull qwen3:8b\n"

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmcalc.device_memory.training import TrainingConfig
-from llmcalc.frameworks.fsdp2.pipeline import ScheduleSettings, ShardedRank, ShardedSetup
+from llmcalc.frameworks.fsdp2.pipeline import FsdpPipelineRun, FsdpRankSetup, ScheduleSettings
 from llmcalc.frameworks.fsdp2.training import FsdpSettings
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout, stages
@@ -223,7 +223,7 @@ def replayed(
 ) -> list[int]:
     """The same, replayed."""
     meter = Meter()
-    run = ShardedRank(ShardedSetup(spec, training, layout, rank, 0, fsdp, schedule_settings), meter)
+    run = FsdpPipelineRun(FsdpRankSetup(spec, training, layout, rank, 0, fsdp, schedule_settings), meter)
     for chunk in run.chunks:
         chunk.graph.adds_in_place = False  # as under every dispatch mode
     run.set_up()

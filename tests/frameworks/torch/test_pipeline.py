@@ -73,7 +73,7 @@ def test_a_walk_finds_the_peak_of_the_worst_rank(layout: Layout) -> None:
     walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), make_pass_measurement(SPEC, HOW))
     replays = [replay_rank(SPEC, HOW, layout, layout.rank(pp=stage)) for stage in range(layout.pp)]
     most = max(peak.bytes for found in replays for place, peak in found.peaks.items() if place.phase != "step")
-    assert walk.largest_bytes(layout, HOW.microbatches) == pytest.approx(most, rel=0.003)
+    assert walk.largest_rank_bytes(layout, HOW.microbatches) == pytest.approx(most, rel=0.003)
 
 
 @pytest.mark.parametrize("name", ["granite-4.0-h-tiny", "nemotron-h-8b", "t5-small"])
@@ -83,7 +83,7 @@ def test_a_walk_of_layers_that_differ_finds_the_peak_too(name: str) -> None:
     walk = PeakEstimate(spec, BytesPerParameter(2, 2, 4), make_pass_measurement(spec, HOW))
     found = replay_rank(spec, HOW, Layout(), 0)
     most = max(peak.bytes for place, peak in found.peaks.items() if place.phase != "step")
-    assert walk.largest_bytes(Layout(), HOW.microbatches) == pytest.approx(most, rel=0.003)
+    assert walk.largest_rank_bytes(Layout(), HOW.microbatches) == pytest.approx(most, rel=0.003)
 
 
 def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
@@ -103,7 +103,7 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     peaks = map(max, forward_peaks, backward_peaks)
     temporary = max(peak - batch.saved_bytes for peak, batch in zip(peaks, (first, last), strict=True))
     assert (
-        walk.largest_bytes(layout, 4)
+        walk.largest_rank_bytes(layout, 4)
         == sum(walk.static_bytes(layout, stage) for stage in rank_stages) + saved_bytes + temporary
     )
 
@@ -148,7 +148,7 @@ def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, gi
     """Of the worst rank, with the optimizer's step, buckets and what is gathered."""
     spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=8).model
     one = memory(spec, Settings("training", seq=256, num_microbatches=4, **given))
-    walked = framework_named(framework).estimate(one).largest_bytes(layout, 4)
+    walked = framework_named(framework).estimate(one).largest_rank_bytes(layout, 4)
     ranks = Cluster.with_framework(one, layout, framework).by_rank
     most = max(point.bytes for each in ranks for point in each.device.timeline)
     near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.025
@@ -162,7 +162,7 @@ def test_gradients_come_while_activations_go(stages: int, micro_batches: int) ->
     """
     spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(pp=stages)
     one = memory(spec, Settings("training", seq=2048, num_microbatches=micro_batches, optimizer="muon"))
-    walked = framework_named("torch").estimate(one).largest_bytes(layout, micro_batches)
+    walked = framework_named("torch").estimate(one).largest_rank_bytes(layout, micro_batches)
     timeline = [
         point for rank in Cluster.with_framework(one, layout, "torch").by_rank for point in rank.device.timeline
     ]
@@ -173,7 +173,7 @@ def test_gradients_come_while_activations_go(stages: int, micro_batches: int) ->
 def test_an_embedding_and_a_head_are_gathered_by_themselves(seq: int, given: dict[str, Any]) -> None:
     spec, layout = llmcalc.load("llama3-8b", num_hidden_layers=8).model, Layout(dp=8, zero=3)
     one = memory(spec, Settings("training", seq=seq, num_microbatches=4, **given))
-    walked = framework_named("fsdp2").estimate(one).largest_bytes(layout, 4)
+    walked = framework_named("fsdp2").estimate(one).largest_rank_bytes(layout, 4)
     timeline = [
         point for rank in Cluster.with_framework(one, layout, "fsdp2").by_rank for point in rank.device.timeline
     ]

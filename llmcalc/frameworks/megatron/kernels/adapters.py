@@ -43,9 +43,9 @@ class AdapterKernels(DiscardedOutputKernels):
             del x
             lora_output = self.transformer_engine_column_linear(low_rank_output, lora_b, None, [], None)
         else:
-            low_rank_output = self._gather_columns(self._core_linear(self._with_dropout(x, adapters), lora_a))
+            low_rank_output = self._gather_columns(self._megatron_core_linear(self._with_dropout(x, adapters), lora_a))
             del x
-            lora_output = self._core_linear(low_rank_output, lora_b)
+            lora_output = self._megatron_core_linear(low_rank_output, lora_b)
         del low_rank_output
         return self._add_scaled(layer_output, lora_output)
 
@@ -58,9 +58,11 @@ class AdapterKernels(DiscardedOutputKernels):
         lora_a, lora_b = self._adapter_weights(operation, adapters, "row", x.shape[1], layer_output.shape[1])
         x = self._with_dropout(x, adapters)
         if adapters.library == "mcore-bridge":
-            lora_output = self.unsharded_linear(self.engine_row_linear(x, lora_a), lora_b)
+            lora_output = self.unsharded_linear(self.transformer_engine_row_linear(x, lora_a), lora_b)
         else:
-            lora_output = self._gather_columns(self._core_linear(self._core_linear(x, lora_a), lora_b))
+            lora_output = self._gather_columns(
+                self._megatron_core_linear(self._megatron_core_linear(x, lora_a), lora_b)
+            )
             if self.rank_choices.sequence_parallel:  # a view of this rank's rows
                 received_rows = [self.local_rows(lora_output.shape[0])] * self.rank_choices.tp
                 lora_output = self.aten.split(lora_output, received_rows, 0)[0]
@@ -79,8 +81,8 @@ class AdapterKernels(DiscardedOutputKernels):
             low_rank_x = self.unsharded_linear(x, lora_a)
             lora_output = self.unsharded_linear(low_rank_x, lora_b)
         else:
-            low_rank_x = self._gather_columns(self._core_linear(x, lora_a))
-            lora_output = self._gather_columns(self._core_linear(low_rank_x, lora_b))
+            low_rank_x = self._gather_columns(self._megatron_core_linear(x, lora_a))
+            lora_output = self._gather_columns(self._megatron_core_linear(low_rank_x, lora_b))
         del x, low_rank_x
         return self._add_scaled(layer_output, lora_output)
 
@@ -90,7 +92,7 @@ class AdapterKernels(DiscardedOutputKernels):
         if adapters is None:
             return layer_output
         x = self._with_dropout(x, adapters)
-        was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        was_in_expert, self.is_in_expert = self.is_in_expert, self.rank_choices.ep > 1
         if adapters.library == "mcore-bridge":
             adapter_weights = [
                 self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width, str(i))
@@ -100,9 +102,9 @@ class AdapterKernels(DiscardedOutputKernels):
             lora_output = self.grouped_product(low_rank_x, [lora_b for _, lora_b in adapter_weights])
         else:
             lora_a, lora_b = self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width)
-            low_rank_x = self._core_linear(x, lora_a)
-            lora_output = self._core_linear(low_rank_x, lora_b)
-        self.in_expert = was_in_expert
+            low_rank_x = self._megatron_core_linear(x, lora_a)
+            lora_output = self._megatron_core_linear(low_rank_x, lora_b)
+        self.is_in_expert = was_in_expert
         del x, low_rank_x
         return self._add_scaled(layer_output, lora_output)
 
@@ -125,19 +127,19 @@ class AdapterKernels(DiscardedOutputKernels):
         lora_rank = adapters.rank // tp if linear_role in ("column", "matrix") else adapters.rank
         local_width = output_width // tp if linear_role in ("row", "matrix") else output_width
         shapes_by_name: dict[str, Shape] = {"lora_A": (lora_rank, input_width), "lora_B": (local_width, adapters.rank)}
-        self.in_adapter = True
+        self.is_in_adapter = True
         lora_a, lora_b = (
             self.with_role(linear_role, partial(self.weight, f"{operation.name}.{name}.weight{expert_index}", shape))
             for name, shape in shapes_by_name.items()
         )
-        self.in_adapter = False
+        self.is_in_adapter = False
         return lora_a, lora_b
 
     def _with_dropout(self, x: Tensor, adapters: ParallelAdapters) -> Tensor:
         """Returns the input of a low-rank adapter after dropout; the dropout mask is saved."""
         return self.dropout(x) if adapters.dropout else x
 
-    def _core_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _megatron_core_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs a Megatron-Core linear layer on rows that no rank divides, with all-reduces in place."""
         self.persistent.use_torch_workspace("forward")
         linear_output, input_shape = self.new_tensor(x.shape[0], weight.shape[0]), x.shape

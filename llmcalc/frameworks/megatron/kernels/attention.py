@@ -82,9 +82,9 @@ class AttentionKernels(LinearKernels):
             return super().split_product(fused_operations, linear_output, output_widths)
         qkv_parts = self.split_columns(linear_output, output_widths)
         heads = [operation.output_values[0].axes[0].size for operation in fused_operations]
-        query_groups = min(heads)
+        query_group_count = min(heads)
         # [groups, queries of a group]: no view of heads
-        if len(fused_operations) in (3, 4) and query_groups > 1 and heads[0] > query_groups:
+        if len(fused_operations) in (3, 4) and query_group_count > 1 and heads[0] > query_group_count:
             del linear_output
             for i in (0, 3)[: len(fused_operations) - 2]:
                 qkv_parts[i] = self.dense_copy(qkv_parts[i])
@@ -154,7 +154,7 @@ class AttentionKernels(LinearKernels):
         qkv = [q, k, v]
         del q, k, v
         self.frames[-1].local_tensors |= dict(zip(("query", "key", "value"), qkv, strict=True))
-        if self.rank_choices.recompute_core:
+        if self.rank_choices.recomputes_attention_core:
             attention_output = self.checkpoint(run_attention, qkv)
         else:
             attention_output = run_attention(qkv)
@@ -225,7 +225,7 @@ class AttentionKernels(LinearKernels):
 
         The output before the all-to-all stays saved.
         """
-        if self.rank_choices.cp == 1 or self.rank_choices.cp_exchange != "a2a":
+        if self.rank_choices.cp == 1 or self.rank_choices.context_parallel_exchange != "a2a":
             return attention_output
         return self.node_with_new_gradients("all_to_all", (attention_output,), self.empty_like(attention_output))
 

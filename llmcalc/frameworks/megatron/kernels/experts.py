@@ -36,11 +36,11 @@ class ExpertKernels(HeadKernels):
 
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Moves the shared experts' operations before the router's; before 2025-10-11, after the dispatch."""
-        shared_experts = _shared_experts(module_scope)
+        shared_experts = _shared_expert_operations(module_scope)
         if shared_experts:
             remaining_items = [module_item for module_item in module_scope.items if module_item not in shared_experts]
             router_position = 0
-            if not self.rank_choices.shared_experts_first:
+            if not self.rank_choices.runs_shared_experts_first:
                 router_position = 1 + next(
                     i for i, item in enumerate(remaining_items) if isinstance(item, Step) and item.verb == "dispatch"
                 )
@@ -183,7 +183,7 @@ class ExpertKernels(HeadKernels):
         self.expert_count: int = operation.options["experts"].size
         dispatch_functions = {
             "allgather": self._all_gather_tokens,
-            "alltoall": self._send_rows,
+            "alltoall": self._send_rows_by_all_to_all,
             "hybridep": self._send_rows_by_hybridep,
         }
         expert_rows = dispatch_functions[self.rank_choices.dispatcher](x, local_tensors)
@@ -197,7 +197,7 @@ class ExpertKernels(HeadKernels):
         del y
         combine_functions = {
             "allgather": self._reduce_scatter_tokens,
-            "alltoall": self._return_rows,
+            "alltoall": self._return_rows_by_all_to_all,
             "hybridep": self._return_rows_by_hybridep,
         }
         combined_output = combine_functions[self.rank_choices.dispatcher](expert_outputs, local_tensors)
@@ -232,8 +232,8 @@ class ExpertKernels(HeadKernels):
 
         The graph of its probabilities refers to the layer's detached input.
         """
-        self.persistent.module_tensors[(id(self), "layer", *self.module_path())] = self.detached_input
-        self.persistent.module_tensors[(id(self), *self.module_path())] = [tensor.detached() for tensor in tensors]
+        self.persistent.tensors_by_module[(id(self), "layer", *self.module_path())] = self.detached_input
+        self.persistent.tensors_by_module[(id(self), *self.module_path())] = [tensor.detached() for tensor in tensors]
 
     def _all_gather_tokens(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAllGatherTokenDispatcher: gathers all ranks' tokens and selects the tokens of local experts."""
@@ -330,7 +330,7 @@ class ExpertKernels(HeadKernels):
         reduced_rows = self.move_rows("reduce_scatter", combined_rows, row_count)
         return self.aten.to(reduced_rows, BFLOAT16)
 
-    def _send_rows(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
+    def _send_rows_by_all_to_all(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""
         kernel_choices, (tokens, _) = self.rank_choices, x.shape
         probs, routing_mask = local_tensors["probs"], local_tensors["routing_map"]
@@ -394,7 +394,7 @@ class ExpertKernels(HeadKernels):
         self.record_node("dispatch", (x, probs), [expert_rows, row_probs], backward, *dispatch_handle)
         self.keep_in_dispatcher(local_tensors["routing_map"], probs, row_probs)
         layer_indices = [module_call.layer_index for module_call in self.frames]
-        self.persistent.module_tensors[(id(self), "handle", *self.module_path(), *layer_indices)] = (
+        self.persistent.tensors_by_module[(id(self), "handle", *self.module_path(), *layer_indices)] = (
             dispatch_handle  # the graph of its probabilities
         )
         local_tensors["hidden_states"], local_tensors["dispatched_input"] = x, expert_rows
@@ -412,7 +412,7 @@ class ExpertKernels(HeadKernels):
         combined_output = autograd_graph.new_tensor((self.dispatched_token_count, output_shape[1]), dtype)
         return self.node_with_new_gradients("combine", (y,), combined_output, *dispatch_handle)
 
-    def _return_rows(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
+    def _return_rows_by_all_to_all(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
         """Returns expert outputs to their tokens by all-to-all."""
         kernel_choices, row_count = self.rank_choices, expert_outputs[0].shape[0]
         if self.local_expert_count > 1:
@@ -508,7 +508,7 @@ class ExpertKernels(HeadKernels):
         self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, weight_role: str
     ) -> Tensor:
         """Runs the linear layer of a single expert."""
-        was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        was_in_expert, self.is_in_expert = self.is_in_expert, self.rank_choices.ep > 1
         expert_path = (*self.module_path(), expert_index)
         weight = self.with_role(
             weight_role, lambda: self.weight(f"{operation.name}.weight", (output_width, input_width), expert_path)
@@ -518,7 +518,7 @@ class ExpertKernels(HeadKernels):
             if operation.options["bias"]
             else None
         )
-        self.in_expert = was_in_expert
+        self.is_in_expert = was_in_expert
         uses_transformer_engine, row_count = self.rank_choices.uses_transformer_engine, x.shape[0]
         self.use_workspace(uses_transformer_engine, "forward")
         expert_output = self.new_tensor(row_count, output_width)
@@ -549,7 +549,7 @@ class ExpertKernels(HeadKernels):
         self, operation: Step, input_width: Number, output_width: Number, weight_role: str
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Returns this rank's weights and biases of one linear layer of all its experts."""
-        was_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
+        was_in_expert, self.is_in_expert = self.is_in_expert, self.rank_choices.ep > 1
         previous_role, self.role = self.role, weight_role
         expert_weights = [
             self.weight(f"{operation.name}.weight{i}", (output_width, input_width))
@@ -558,7 +558,7 @@ class ExpertKernels(HeadKernels):
         biases: list[Tensor] = []
         if operation.options["bias"]:
             biases = [self.weight(f"{operation.name}.bias{i}", (output_width,)) for i in range(self.local_expert_count)]
-        self.in_expert, self.role = was_in_expert, previous_role
+        self.is_in_expert, self.role = was_in_expert, previous_role
         return expert_weights, biases
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
@@ -655,7 +655,7 @@ class ExpertKernels(HeadKernels):
         return self.aten.to(scaled_x, BFLOAT16)
 
 
-def _shared_experts(module_scope: ModuleScope) -> list[ProgramItem]:
+def _shared_expert_operations(module_scope: ModuleScope) -> list[ProgramItem]:
     """Returns the operations of a module's shared experts, including the output gate."""
     scope_items = module_scope.items
     scope_positions = [

@@ -21,7 +21,7 @@ from ....flow.program import Step
 from ....simulator.strides import Shape, numel
 from ....simulator.tensor import FLOAT32, UINT8, Dtype, NeedsInputGrad, Tensor
 from .gated_delta import DeltaKernels
-from .lowering import Gradients, SavedTensors, direct_steps
+from .lowering import Gradients, SavedTensors, operations_outside_submodules
 from .rank_choices import RankKernelChoices
 
 TensorSpecs = list[tuple[Shape, Dtype]]
@@ -362,7 +362,9 @@ class Fp8Kernels(DeltaKernels):
         if not self.runs_in_fp8:
             return super().row_linear(operation, x)
         weight, self.row_bias = self.linear_weights(operation, operation.output_values[0].width, "row")
-        follows_attention = any(step.verb == "attention" for step in direct_steps(self.module_of_step[id(operation)]))
+        follows_attention = any(
+            step.verb == "attention" for step in operations_outside_submodules(self.module_of_step[id(operation)])
+        )
         saves_16_bits = follows_attention and self.rank_choices.fp8_recipe != "delayed"
         return self.quantized_linear("row_linear", x, weight, saves_16_bits, self.rank_choices.sequence_parallel)
 

@@ -25,7 +25,9 @@ class HeadKernels(ElementwiseKernels):
     def do_table(self, operation: Step) -> None:
         """Looks up embeddings of tokens, positions or segments."""
         index_kind, table_output = operation.options["by"], operation.output_values[0]
-        table = self.shared_embedding_weight("table", operation) if index_kind == "ids" else self.positions(operation)
+        table = (
+            self.shared_embedding_weight("table", operation) if index_kind == "ids" else self.position_table(operation)
+        )
         row_count = self.rows(table_output)
         token_ids = self.graph.new_tensor((row_count, 1), INT64) if index_kind == "ids" else None
         embeddings = self.new_tensor(row_count, table.shape[1])
@@ -40,7 +42,7 @@ class HeadKernels(ElementwiseKernels):
         """Allocates an embedding table that no pass reads."""
         self.shared_embedding_weight("table", operation)
 
-    def positions(self, operation: Step) -> Tensor:
+    def position_table(self, operation: Step) -> Tensor:
         """Returns the table of learned positions, which encoder and decoder share (t5_model.py, `embedding`)."""
         assert operation.weight is not None
         table_key = (
@@ -214,7 +216,7 @@ class HeadKernels(ElementwiseKernels):
     def do_add_output(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
         logits = self.tensor_of(operation.input_values[0])
-        self.further_outputs.append(self.loss_of(logits))
+        self.further_outputs.append(self.token_losses(logits))
         self.logits = [logits.detached()]
 
     def do_linear(self, operation: Step) -> None:
@@ -272,13 +274,13 @@ class HeadKernels(ElementwiseKernels):
 
     # --- losses ------------------------------------------------------------------------------------------------------
 
-    def loss_of(self, logits: Tensor) -> Tensor:
+    def token_losses(self, logits: Tensor) -> Tensor:
         """Computes the loss of each token, which the caller sums."""
         if self.rank_choices.loss_implementation == "te":
-            return self._engine_loss(logits)
-        return self._core_loss(logits)
+            return self._transformer_engine_loss(logits)
+        return self._megatron_core_loss(logits)
 
-    def _engine_loss(self, logits: Tensor) -> Tensor:
+    def _transformer_engine_loss(self, logits: Tensor) -> Tensor:
         """Runs Transformer Engine's loss, whose forward pass overwrites the logits with the gradient."""
         row_count = logits.shape[0]
         loss, softmax_sums = self.new_tensor(row_count, 1, FLOAT32), self.new_tensor(row_count, 3, FLOAT32)
@@ -292,7 +294,7 @@ class HeadKernels(ElementwiseKernels):
         self.record_node("cross_entropy", (logits,), [loss], backward, logits)
         return loss
 
-    def _core_loss(self, logits: Tensor) -> Tensor:
+    def _megatron_core_loss(self, logits: Tensor) -> Tensor:
         """Runs Megatron-Core's loss on a float32 copy of the logits, with softmax and gradient in place."""
         autograd_graph, (n_rows, vocab_width) = self.graph, logits.shape
         is_fused = self.rank_choices.loss_implementation == "native"

@@ -42,7 +42,7 @@ class LinearKernels(RankKernels):
             is_fused = (
                 self.rank_choices.uses_transformer_engine
                 and bool(next_steps)
-                and all(map(self.has_norm_before, next_steps))
+                and all(map(self.is_fused_with_norm_before, next_steps))
             )
             self.fused_norms[id(operation)] = is_fused
         return is_fused
@@ -62,7 +62,7 @@ class LinearKernels(RankKernels):
         norm_statistics = [self.new_row_statistics(row_count) for _ in range(2 if spec.type == "layernorm" else 1)]
         return self.node_with_new_gradients("norm", (x, *weights), norm_output, x, *norm_statistics)
 
-    def has_norm_before(self, operation: Step) -> bool:
+    def is_fused_with_norm_before(self, operation: Step) -> bool:
         """Whether a column-parallel layer is fused with the norm before it.
 
         Cross-attention is an exception (core/models/T5/t5_spec.py).
@@ -192,7 +192,7 @@ class LinearKernels(RankKernels):
         norm_tensors = [] if deferred_norm is None else self.norm_weights(*deferred_norm)
         weight, bias = self.linear_weights(operation, output_width, "column")
         if not self.rank_choices.uses_transformer_engine:
-            return self.core_column_linear(x, weight, bias, self.adds_bias(operation))
+            return self.megatron_core_column_linear(x, weight, bias, self.adds_bias(operation))
         deferred_bias = None if bias is None or self.adds_bias(operation) else bias
         self.activation_bias = deferred_bias
         return self.transformer_engine_column_linear(
@@ -218,7 +218,7 @@ class LinearKernels(RankKernels):
         kernel_choices, is_sharded = self.rank_choices, self.rank_choices.sequence_parallel
         local_rows, n_in = x.shape
         row_count = local_rows * kernel_choices.tp if is_sharded else local_rows
-        norm_output, norm_statistics = (x, []) if deferred_norm is None else self._fused_norm(x, deferred_norm)
+        norm_output, norm_statistics = (x, []) if deferred_norm is None else self._run_fused_norm(x, deferred_norm)
         gathered_input = (
             self.new_tensor(row_count, n_in) if is_sharded and not kernel_choices.has_user_buffers else None
         )
@@ -279,12 +279,12 @@ class LinearKernels(RankKernels):
         )
         return layer_output
 
-    def _fused_norm(self, x: Tensor, deferred_norm: Step) -> tuple[Tensor, list[Tensor]]:
+    def _run_fused_norm(self, x: Tensor, deferred_norm: Step) -> tuple[Tensor, list[Tensor]]:
         """Returns the output and the statistics of a norm that is fused with a product."""
         norm_output, has_mean = self.empty_like(x), deferred_norm.options["spec"].type == "layernorm"
         return norm_output, [self.new_row_statistics(x.shape[0]) for _ in range(2 if has_mean else 1)]
 
-    def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
+    def megatron_core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
         """Runs Megatron-Core's ColumnParallelLinear, which gathers rows in a buffer shared by all such layers."""
         is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
         row_count = local_rows * self.rank_choices.tp if is_sharded else local_rows
@@ -302,14 +302,14 @@ class LinearKernels(RankKernels):
         ) -> Gradients:
             if is_sharded:
                 self.persistent.grow_gather_buffer(2 * row_count * n_in)
-            return self._run_core_backward(output_gradient, row_count, (local_rows, n_in), weight, added_bias)
+            return self._run_megatron_core_backward(output_gradient, row_count, (local_rows, n_in), weight, added_bias)
 
         self.record_node(
             "column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [layer_output], backward, x
         )
         return layer_output
 
-    def _run_core_backward(
+    def _run_megatron_core_backward(
         self, output_gradient: Tensor, row_count: int, input_shape: tuple[int, int], weight: Tensor, bias: Tensor | None
     ) -> Gradients:
         """Runs the end of ColumnParallelLinear's backward pass: gradients of input, weight and bias.
@@ -327,10 +327,10 @@ class LinearKernels(RankKernels):
         """Runs a row-parallel layer without its bias, and reduces the output over ranks."""
         weight, self.row_bias = self.linear_weights(operation, operation.output_values[0].width, "row")
         if not self.rank_choices.uses_transformer_engine:
-            return self.core_row_linear(x, weight)
-        return self.engine_row_linear(x, weight)
+            return self.megatron_core_row_linear(x, weight)
+        return self.transformer_engine_row_linear(x, weight)
 
-    def engine_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def transformer_engine_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs Transformer Engine's row-parallel Linear, which saves its input for the gradient of a trained weight."""
         is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         uses_user_buffers, trains_weight = self.rank_choices.has_user_buffers, weight.needs_grad
@@ -356,7 +356,7 @@ class LinearKernels(RankKernels):
         self.record_node("row_linear", (x, weight), [layer_output], backward, *([x] if trains_weight else []))
         return layer_output
 
-    def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def megatron_core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs Megatron-Core's RowParallelLinear, whose reduction over ranks is a separate graph node."""
         is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         self.persistent.use_torch_workspace("forward")
@@ -444,7 +444,7 @@ class LinearKernels(RankKernels):
             elif is_sharded:
                 self.persistent.grow_gather_buffer(2 * row_count * n_in)
             del layer_input
-            return self._run_core_backward(output_gradient, row_count, (local_rows, n_in), weight, bias)
+            return self._run_megatron_core_backward(output_gradient, row_count, (local_rows, n_in), weight, bias)
 
         self.record_node("output_layer", (x, weight, *([] if bias is None else [bias])), [logits], backward, x)
         return logits

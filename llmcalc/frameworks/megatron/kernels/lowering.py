@@ -98,10 +98,10 @@ class UncountedMeter(NoMeter):
 
 
 GATHER_BUFFER_KEY = "gather buffer"
-"""Key, in `PersistentTensors.shared_blocks`, of the buffer that all gathered tensors share."""
+"""Key, in `PersistentTensors.shared_block_by_key`, of the buffer that all gathered tensors share."""
 
 
-def detached_argument(
+def detached_copy_of_argument(
     autograd_graph: AutogradGraph,
     argument_gradients: dict[int, Tensor],
     argument_index: int,
@@ -149,10 +149,10 @@ class PersistentTensors:
     chunk_input: the input of the chunk whose forward pass runs.
     dummy_gradients: shape of a weight → the tensor that stands for its gradient, which the product adds to the main
         gradient.
-    module_tensors: module → tensors to which it refers until its next forward pass.
+    tensors_by_module: module → tensors to which it refers until its next forward pass.
     quantized_weights: weight → its 8-bit copy and scales.
-    shared_blocks: name of a workspace, shape of a weight with a dummy gradient, or `GATHER_BUFFER_KEY` → its memory so
-        far. The first chunk that needs such a tensor allocates it.
+    shared_block_by_key: name of a workspace, shape of a weight with a dummy gradient, or `GATHER_BUFFER_KEY` → its
+        memory so far. The first chunk that needs such a tensor allocates it.
     """
 
     def __init__(self, memory_meter: Meter, cublas_bytes: int = 0, engine_bytes: int = 0) -> None:
@@ -165,9 +165,9 @@ class PersistentTensors:
         self.deferred_gradients: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self.chunk_input: Tensor | None = None
         self.dummy_gradients: dict[Shape, Tensor] = {}
-        self.module_tensors: dict[Any, list[Tensor]] = {}
+        self.tensors_by_module: dict[Any, list[Tensor]] = {}
         self.quantized_weights: dict[int, list[Storage]] = {}
-        self.shared_blocks: dict[str | Shape, list[Block]] = {}
+        self.shared_block_by_key: dict[str | Shape, list[Block]] = {}
 
     def use_torch_workspace(self, thread_name: str) -> None:
         """Allocates torch's cuBLAS workspace for a thread."""
@@ -191,14 +191,14 @@ class PersistentTensors:
         if workspace_bytes and workspace_name not in self.workspaces:
             with count_storages_as(self.meter, "overhead"):
                 self.workspaces[workspace_name] = Storage(self.meter, workspace_bytes)
-            self.shared_blocks[workspace_name] = [self.workspaces[workspace_name].block]
+            self.shared_block_by_key[workspace_name] = [self.workspaces[workspace_name].block]
 
     def grow_gather_buffer(self, buffer_bytes: Number) -> None:
         """Enlarges the all-gather buffer to `buffer_bytes` or more; it never shrinks (`GlobalMemoryBuffer`)."""
         if self.gather_buffer is None or self.gather_buffer.bytes < buffer_bytes:
             with count_storages_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, buffer_bytes)
-            self.shared_blocks.setdefault(GATHER_BUFFER_KEY, []).append(self.gather_buffer.block)
+            self.shared_block_by_key.setdefault(GATHER_BUFFER_KEY, []).append(self.gather_buffer.block)
 
     def defers_gradient(self, deferral_limit: int | None) -> bool:
         """Whether the weight gradient of one more output layer's pass may be deferred (to the end of the step).
@@ -241,7 +241,7 @@ class PersistentTensors:
         if gradient is None:
             with count_storages_as(self.meter, "gradients"):
                 gradient = self.dummy_gradients[weight.shape] = empty(self.meter, weight.shape, BFLOAT16)
-            self.shared_blocks[weight.shape] = [gradient.storage.block]
+            self.shared_block_by_key[weight.shape] = [gradient.storage.block]
         return gradient
 
 
@@ -251,7 +251,8 @@ class RankKernels(Lowering):
     rank_choices: which kernels run.
     persistent: tensors that stay between passes.
     ordered_parameters: the parameters in the order in which the framework creates them.
-    role, in_expert, in_adapter: role of the parameter that is created, and whether it belongs to an expert or adapter.
+    role, is_in_expert, is_in_adapter: role of the parameter that is created, and whether it belongs to an expert or
+        adapter.
     norm_outputs: outputs of norms fused with products, which adapters read; None without adapters.
     module_of_step: step → the module in which it runs.
     pending_outputs: step → its output, which a fused product has computed already.
@@ -273,8 +274,8 @@ class RankKernels(Lowering):
         self.persistent: PersistentTensors = persistent_tensors
         self.ordered_parameters: list[Parameter] = []
         self.role: str = ""
-        self.in_expert: bool = False
-        self.in_adapter: bool = False
+        self.is_in_expert: bool = False
+        self.is_in_adapter: bool = False
         self.norm_outputs: list[Tensor] | None = None
         self.readers_by_storage: dict[int, list[tuple[Step, ModuleScope]]] = {}
         self.module_of_step: dict[int, ModuleScope] = {}
@@ -362,12 +363,14 @@ class RankKernels(Lowering):
     def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created on first use."""
         if parameter_key not in self.weights:
-            is_trained = self.rank_choices.adapters is None or self.in_adapter
+            is_trained = self.rank_choices.adapters is None or self.is_in_adapter
             self.weights[parameter_key] = weight_tensor = empty(UncountedMeter(), shape, BFLOAT16, is_leaf=is_trained)
             is_fp8 = (
                 self.rank_choices.has_fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in LINEAR_ROLES
             )
-            self.ordered_parameters.append(Parameter(parameter_key, weight_tensor, self.in_expert, self.role, is_fp8))
+            self.ordered_parameters.append(
+                Parameter(parameter_key, weight_tensor, self.is_in_expert, self.role, is_fp8)
+            )
         return self.weights[parameter_key]
 
     @property
@@ -426,7 +429,7 @@ class RankKernels(Lowering):
         if not parameters and not self.deferred_parameters:
             return
         module_kind = module_scope.node_fields.get("kind")
-        if any(operation.verb == "attention" for operation in direct_steps(module_scope)):
+        if any(operation.verb == "attention" for operation in operations_outside_submodules(module_scope)):
             self.ordered_parameters[first_parameter_index:] = sorted(
                 parameters, key=lambda parameter: parameter.role != "row"
             )
@@ -521,7 +524,7 @@ class RankKernels(Lowering):
             outer_position = autograd_graph.meter.place
             recomputed_output = compute(
                 [
-                    detached_argument(autograd_graph, argument_gradients, i, saved_tensor)
+                    detached_copy_of_argument(autograd_graph, argument_gradients, i, saved_tensor)
                     for i, saved_tensor in enumerate(saved_tensors)
                 ]
             )
@@ -573,10 +576,10 @@ class RankKernels(Lowering):
         return element_count(shape)
 
 
-def direct_steps(module_scope: ModuleScope) -> Iterator[Step]:
+def operations_outside_submodules(module_scope: ModuleScope) -> Iterator[Step]:
     """Yields a module's operations outside its submodules; of alternative branches, the first branch's operations."""
     for module_item in module_scope.items:
         if isinstance(module_item, Step):
             yield module_item
         elif isinstance(module_item, AlternativeBranches):
-            yield from direct_steps(next(iter(module_item.branches.values())))
+            yield from operations_outside_submodules(next(iter(module_item.branches.values())))

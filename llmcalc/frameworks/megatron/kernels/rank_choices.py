@@ -30,7 +30,8 @@ class RankKernelChoices:
     runs_softmax_in_fp32: whether the unfused softmax computes in float32.
     scales_attention_scores: whether scores are scaled before the unfused softmax.
     has_batch_mask: whether a mask comes with the batch.
-    cp_exchange: how context parallelism exchanges keys and values; a2a also where heads are sent inside of a ring.
+    context_parallel_exchange: how context parallelism exchanges keys and values; a2a also where heads are sent inside
+        of a ring.
     fuses_gradient_accumulation: whether products add weight gradients to the main gradients themselves.
     fuses_bias_and_activation: whether one kernel computes the bias and the activation after a product.
     fuses_rope: whether one kernel rotates queries and keys.
@@ -50,7 +51,7 @@ class RankKernelChoices:
     capacity_factor: padded rows of an expert per row of an even share; None (default) if no row is dropped.
     has_auxiliary_loss: whether the router has an auxiliary loss.
     has_z_loss: whether the router has a loss of the size of its logits.
-    shared_experts_first: whether shared experts run before the router.
+    runs_shared_experts_first: whether shared experts run before the router.
     detaches_layer_inputs: whether each layer begins a graph of its own, so that passes of two micro-batches can
         overlap.
     combines_in_one_function: whether one function combines the outputs of experts; its caller still refers to its
@@ -65,12 +66,12 @@ class RankKernelChoices:
     bf16_layer_counts: numbers of the first and of the last layers that stay in 16 bits.
     model_layer_count: layers of the whole model.
     trains_indexer: whether indexers learn the shares of attention.
-    recompute_core: whether the core of attention is recomputed.
+    recomputes_attention_core: whether the core of attention is recomputed.
     recompute: which layers are recomputed: groups of `recompute_layer_count` (uniform), or the first ones (block).
     recompute_layer_count: layers per group, or the number of the first ones.
-    recompute_norms: whether the outputs of norms before sublayers are freed and recomputed.
-    recompute_activation: whether the outputs of experts' activations are freed and recomputed.
-    recompute_up_projections: whether the outputs of projections of latents are freed and recomputed.
+    recomputes_norms: whether the outputs of norms before sublayers are freed and recomputed.
+    recomputes_expert_activations: whether the outputs of experts' activations are freed and recomputed.
+    recomputes_up_projections: whether the outputs of projections of latents are freed and recomputed.
     recomputed_module_kinds: kinds of modules of a layer that are recomputed, each by itself.
     adapters: the low-rank adapters that are trained beside frozen weights; None (default) if the weights are trained.
     """
@@ -88,7 +89,7 @@ class RankKernelChoices:
     runs_softmax_in_fp32: bool = False
     scales_attention_scores: bool = False
     has_batch_mask: bool = True
-    cp_exchange: str = "p2p"
+    context_parallel_exchange: str = "p2p"
     fuses_gradient_accumulation: bool = True
     fuses_bias_and_activation: bool = True
     fuses_rope: bool = True
@@ -107,7 +108,7 @@ class RankKernelChoices:
     capacity_factor: float | None = None
     has_auxiliary_loss: bool = True
     has_z_loss: bool = False
-    shared_experts_first: bool = True
+    runs_shared_experts_first: bool = True
     combines_in_one_function: bool = False
     detaches_layer_inputs: bool = False
     wgrad_deferral_limit: int | None = None
@@ -118,11 +119,11 @@ class RankKernelChoices:
     bf16_layer_counts: tuple[int, int] = (0, 0)
     model_layer_count: int = 0
     trains_indexer: bool = False
-    recompute_core: bool = False
+    recomputes_attention_core: bool = False
     recompute: Literal["none", "uniform", "block"] = "none"
     recompute_layer_count: int = 1
-    recompute_norms: bool = False
-    recompute_activation: bool = False
-    recompute_up_projections: bool = False
+    recomputes_norms: bool = False
+    recomputes_expert_activations: bool = False
+    recomputes_up_projections: bool = False
     recomputed_module_kinds: frozenset[str] = frozenset()
     adapters: ParallelAdapters | None = None

@@ -13,7 +13,7 @@ from ....flow.program import AlternativeBranches, ModuleScope, ProgramItem, Step
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded
 from ....simulator.tensor import BFLOAT16, AutogradNode, NeedsInputGrad, OptionalGradient, Storage, Tensor, empty
-from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
+from .lowering import Gradients, SavedTensors, UncountedMeter, detached_copy_of_argument
 from .sparse_attention import SparseAttentionKernels
 
 DiscardableFunction: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -53,7 +53,7 @@ class DiscardedOutputs:
         was_enabled, autograd_graph.is_grad_enabled = autograd_graph.is_grad_enabled, True
         outer_position = autograd_graph.meter.place
         self.recomputed_outputs = self.discardable_function(
-            [detached_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
+            [detached_copy_of_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
         )
         autograd_graph.is_grad_enabled, autograd_graph.meter.place = was_enabled, outer_position
         for discarded_storage, recomputed_tensor in zip(self.storages, self.recomputed_outputs, strict=True):
@@ -133,7 +133,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
 
     def do_norm(self, operation: Step) -> None:
         """Runs a norm. Norms before a sublayer are recomputed, unless fused with a linear layer."""
-        if not self.rank_choices.recompute_norms or self.is_fused_norm(operation) or not self._is_sublayer_norm():
+        if not self.rank_choices.recomputes_norms or self.is_fused_norm(operation) or not self._is_sublayer_norm():
             super().do_norm(operation)
             return
         input_value, module_path = operation.input_values[0], self.module_path()
@@ -170,7 +170,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
     def _recomputes_activation(self, operation: Step) -> bool:
         """Whether an operation is an expert activation that is recomputed."""
         return (
-            self.rank_choices.recompute_activation
+            self.rank_choices.recomputes_expert_activations
             and self.rank_choices.uses_grouped_gemm
             and self.has_expert_rows(operation)
         )
@@ -234,7 +234,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
 
     def run_items(self, items: Sequence[ProgramItem]) -> None:
         """Runs a module's operations, and frees and recomputes the up-projections of latents (`mla_up_proj`)."""
-        if not (self.rank_choices.recompute_up_projections and self.graph.is_grad_enabled):
+        if not (self.rank_choices.recomputes_up_projections and self.graph.is_grad_enabled):
             super().run_items(items)
             return
         alternative_items = [module_item for module_item in items if isinstance(module_item, AlternativeBranches)]

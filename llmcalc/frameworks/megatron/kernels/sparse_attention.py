@@ -194,16 +194,16 @@ class SparseAttentionKernels(Fp8Kernels):
         q = aten.reshape(
             self._undivided_indexer_linear(named_operations["q_proj"], query_latent), (*token_shape, heads, head_dim)
         )
-        q = self._rotate_part(q, rotary_dim)
+        q = self._rotate_leading_dims(q, rotary_dim)
         k = self._undivided_indexer_linear(named_operations["k_proj"], x)
         k = self.norm(k, named_operations["k_norm"], self.module_path(), k.shape[0])
-        k = self._rotate_part(aten.reshape(k, (*token_shape, 1, normed_key_value.width)), rotary_dim)
+        k = self._rotate_leading_dims(aten.reshape(k, (*token_shape, 1, normed_key_value.width)), rotary_dim)
         k = aten.reshape(k, (*token_shape, normed_key_value.width))
         q, k = self._rotate_activation(q), self._rotate_activation(k)
         head_weights = aten.scale(aten.scale(self._undivided_indexer_linear(named_operations["weights_proj"], x)))
         return q, k, aten.reshape(head_weights, (*token_shape, heads))
 
-    def _rotate_part(self, x: Tensor, rotary_dim: Number) -> Tensor:
+    def _rotate_leading_dims(self, x: Tensor, rotary_dim: Number) -> Tensor:
         """Applies rotary embeddings to the first elements of each head."""
         rotated_part, unrotated_part = self.aten.split(x, [rotary_dim, x.shape[-1] - rotary_dim])
         rotated_part = self.rotate(rotated_part)
