@@ -101,7 +101,7 @@ def params(
             return cast("Params", file_params)  # a checkpoint and a class have `total`, their report and nothing else
     elif measure:
         raise InputError("--measure: expected a path of a config.json or a hub id")
-    return ParamsQuestion(included_parts, rank, parsed_options.read_draft(draft)).answer(
+    return ParamsQuestion(included_parts, rank, parsed_options.read_draft_model(draft)).answer(
         parsed_options.read_model(model)
     )
 
@@ -174,7 +174,7 @@ def flops(
         included_part_names(with_mtp),
         parsed_options.rank_request(),
         MeasuredRun(tokens_per_second, hardware, parse_optional_length("--devices", devices), dtype),
-        parsed_options.read_draft(draft),
+        parsed_options.read_draft_model(draft),
         image_and_audio_inputs(image, images, audio),
     )
     return flops_question.answer(parsed_options.read_model(model))
@@ -261,7 +261,7 @@ def kv(
         cache_format_of(kv_dtype),
         parse_optional_length("--source", source),
         parsed_options.rank_request(),
-        parsed_options.read_draft(draft),
+        parsed_options.read_draft_model(draft),
         image_and_audio_inputs(image, images, audio),
     )
     return cache_question.answer(parsed_options.read_model(model))
@@ -391,7 +391,7 @@ def memory(
 
     parsed_options = sort_options(options, memory, run=True, layout=True)
     question = run_question_of(parsed_options, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers)
-    return ask_memory(question, parsed_options.read_draft(draft))
+    return ask_memory(question, parsed_options.read_draft_model(draft))
 
 
 def _check_engine_options(**options: Any) -> None:
@@ -620,7 +620,7 @@ def serve(
     from .sources.hardware import accelerators_and_devices
 
     parsed_options = sort_options(options, serve)
-    draft = draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft)
+    draft = draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft_model(draft)
     (accelerator,), devices = accelerators_and_devices([require_hardware(hardware)], devices)
     serve_options = checked_options_instance(ServeOptions, locals())
     return ask_serve(parsed_options.read_model(model), accelerator, serve_options, parsed_options.read_model)

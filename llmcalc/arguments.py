@@ -117,7 +117,7 @@ class CallOptions(NamedTuple):
         """Reads the model, with the changes that the call's options request."""
         return preset_of(model, **self.reading_options)
 
-    def read_draft(self, draft: Model | None) -> Preset | None:
+    def read_draft_model(self, draft: Model | None) -> Preset | None:
         """Reads the draft model, which keeps its fields when options change the target model; None without a draft."""
         if draft is None:
             return None

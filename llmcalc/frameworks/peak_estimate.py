@@ -461,8 +461,8 @@ class PeakEstimate:
             weight_bytes = optimizer_bytes = adamw_extra_bytes = 0
         static_bytes = adamw_extra_bytes * (parameters.outside_layers + parameters.experts)
         for parameter_count, shard_count in (
-            (parameters.dense, layout.shards),
-            (parameters.experts, layout.expert_shards),
+            (parameters.dense, layout.shard_count),
+            (parameters.experts, layout.expert_shard_count),
         ):
             static_bytes += parameter_count * weight_bytes / (shard_count if layout.zero == 3 else 1)
             static_bytes += parameter_count * gradient_bytes / (shard_count if layout.zero >= 2 else 1)
@@ -472,7 +472,7 @@ class PeakEstimate:
     def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameterCounts:
         """Returns the parameter counts of a pipeline stage on one rank."""
         expert_tp = layout.expert_tp
-        shard_count = layout.shards if self.pads_shards and layout.zero == 3 else 1
+        shard_count = layout.shard_count if self.pads_shards and layout.zero == 3 else 1
         cache_key = (
             layout.tp,
             expert_tp,

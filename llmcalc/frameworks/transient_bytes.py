@@ -102,17 +102,17 @@ def no_transient_bytes(
 class OptimizerStepBytes(NamedTuple):
     """The temporary bytes of an optimizer step per tensor element, 0 by default.
 
-    per_parameter: bytes per parameter.
+    bytes_per_parameter: bytes per parameter.
     per_element_of_largest_tensor: further bytes per element of the largest tensor.
     per_element_of_largest_layer_tensor: further bytes per element of the largest tensor in a layer, whose update may
         not be over yet.
     per_adamw_parameter: where matrices are updated apart (Muon), bytes per parameter that is no matrix in a layer; None
         where all parameters are updated alike.
-    gradient_copy_bytes: bytes of the fp32 copy of an element of a gradient; part of `per_parameter`.
+    gradient_copy_bytes: bytes of the fp32 copy of an element of a gradient; part of `bytes_per_parameter`.
     gradient_element_bytes: bytes of an element of a gradient.
     """
 
-    per_parameter: float = 0
+    bytes_per_parameter: float = 0
     per_element_of_largest_tensor: float = 0
     per_element_of_largest_layer_tensor: float = 0
     per_adamw_parameter: float | None = None
@@ -123,8 +123,10 @@ class OptimizerStepBytes(NamedTuple):
         """Returns the most temporary bytes of the optimizer step on a rank. is_sharded: whether ranks update shards."""
         dense_parameters = sum(stage.dense for stage in stage_parameters)
         expert_parameters = sum(stage.experts for stage in stage_parameters)
-        shard_count, expert_shards = (layout.shards, layout.expert_shards) if is_sharded else (1, 1)
-        parameter_bytes = self.per_parameter * (dense_parameters / shard_count + expert_parameters / expert_shards)
+        shard_count, expert_shards = (layout.shard_count, layout.expert_shard_count) if is_sharded else (1, 1)
+        parameter_bytes = self.bytes_per_parameter * (
+            dense_parameters / shard_count + expert_parameters / expert_shards
+        )
         if self.per_adamw_parameter is None:
             largest_tensor_bytes = self.per_element_of_largest_tensor * max(
                 stage.largest_tensor for stage in stage_parameters

@@ -290,14 +290,14 @@ class PairScores(Op):
 class EntryCache(Op):
     """A cache with one entry per `tokens_per_entry` tokens (DeepSeek-V4).
 
-    pending_width: elements cached for each token that is not compressed yet.
+    pending_token_width: elements cached for each token that is not compressed yet.
     """
 
     effects = CACHE_EFFECTS
 
     width: Number
     tokens_per_entry: Number
-    pending_width: Number
+    pending_token_width: Number
     cache_kind: str = COMPRESSED_CACHE_KIND
     rows: Rows = TOKENS
 
@@ -306,7 +306,7 @@ class EntryCache(Op):
         entry_count = floor_div(tokens, self.tokens_per_entry)
         return (
             run_config.batch
-            * (entry_count * self.width + (tokens - entry_count * self.tokens_per_entry) * self.pending_width)
+            * (entry_count * self.width + (tokens - entry_count * self.tokens_per_entry) * self.pending_token_width)
             * kv_bits
         )
 

@@ -150,12 +150,12 @@ class Layout:
         return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
 
     @property
-    def shards(self) -> int:
+    def shard_count(self) -> int:
         """Number of ranks over which ZeRO shards non-expert weights: data- and context-parallel ranks."""
         return self.dp * self.cp // self.hsdp_replicas
 
     @property
-    def expert_shards(self) -> int:
+    def expert_shard_count(self) -> int:
         """Number of ranks over which ZeRO shards experts."""
         return max(1, self.expert_dp // self.hsdp_replicas)
 

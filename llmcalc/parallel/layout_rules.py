@@ -21,7 +21,7 @@ class LayoutRules:
     default_zero_stage: default ZeRO stage of a layout with replicas.
     other_zero_stages: ZeRO stages that a search tries beside the default where no option states one.
     largest_zero_stage: the largest ZeRO stage that the framework has with llmcalc's options.
-    untried_sizes: names of group sizes that the search leaves at 1.
+    untried_size_names: names of group sizes that the search leaves at 1.
     keeps_experts_whole: whether each rank of a mixture of experts holds whole experts (`etp` 1).
     sequence_parallel: whether tensor parallelism comes with sequence parallelism, for a model with routed experts even
         without the option (megatron/core/transformer/moe/moe_layer.py raises `ValueError` in training without it).
@@ -37,7 +37,7 @@ class LayoutRules:
     default_zero_stage: Zero = 0
     other_zero_stages: tuple[Zero, ...] = ()
     largest_zero_stage: Zero = 3
-    untried_sizes: tuple[str, ...] = ()
+    untried_size_names: tuple[str, ...] = ()
     keeps_experts_whole: bool = False
     sequence_parallel: bool = False
     needs_full_pipeline: bool = False

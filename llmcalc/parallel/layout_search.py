@@ -69,7 +69,7 @@ class LayoutSearch:
     refusal_counts: Counter[str] = field(default_factory=Counter)
     errors_by_reason: dict[str, InputError] = field(default_factory=dict)
 
-    def refuse(self, refusal_error: InputError) -> None:
+    def count_refusal(self, refusal_error: InputError) -> None:
         """Counts a layout that the framework refuses, under the reason: the error text before the semicolon."""
         refusal_reason = str(refusal_error).partition(";")[0]
         self.refusal_counts[refusal_reason] += 1
@@ -128,7 +128,7 @@ def search_layouts(
         for tp, cp, pp in product(tp_sizes, cp_sizes, stage_counts):
             if devices % (tp * cp * pp):
                 continue
-            if seq % tokens_multiple(cp):
+            if seq % sequence_multiple(cp):
                 layout_search.refusal_counts[UNDIVIDED_SEQUENCE] += 1
                 continue
             dp = devices // (tp * cp * pp)
@@ -149,7 +149,7 @@ def search_layouts(
                         layout_rules, group_sizes, bool(expert_count), layer_count, layout_request
                     )
                 except InputError as error:
-                    layout_search.refuse(error)
+                    layout_search.count_refusal(error)
                     continue
                 for layout_variant in _zero_stage_variants(layout, layout_rules, layout_request):
                     _try_layout(
@@ -190,7 +190,7 @@ def _zero_stage_variants(
         yield replace(layout, zero=zero_stage)
 
 
-def check_depth(spec: ModelSpec, most_stages: int) -> None:
+def check_layer_count(spec: ModelSpec, most_stages: int) -> None:
     """Raises `InputError` for a model with too many layers for a layout search."""
     layer_count = spec.layer_count
     if layer_count > most_stages:
@@ -209,7 +209,7 @@ def _sizes_to_try(fixed_size: int | None, size_multiple: int, maximum_size: int 
     )
 
 
-def tokens_multiple(cp: int) -> int:
+def sequence_multiple(cp: int) -> int:
     """Returns the number that must divide sequence lengths: 2 · cp, because context-parallel ranks have two parts."""
     return 2 * cp if cp > 1 else 1
 
@@ -220,7 +220,7 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
     These are groups that the framework's rules exclude, and chunks that contradict other options.
     """
     layout_rules.check_zero_stage(layout_request)
-    for option_name in layout_rules.untried_sizes:
+    for option_name in layout_rules.untried_size_names:
         if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
             raise InputError(
                 f"--{option_name} {parallel_size}: the memory of such ranks is not modelled for --framework "
@@ -232,7 +232,7 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
             f"expected {' or '.join(REPLAYED_SCHEDULES)}"
         )
     is_interleaved = layout_request.schedule == "interleaved"
-    if is_interleaved and "vpp" in layout_rules.untried_sizes:
+    if is_interleaved and "vpp" in layout_rules.untried_size_names:
         raise InputError(f"--schedule interleaved: is not tried for --framework {layout_rules.name}; expected 1f1b")
     if layout_request.pp == 1 and (is_interleaved or (layout_request.vpp or 1) > 1):
         option_text = "--schedule interleaved" if is_interleaved else f"--vpp {layout_request.vpp}"
@@ -248,9 +248,9 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
         )
 
 
-def check_planned(layout: Layout, layout_rules: LayoutRules, global_batch: int, micro_batch: int) -> None:
+def check_plannable_layout(layout: Layout, layout_rules: LayoutRules, global_batch: int, micro_batch: int) -> None:
     """Raises `ImpossibleLayout` if a search would not try the layout, or cannot divide the global batch over it."""
-    group_sizes = {option_name: getattr(layout, option_name) for option_name in layout_rules.untried_sizes}
+    group_sizes = {option_name: getattr(layout, option_name) for option_name in layout_rules.untried_size_names}
     if not _follows_layout_rules(layout_rules, group_sizes):
         raise ImpossibleLayout(f"--framework {layout_rules.name}: {layout.options()} is not tried")
     micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
@@ -290,7 +290,7 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
 
 def _follows_layout_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:
     """Whether group sizes are 1 for the kinds of parallelism that the framework's search does not try."""
-    return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried_sizes)
+    return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried_size_names)
 
 
 REPLAYED_SCHEDULES = ("1f1b", "interleaved")

@@ -79,19 +79,19 @@ class GradientRules(NamedTuple):
 
     framework: its name in errors.
     zero_stages: the ZeRO stages that it supports.
-    messages_of_group: its messages for the weights of one replica group.
+    group_messages: its messages for the weights of one replica group.
     reduces_in_float32: whether gradients are reduced as float32; otherwise in the format of the weights.
-    reduces_one_buffer: whether gradients of weights that a tensor group replicates are all-reduced in one buffer.
-    always_reentrant: whether recomputed layers always run as torch's `use_reentrant=True`, and products that read
+    reduces_in_one_buffer: whether gradients of weights that a tensor group replicates are all-reduced in one buffer.
+    is_always_reentrant: whether recomputed layers always run as torch's `use_reentrant=True`, and products that read
         gathered tokens gather them again.
     """
 
     framework: str
     zero_stages: tuple[int, ...]
-    messages_of_group: GroupMessages
+    group_messages: GroupMessages
     reduces_in_float32: bool = False
-    reduces_one_buffer: bool = False
-    always_reentrant: bool = False
+    reduces_in_one_buffer: bool = False
+    is_always_reentrant: bool = False
 
     def gradient_element_bytes(self, element_bytes: int) -> int:
         """Returns the bytes per element of reduced gradients. element_bytes: bytes per element of the weights."""
@@ -133,10 +133,10 @@ def rank_messages(
     if workload.seq % layout.cp:
         raise InputError(f"--cp {layout.cp}: does not divide --seq {workload.seq}; expected a divisor")
     run_config = RunConfig(workload.with_changes(seq=workload.seq // layout.cp, phase="training"))
-    is_reentrant = gradients.always_reentrant and recompute.layers
+    is_reentrant = gradients.is_always_reentrant and recompute.layers
     recompute_rule = replace(recompute, reentrant=True) if is_reentrant else recompute
     stage_chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_layer_indices=recompute.every > 1))
-    pass_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
+    pass_options = element_bytes, extra_parts, gradients.is_always_reentrant, recompute_rule
     messages: list[Message] = []
     for stage_chunk in stage_chunks:
         for collective in _program_collectives(stage_chunk.program, run_config, *pass_options):
@@ -262,8 +262,8 @@ def _tensor_group_messages(
             and not weight_shard.is_expert
             and (layout.sequence_parallel or weight_shard.has_partial_gradient)
         ]
-        if gradients.reduces_one_buffer:
-            message_bytes = sum(weight_shard.elements for weight_shard in partial_sum_shards) * FLOAT32_BYTES
+        if gradients.reduces_in_one_buffer:
+            message_bytes = sum(weight_shard.element_count for weight_shard in partial_sum_shards) * FLOAT32_BYTES
             yield Message("tp", layout.tp, "all_reduce", message_bytes, 1)
             continue
         for weight_shard in partial_sum_shards:
@@ -285,12 +285,14 @@ def _data_messages(
             replicated_shards = [weight_shard for weight_shard in all_shards if weight_shard.is_expert == is_expert]
             if replicated_shards:
                 ranks, sharding_ranks = (
-                    (layout.expert_dp, layout.expert_shards) if is_expert else (layout.dp * layout.cp, layout.shards)
+                    (layout.expert_dp, layout.expert_shard_count)
+                    if is_expert
+                    else (layout.dp * layout.cp, layout.shard_count)
                 )
                 replica_group = ReplicaGroup(is_expert, ranks, 1)
                 if layout.zero:
                     replica_group = ReplicaGroup(is_expert, sharding_ranks, ranks // sharding_ranks)
-                yield from gradients.messages_of_group(
+                yield from gradients.group_messages(
                     ReplicatedWeights(layout, stage_chunk, replicated_shards, replica_group, element_bytes)
                 )
 
@@ -329,14 +331,14 @@ class ReplicatedWeights:
     """The weights of a stage that a group of ranks replicates. element_bytes: bytes per element."""
 
     layout: Layout
-    chunk: StageChunk
-    weights: list[WeightShard]
+    stage_chunk: StageChunk
+    weight_shards: list[WeightShard]
     replica_group: ReplicaGroup
     element_bytes: int
 
     @property
-    def elements(self) -> int:
-        return sum(weight.elements for weight in self.weights)
+    def element_count(self) -> int:
+        return sum(weight.element_count for weight in self.weight_shards)
 
 
 GroupMessages: TypeAlias = Callable[[ReplicatedWeights], Iterator[Message]]

@@ -14,7 +14,7 @@ from ..model import ModelSpec
 from .divisors import divisors
 from .layout import ImpossibleLayout, Layout, Schedule, layers_of_stages
 from .layout_request import LayoutRequest
-from .layout_search import even_stage_sizes, tokens_multiple
+from .layout_search import even_stage_sizes, sequence_multiple
 from .rank_model import rank_model
 from .rank_program import (
     COPIED_AXES,
@@ -269,7 +269,7 @@ def _layout_distance(
 def _divides_sequence(layout: Layout, seq: int | None) -> bool:
     """Whether the ranks divide a sequence of `seq` tokens evenly."""
     sequence_ranks = layout.cp * (layout.tp if layout.sequence_parallel else 1)
-    return seq is None or (seq % sequence_ranks == 0 and seq % tokens_multiple(layout.cp) == 0)
+    return seq is None or (seq % sequence_ranks == 0 and seq % sequence_multiple(layout.cp) == 0)
 
 
 def _is_possible_layout(spec: ModelSpec, layout: Layout, layer_count: int) -> bool:

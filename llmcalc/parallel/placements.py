@@ -103,8 +103,8 @@ class PlacementTracker:
     run_config: the run, with the tokens of one rank of a sequence.
     element_bytes: bytes per element.
     included_parts: optional parts of the model that run, none by default.
-    regathers: whether a product gathers its input tokens again in its backward pass instead of saving the gathered
-        tensor (Korthikanti 2022, §4.2.2; Megatron-LM); false by default.
+    regathers_inputs: whether a product gathers its input tokens again in its backward pass instead of saving the
+        gathered tensor (Korthikanti 2022, §4.2.2; Megatron-LM); false by default.
     recompute: the recomputation in the backward pass, whose messages are sent again; none by default.
     placements: id of a storage → its placement, where it differs from the default.
     gathered_values: values that were made whole: id of the storage, whether the value is a view, whether it has a
@@ -116,7 +116,7 @@ class PlacementTracker:
     run_config: RunConfig
     element_bytes: int = 2
     included_parts: frozenset[str] = frozenset()
-    regathers: bool = False
+    regathers_inputs: bool = False
     recompute: Recompute = NO_RECOMPUTATION
     placements: dict[int, Placement] = field(default_factory=dict)
     gathered_values: set[tuple[int, bool, bool]] = field(default_factory=set)
@@ -246,7 +246,7 @@ class PlacementTracker:
         self.gathered_values.add(gather_key)
         if self.placement(recorded_value) == "rows":
             self._add_message("all_gather", recorded_value, process_group)
-            if self.regathers:
+            if self.regathers_inputs:
                 self._add_message("all_gather", recorded_value, process_group, is_backward=True)
             self._add_message("reduce_scatter", recorded_value, process_group, is_backward=True)
         else:
@@ -316,7 +316,7 @@ class PlacementTracker:
         """
         if operation.verb not in VERBS_THAT_MIX_ROWS and type(operation.op).__name__ not in SCAN_OP_NAMES:
             return
-        vector_widths = self._mamba_exchange_widths(operation) if self.regathers else None
+        vector_widths = self._mamba_exchange_widths(operation) if self.regathers_inputs else None
         if vector_widths is not None:
             for is_backward in (False, True):
                 for vector_width in vector_widths:

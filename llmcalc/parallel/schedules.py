@@ -55,16 +55,16 @@ class InFlightCounts(NamedTuple):
     """The numbers of micro-batches in flight on a rank, per chunk.
 
     awaiting_backward: per chunk, the micro-batches whose backward pass has not run.
-    awaiting_weights: per chunk, the micro-batches of which only the backward pass of the weights is left.
+    awaiting_weight_gradients: per chunk, the micro-batches of which only the backward pass of the weights is left.
     """
 
     awaiting_backward: tuple[int, ...]
-    awaiting_weights: tuple[int, ...]
+    awaiting_weight_gradients: tuple[int, ...]
 
     @property
     def total(self) -> int:
         """The number of micro-batches in flight, over all chunks."""
-        return sum(self.awaiting_backward) + sum(self.awaiting_weights)
+        return sum(self.awaiting_backward) + sum(self.awaiting_weight_gradients)
 
 
 @frozen
@@ -104,13 +104,13 @@ class Pipeline:
 
     def in_flight(self, rank: int) -> Iterator[tuple[PassAction, InFlightCounts]]:
         """Yields every action of a rank, with the micro-batches in flight."""
-        awaiting_backward, awaiting_weights = [0] * self.chunk_count, [0] * self.chunk_count
+        awaiting_backward, awaiting_weight_gradients = [0] * self.chunk_count, [0] * self.chunk_count
         for action in self.actions_by_rank[rank]:
             pass_kind, chunk_index = action[:2]
             awaiting_backward[chunk_index] += pass_kind == "F"
-            yield action, InFlightCounts(tuple(awaiting_backward), tuple(awaiting_weights))
+            yield action, InFlightCounts(tuple(awaiting_backward), tuple(awaiting_weight_gradients))
             awaiting_backward[chunk_index] -= pass_kind in "BI"
-            awaiting_weights[chunk_index] += (pass_kind == "I") - (pass_kind == "W")
+            awaiting_weight_gradients[chunk_index] += (pass_kind == "I") - (pass_kind == "W")
 
     def most_in_flight(self, rank: int) -> int:
         """Returns the largest number of micro-batches in flight on a rank, over all chunks."""
@@ -129,12 +129,12 @@ class Pipeline:
         awaiting_backward = (1,) * self.chunk_count if awaiting_backward is None else awaiting_backward
         weights = awaiting_backward if weights is None else weights
         change_by_action: dict[tuple[str, int], int] = {}
-        for chunk_index, (weight, awaiting_weights) in enumerate(zip(awaiting_backward, weights, strict=True)):
+        for chunk_index, (weight, awaiting_weight_gradients) in enumerate(zip(awaiting_backward, weights, strict=True)):
             change_by_action |= {
                 ("F", chunk_index): weight,
                 ("B", chunk_index): -weight,
-                ("I", chunk_index): awaiting_weights - weight,
-                ("W", chunk_index): -awaiting_weights,
+                ("I", chunk_index): awaiting_weight_gradients - weight,
+                ("W", chunk_index): -awaiting_weight_gradients,
             }
         rank_passes = [action[:2] for action in self.actions_by_rank[rank]]
         weights_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))
@@ -393,7 +393,7 @@ class Timetable:
     gradients_sent: tuple[int, ...]
 
     @property
-    def time(self) -> float:
+    def total_time(self) -> float:
         """The duration of the step, from the first action to the end of the last, in the unit of `PassDurations`."""
         return max(action_spans[-1].end_time for action_spans in self.spans_by_rank)
 
@@ -406,12 +406,12 @@ class Timetable:
     def idle_time(self) -> float:
         """Returns the average time during which a rank waits."""
         ranks = self.pipeline.ranks
-        return self.time - sum(self.busy_time(rank) for rank in range(ranks)) / ranks
+        return self.total_time - sum(self.busy_time(rank) for rank in range(ranks)) / ranks
 
     @property
     def bubble(self) -> float:
         """Returns the fraction of the step during which ranks are idle."""
-        return self.idle_time / self.time
+        return self.idle_time / self.total_time
 
     @property
     def message_count(self) -> int:
@@ -424,7 +424,7 @@ def timetable(pipeline: Pipeline, pass_durations: PassDurations | None = None) -
 
     Raises `Deadlock` where ranks wait for ever.
     """
-    simulation = _StepSimulation(pipeline, pass_durations or PassDurations())
+    simulation = _PipelineSimulation(pipeline, pass_durations or PassDurations())
     while simulation.ready_ranks:
         simulation.advance(simulation.ready_ranks.pop())
     for rank, rank_actions in enumerate(pipeline.actions_by_rank):
@@ -440,7 +440,7 @@ StagePass: TypeAlias = tuple[PassKind, int]
 """A pass of a micro-batch through a stage: the kind of pass, and the number stage · micro-batches + micro-batch."""
 
 
-class _StepSimulation:
+class _PipelineSimulation:
     """The state of a simulated pipeline step.
 
     micro_batches: micro-batches of the step.

@@ -37,7 +37,7 @@ class WeightShard(NamedTuple):
     has_partial_gradient: bool
 
     @property
-    def elements(self) -> Number:
+    def element_count(self) -> Number:
         """Elements of this parameter in all `count` modules."""
         return times(self.tensor.size, self.module_count)
 

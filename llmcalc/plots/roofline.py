@@ -87,8 +87,10 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     Returns points along both, in data coordinates.
     """
     device, product_format = timed_run.device, timed_run.number_formats.product_format
-    time_estimator = TimeEstimator(device, timed_run.stack, timed_run.number_formats, timed_run.passes[0].rank_pass)
-    ridge_intensity = timed_run.peak / device.memory_bandwidth
+    time_estimator = TimeEstimator(
+        device, timed_run.stack, timed_run.number_formats, timed_run.inference_passes[0].rank_pass
+    )
+    ridge_intensity = timed_run.peak_flops / device.memory_bandwidth
     intensity_range = (min(0.5 * min(intensities), ridge_intensity / 4), max(4 * max(intensities), 4 * ridge_intensity))
     sampled_intensities = [
         intensity_range[0] * (intensity_range[1] / intensity_range[0]) ** (sample_index / ROOF_SAMPLES)
@@ -97,7 +99,7 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     roof_points = []
     datasheet_text = text_for_one_column(f"roof of the datasheet: {_roof_text(timed_run, ridge_intensity)}", 3.8, 9)
     for peak_rate, bandwidth, roof_line, roof_name in (
-        (timed_run.peak, device.memory_bandwidth, "-", datasheet_text),
+        (timed_run.peak_flops, device.memory_bandwidth, "-", datasheet_text),
         (
             time_estimator.product_rate(product_format),
             device.memory_bandwidth * device.generation.memory,
@@ -121,7 +123,7 @@ ROOF_SAMPLES = 200
 
 def _roof_text(timed_run: TimedRun, ridge: float) -> str:
     product_format = timed_run.device.format_of(timed_run.number_formats.product_format)
-    peak_rate, bandwidth = timed_run.peak / 1e12, timed_run.device.memory_bandwidth / 1e12
+    peak_rate, bandwidth = timed_run.peak_flops / 1e12, timed_run.device.memory_bandwidth / 1e12
     return (
         f"{peak_rate:,.0f} TFLOP/s ({product_format}), {bandwidth:.2f} TB/s; they meet at {ridge:,.0f} FLOPs per byte"
     )

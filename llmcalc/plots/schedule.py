@@ -38,13 +38,13 @@ def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
     shortest_duration = min(timetable.pass_durations.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
     figure_width_inches = figure_width(
-        min(WIDEST_INCHES, max(NARROWEST_INCHES, SIDE_INCHES + PASS_INCHES * timetable.time / shortest_duration))
+        min(WIDEST_INCHES, max(NARROWEST_INCHES, SIDE_INCHES + PASS_INCHES * timetable.total_time / shortest_duration))
     )
     figure = new_figure(figure_width_inches, 1.6 + 0.36 * timetable.pipeline.ranks)
     timetable_axes, in_flight_axes = figure.subplots(
         1, 2, sharey=True, width_ratios=(figure_width_inches - SIDE_INCHES, 1.0)
     )
-    draw_passes(timetable_axes, timetable, (figure_width_inches - SIDE_INCHES) / timetable.time)
+    draw_passes(timetable_axes, timetable, (figure_width_inches - SIDE_INCHES) / timetable.total_time)
     draw_in_flight(in_flight_axes, timetable)
     title_text = f"{schedule_title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
     draw_heading(figure, title_text)
@@ -105,7 +105,7 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     ranks = range(timetable.pipeline.ranks)
     ax.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
     ax.set_ylim(len(ranks) - 0.5, -0.5)
-    ax.set_xlim(0, timetable.time)
+    ax.set_xlim(0, timetable.total_time)
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
@@ -136,7 +136,9 @@ def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     """Draws the most micro-batches in flight per rank, in W's colour if only weight gradients are missing."""
     in_flight_counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
     backward_counts = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in in_flight_counts]
-    weight_gradient_counts = [sum(micro_batch_count.awaiting_weights) for micro_batch_count in in_flight_counts]
+    weight_gradient_counts = [
+        sum(micro_batch_count.awaiting_weight_gradients) for micro_batch_count in in_flight_counts
+    ]
     ranks = range(len(in_flight_counts))
     ax.barh(ranks, backward_counts, height=BAR_HEIGHT, color=palette.LINE_COLOUR)
     if any(weight_gradient_counts):

@@ -43,7 +43,7 @@ def shown_server_index(studied_servers: StudiedServers) -> int:
     )
 
 
-def front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]:
+def pareto_front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]:
     """Returns the load points on the Pareto front, each with the index of its server."""
     curves = [{curve_point.concurrency: curve_point for curve_point in curve} for curve in studied_servers.load_curves]
     return [(index, curves[index][concurrency]) for index, concurrency in studied_servers.pareto_front]
@@ -51,7 +51,7 @@ def front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]
 
 def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits: LatencyLimits) -> None:
     """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen load."""
-    pareto_servers = front_points(studied_servers)
+    pareto_servers = pareto_front_points(studied_servers)
     pareto_indices = list(dict.fromkeys(server_index for server_index, _ in pareto_servers))
     colours = dict(zip(pareto_indices, CURVE_COLOURS, strict=False))
     for server_index, server_curve in enumerate(studied_servers.load_curves):

@@ -90,7 +90,7 @@ def _training_cost(
     else:
         time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
         plan = fastest_plan(run_question, time_options, batch)
-        seconds = plan.step_time_range(plan.ranked_layouts.feasible[0])
+        seconds = plan.step_time_range(plan.ranked_layouts.fitting_candidates[0])
         assert seconds is not None
         assert plan.training_times is not None
         step_seconds = seconds.amount
@@ -106,8 +106,8 @@ def _training_cost(
     return RunCost(
         Cost(run_seconds, devices, watts, hourly_price),
         options.tokens,
-        steps=step_count,
-        step=step_seconds,
+        step_count=step_count,
+        step_seconds=step_seconds,
         step_tokens=step_tokens,
         published_step_tokens=run_question.preset.training.step_tokens,
         step_sequences=batch,

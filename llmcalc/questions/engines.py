@@ -408,7 +408,7 @@ def _flag_changes_for_users(users_per_rank: int, engine: Engine, *server: Any) -
     users_per_rank: those of each data-parallel rank, which has a cache of its own. server: as in `flag_changes_on`.
     """
     for flag_change in engine.flag_changes_on(*server):
-        yield flag_change._replace(starts=flag_change.starts and flag_change.max_concurrency >= users_per_rank)
+        yield flag_change._replace(can_start=flag_change.can_start and flag_change.max_concurrency >= users_per_rank)
 
 
 def _drop_context_length(engine: Engine, server: LaunchedServer, engine_flags: dict[str, Any]) -> None:

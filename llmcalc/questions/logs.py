@@ -88,7 +88,7 @@ class _LoggedRun:
                 "TARGET or --quantize replaces"
             )
         needs_model = self.parsed_log.program in ENGINE_FOLDERS or any(
-            log_term.per_parameter or log_term.name == "kv_buffer" for log_term in self.parsed_log.terms
+            log_term.bytes_per_parameter or log_term.name == "kv_buffer" for log_term in self.parsed_log.terms
         )
         if preset is None and needs_model:
             place_in_error = (
@@ -294,7 +294,11 @@ def _engine_memory_of_log(
     bytes_by_term = bytes_in_use_before_run(parsed_log, hardware) | measured_bytes
     logged_sizes = LoggedSizes(log_question.log_file, bytes_by_term, engine_memory.settings)
     flag_changes = engine.flag_changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
-    return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
+    return (
+        version,
+        engine_memory,
+        next((flag_change.flag for flag_change in flag_changes if flag_change.can_start), ""),
+    )
 
 
 NO_CACHE_ROOM_REMARK = (
@@ -327,7 +331,7 @@ def _has_half_cache_bytes(parsed_log: ParsedLog, engine_memory: EngineMemory) ->
     """Whether the logged cache bytes per token are half of the computed bytes, as for a cache in fp8."""
     logged_bytes = {log_term.name: log_term.value for log_term in parsed_log.terms}
     cache_bytes, cache_tokens = logged_bytes.get("kv_cache", 0), logged_bytes.get("kv_tokens", 0)
-    computed_bytes = engine_memory.bytes_of("kv_cache")
+    computed_bytes = engine_memory.term_bytes("kv_cache")
     if not (cache_bytes and cache_tokens and computed_bytes and engine_memory.kv_tokens):
         return False
     return abs(computed_bytes / engine_memory.kv_tokens / (cache_bytes / cache_tokens) - 2) < FP8_TOLERANCE
@@ -351,8 +355,10 @@ def _compared_term(
             == 1
         )
         return ComparedTerm(log_term, computed_bytes[term_key] if is_only_device else None)
-    if preset is not None and log_term.per_parameter:
-        return ComparedTerm(log_term, round(log_term.per_parameter * params(preset.model).total) + log_term.constant)
+    if preset is not None and log_term.bytes_per_parameter:
+        return ComparedTerm(
+            log_term, round(log_term.bytes_per_parameter * params(preset.model).total) + log_term.constant_bytes
+        )
     devices = [other_term.device for other_term in parsed_log.terms if other_term.name == log_term.name]
     if log_term.name == "kv_buffer" and len(devices) == 1:
         return ComparedTerm(log_term, _cache_bytes(parsed_log, preset))
@@ -412,8 +418,8 @@ def _wrong_term_and_flag(
 
     suggested_flag: the change with which the engine starts, where it refused to.
     """
-    if parsed_log.wrong_term:
-        return parsed_log.wrong_term, parsed_log.suggested_flag
+    if parsed_log.too_large_term:
+        return parsed_log.too_large_term, parsed_log.suggested_flag
     wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
     cause_terms = [term for term in wrong_terms if term.logged_term.name not in DERIVED_TERMS] or wrong_terms
     if not cause_terms and not parsed_log.refused_to_start:

@@ -129,12 +129,12 @@ def _measured_run(
             f"{row_name}: phase: {estimated_run.phase}; expected {expected_text}: each of training and inference has "
             "a stack of its own to fit"
         )
-    seconds_on_device = estimated_run.seconds_on
+    seconds_on_device = estimated_run.estimate_seconds_on
     assert seconds_on_device is not None
     device, software_stack = estimated_run.device, estimated_run.stack
 
     def seconds_under_factors(factors: CalibrationFactors) -> float:
-        return seconds_on_device(factors.device(device), factors.stack(software_stack))
+        return seconds_on_device(factors.scale_device(device), factors.scale_stack(software_stack))
 
     kernel_group = (
         estimated_run.phase,

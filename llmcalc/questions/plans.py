@@ -121,9 +121,9 @@ def ask_plan(
     is_for_screen: whether the answer is shown on a screen alone, without all rows; false by default.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
-    from ..studies.layout_candidates import parse_sizes
+    from ..studies.layout_candidates import parse_layout_sizes
 
-    requested_sizes = None if size_filter is None else parse_sizes(size_filter)
+    requested_sizes = None if size_filter is None else parse_layout_sizes(size_filter)
     run_question = replace(run_question, is_trial=True)
     if run_question.hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
@@ -157,7 +157,7 @@ def _planned_answer(
     requested_sizes: sizes of a layout whose place in the order is asked for; None for none.
     """
     from ..frameworks.registry import framework_of
-    from ..parallel.layout_search import UNDIVIDED_BATCH, UNEVEN_ROUNDS, check_planned, divisible_batch
+    from ..parallel.layout_search import UNDIVIDED_BATCH, UNEVEN_ROUNDS, check_plannable_layout, divisible_batch
     from ..parallel.nearest_layouts import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.layout_order import FURTHER_REPLAYS
@@ -195,14 +195,14 @@ def _planned_answer(
             plan.framework.name, plan.training_times.settings.stack, plan.global_batch
         )
         plan = replace(plan, compared_layouts=compared_layouts)
-    if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is None:
+    if not plan.ranked_layouts.fitting_candidates and plan.ranked_layouts.nearest_candidate is None:
         workload, layout_rules = plan.memory.states.workload, plan.framework.layout_rules
         batch_sizes = plan.global_batch, int(workload.batch)
         suggestion = nearest_layouts_text(
             preset.model,
             layout,
             workload.seq,
-            check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_rules, *batch_sizes),
+            check_layout=lambda nearby_layout: check_plannable_layout(nearby_layout, layout_rules, *batch_sizes),
         )
         refusal_counts, batch_reasons = plan.ranked_layouts.refusal_counts, (UNDIVIDED_BATCH, UNEVEN_ROUNDS)
         refusals_by_batch = [reason for reason in batch_reasons if reason in refusal_counts]
@@ -214,9 +214,11 @@ def _planned_answer(
         raise InputError(_no_possible_layout_text(plan, suggestion, layout.undivided_devices_text))
     if global_batch is not None:
         plan = replace(plan, longer_micro_batches=longer_micro_batches(run_question, plan, time_settings))
-    if not plan.ranked_layouts.feasible:
+    if not plan.ranked_layouts.fitting_candidates:
         plan = replace(plan, untried_framework_sentences=untried_framework_sentences(run_question, plan.framework.name))
-    return ReportedAnswer(plan, lambda: report(preset, plan, requested_sizes), bool(plan.ranked_layouts.feasible))
+    return ReportedAnswer(
+        plan, lambda: report(preset, plan, requested_sizes), bool(plan.ranked_layouts.fitting_candidates)
+    )
 
 
 def _no_possible_layout_text(plan: LayoutPlan, suggestion: str, unrefused_reason: str) -> str:
@@ -338,7 +340,7 @@ def longer_micro_batches(
     from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, plan_layouts
     from ..timing.time_ranges import TIE_SHARE
 
-    first_plan, first_candidate = plan.first_row
+    first_plan, first_candidate = plan.first_candidate
     if (
         first_candidate is None
         or first_candidate.seconds is None
@@ -365,7 +367,7 @@ def longer_micro_batches(
             )
         except InputError:
             continue
-        _, candidate = longer_plan.first_row
+        _, candidate = longer_plan.first_candidate
         if candidate is None or candidate.seconds is None or candidate.seconds >= least_seconds:
             if budget.is_spent() or not plan.global_batch % (micro_batch * replicas):
                 break
@@ -422,12 +424,12 @@ def _compared_layouts(
         except InputError:  # it does not train this model, or has no such layouts
             continue
         ranked_layouts = plan.ranked_layouts
-        for candidate in ranked_layouts.feasible:
+        for candidate in ranked_layouts.fitting_candidates:
             counted_candidate = replace(candidate, count_sent_bytes=partial(int, candidate.communication_bytes or 0))
             compared_layouts.append(
                 ComparedLayout(framework_record.name, counted_candidate, plan.step_time_range(candidate))
             )
-        if not ranked_layouts.feasible:
-            has_unknown_layouts = ranked_layouts.ended_early or bool(ranked_layouts.unreplayed)
+        if not ranked_layouts.fitting_candidates:
+            has_unknown_layouts = ranked_layouts.ended_early or bool(ranked_layouts.unreplayed_candidates)
             compared_layouts.append(ComparedLayout(framework_record.name, has_unknown_layouts=has_unknown_layouts))
     return tuple(compared_layouts)

@@ -57,7 +57,8 @@ class ReceiptFile:
     def differing_engine_version(self) -> str:
         """The log's engine version, if it has other memory rules than the question's version; else empty."""
         version = self.parsed_log.version
-        return "" if not version or self.engine.version(version).record == self.version.record else version
+        has_same_rules = not version or self.engine.named_version(version).rules_version == self.version.rules_version
+        return "" if has_same_rules else version
 
     @cached_property
     def terms(self) -> dict[str, int]:
@@ -97,7 +98,7 @@ class ReceiptFile:
         """
         logged_flags, _ = modelled_flags_in_log(self.parsed_log, self.engine)
         typed_flags = {name: value for name, value in engine_flags.items() if name in ("quantize", "quantization")}
-        run_flags = {**(typed_flags if self.parsed_log.has_arguments else engine_flags), **logged_flags}
+        run_flags = {**(typed_flags if self.parsed_log.has_complete_arguments else engine_flags), **logged_flags}
         try:
             engine_memory = self.engine.memory_on(self.preset, hardware, self.version, run_flags)
         except InputError:  # flags of the log that do not hold for this model

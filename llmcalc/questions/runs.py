@@ -150,7 +150,7 @@ class RunQuestion(RunOptions):
                 if self.hardware is not None and run_memory.states.total_bytes > self.hardware.capacity_bytes:
                     continue
                 is_divided = any(
-                    getattr(layout, name) not in (None, 1) for name in framework_record.layout_rules.untried_sizes
+                    getattr(layout, name) not in (None, 1) for name in framework_record.layout_rules.untried_size_names
                 )
                 if is_divided or (layout.zero and ADAPTER_PLAN_ZERO_STAGES[framework_record.name] is None):
                     continue
@@ -398,9 +398,9 @@ def build_run_question(
         options=typed_options,
     )
     if launched_run.accelerator_name and not run_options.accelerators:
-        from ..frameworks.server_files.accelerators import accelerator_of
+        from ..frameworks.server_files.accelerators import accelerator_of_label
 
-        hardware_name = accelerator_of(launched_run.accelerator_name)
+        hardware_name = accelerator_of_label(launched_run.accelerator_name)
         if hardware_name:  # the file is read anew, since frameworks choose kernels by the accelerator
             return build_run_question(
                 target,

@@ -58,8 +58,8 @@ def ask_serve(
     server_study = replace(serve_study(preset, hardware, options, read_model), assumption_note=assumption_note)
     calibration = _calibration_of_options(preset, hardware, options, read_model)
     if calibration is not None:
-        device = calibration.factors.device(server_study.device)
-        software_stack = calibration.factors.stack(server_study.stack)
+        device = calibration.factors.scale_device(server_study.device)
+        software_stack = calibration.factors.scale_stack(server_study.stack)
         server_study = replace(server_study, device=device, stack=software_stack)
     studied_servers = server_study.find_servers()
     has_chosen_server = studied_servers.chosen_server is not None
@@ -226,7 +226,7 @@ def _speculation_of_options(
     Raises `InputError` for options that lack one another, and a draft that does not fit the model.
     """
     from ..costs.draft import check_draft, target_state_reader
-    from ..timing.speculation import Speculation, acceptance_of_length
+    from ..timing.speculation import Speculation, acceptance_for_accepted_length
 
     typed_options = [field for field in ("acceptance", "draft_tokens") if getattr(options, field) is not None]
     if options.draft is None:
@@ -252,7 +252,9 @@ def _speculation_of_options(
         check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
     spec = None if draft is None else draft.model
     acceptance = (
-        options.acceptance if options.acceptance < 1 else acceptance_of_length(options.acceptance, draft_token_count)
+        options.acceptance
+        if options.acceptance < 1
+        else acceptance_for_accepted_length(options.acceptance, draft_token_count)
     )
     return Speculation(draft_token_count, acceptance, spec, draft_method == "mtp"), engine_record.draft_flags(
         draft_method, draft, draft_token_count

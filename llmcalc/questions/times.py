@@ -96,7 +96,7 @@ def ask_time(
     explanation = None
     if options.measured is not None:
         measured_time = options.measured.seconds_of(
-            estimated_run.tokens, estimated_run.devices, estimated_run.model_flops("full"), estimated_run.peak
+            estimated_run.tokens, estimated_run.devices, estimated_run.model_flops("full"), estimated_run.peak_flops
         )
         explanation_lines = explain_measured(estimated_run, measured_time)
         is_in_range = estimated_run.time_range.low <= measured_time <= estimated_run.time_range.high
@@ -147,7 +147,7 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         # as `cost` and `fit`
         is_planned_first = run_question.layout.is_undivided and (run_question.layout.devices or 1) > 1
         fastest_layout_plan = _fastest_fitting_layout(run_question, options) if is_planned_first else None
-        needed_bytes, chosen_options = 0, ""
+        needed_bytes, chosen_layout_options = 0, ""
         notes: list[str] = []
         try:
             micro_batches = micro_batch_count_of_run(run_memory, layout, options.global_batch)
@@ -160,11 +160,11 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         if needed_bytes > hardware.capacity_bytes and not is_planned_first:
             fastest_layout_plan = _fastest_fitting_layout(run_question, options)
         if fastest_layout_plan is not None:
-            layout_candidate = fastest_layout_plan.ranked_layouts.feasible[0]
+            layout_candidate = fastest_layout_plan.ranked_layouts.fitting_candidates[0]
             framework_record = fastest_layout_plan.framework
             run_memory = fastest_layout_plan.estimates.with_recompute(layout_candidate.recompute).memory
             layout, micro_batches = layout_candidate.layout, layout_candidate.micro_batches
-            chosen_options = f"{layout_candidate.options} {fastest_layout_plan.assumed_batch}".strip()
+            chosen_layout_options = f"{layout_candidate.options} {fastest_layout_plan.assumed_batch_option}".strip()
             if options.global_batch is not None:
                 notes = _micro_batch_notes(run_question, options, fastest_layout_plan)
         time_settings_of_run = time_settings(run_question, framework_record, options)
@@ -184,7 +184,7 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     return replace(
         timed_run,
         resident_bytes=needed_bytes,
-        chosen_options=chosen_options,
+        chosen_layout_options=chosen_layout_options,
         engine_notes=(*timed_run.engine_notes, *notes),
         is_planned=is_planned,
         has_stated_micro_batches=is_planned_first and run_question.settings.num_microbatches is not None,
@@ -279,16 +279,16 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
                 may_recompute=may_recompute,
                 tries_variants=tries_variants,
             ),
-            lambda plan: bool(plan.ranked_layouts.feasible),
+            lambda plan: bool(plan.ranked_layouts.fitting_candidates),
         )
 
     has_all_sizes = run_question.layout.has_all_sizes
     plan = fastest(may_recompute=not has_all_sizes, tries_variants=not has_all_sizes)
-    if has_all_sizes and not plan.ranked_layouts.feasible:
+    if has_all_sizes and not plan.ranked_layouts.fitting_candidates:
         plan = _plan_with_fewest_added_options(run_question, fastest(), partial(fastest, tries_variants=False))
-    if plan.ranked_layouts.ended_early and not plan.ranked_layouts.feasible:
+    if plan.ranked_layouts.ended_early and not plan.ranked_layouts.fitting_candidates:
         raise incomplete_search_error(plan)
-    if not plan.ranked_layouts.feasible or plan.ranked_layouts.feasible[0].seconds is None:
+    if not plan.ranked_layouts.fitting_candidates or plan.ranked_layouts.fitting_candidates[0].seconds is None:
         raise _no_layout_error(plan, run_question, run_question.layout.devices)
     return plan
 
@@ -297,7 +297,7 @@ def options_added_by_plan(run_question: RunQuestion, plan: LayoutPlan) -> dict[s
     """Returns the options that a plan's first layout has in addition to a typed layout: field → option with value."""
     from ..frameworks.registry import layout_of
 
-    candidate = plan.ranked_layouts.feasible[0]
+    candidate = plan.ranked_layouts.fitting_candidates[0]
     typed_layout = layout_of(replace(run_question.layout, framework=plan.framework.name), run_question.preset.model)
     typed_options = typed_layout.options_by_field()
     options = {
@@ -314,9 +314,9 @@ def _plan_with_fewest_added_options(
     plan: the plan whose first layout is the fastest of those that fit with any options.
     plan_request: (layout request, `may_recompute`) → the plan of that layout alone.
     """
-    if not plan.ranked_layouts.feasible:
+    if not plan.ranked_layouts.fitting_candidates:
         return plan
-    candidate, options = plan.ranked_layouts.feasible[0], options_added_by_plan(run_question, plan)
+    candidate, options = plan.ranked_layouts.fitting_candidates[0], options_added_by_plan(run_question, plan)
     layout_fields = [field_name for field_name in options if field_name != "recompute"]
     for option_count in range(1, len(options)):
         fitting_plans = []
@@ -327,12 +327,14 @@ def _plan_with_fewest_added_options(
                 )
                 smaller_plan = plan_request(layout_request, may_recompute=may_recompute)
                 if (
-                    smaller_plan.ranked_layouts.feasible
+                    smaller_plan.ranked_layouts.fitting_candidates
                     and len(options_added_by_plan(run_question, smaller_plan)) == option_count
                 ):
                     fitting_plans.append(smaller_plan)
         if fitting_plans:
-            return min(fitting_plans, key=lambda fitting_plan: fitting_plan.ranked_layouts.feasible[0].seconds or 0.0)
+            return min(
+                fitting_plans, key=lambda fitting_plan: fitting_plan.ranked_layouts.fitting_candidates[0].seconds or 0.0
+            )
     return plan
 
 
@@ -605,7 +607,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         run_memory = with_format_of_stack(run_memory, pass_settings.supporting_stack("decode"))
         if layout_request.framework is None:
             layout_request = layout_request.with_experts_of_a_server()
-        if pass_settings.supporting_stack("decode").splits_to_host:
+        if pass_settings.supporting_stack("decode").runs_layers_on_host:
             layout, engine_bytes = _llama_cpp_layout(
                 run_question.preset, run_memory, hardware, layout_request, default_context
             )
@@ -623,7 +625,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             run_with_short_context = time_inference(short_memory, hardware, layout, pass_settings)
         return replace(
             timed_run,
-            with_short_context=run_with_short_context,
+            short_context_run=run_with_short_context,
             engine_notes=(*scheme_notes, *context_notes, *engine_notes),
             resident_bytes=engine_bytes or timed_run.resident_bytes,
             includes_buffers=engine_bytes is not None,
@@ -684,8 +686,8 @@ def _served_model_notes(run_question: RunQuestion, engine_text: str | None) -> t
     if not _is_registered_engine(engine_text):
         return ()
     engine_record, version = engine_and_version(engine_text)
-    if engine_record.model_check is not None:
-        engine_record.model_check(run_question.preset, version)
+    if engine_record.check_model is not None:
+        engine_record.check_model(run_question.preset, version)
     return tuple(engine_record.rules().class_notes(architectures(run_question.preset), version))
 
 

@@ -36,7 +36,7 @@ from ..studies.fit import (
     single_setting_changes,
 )
 from ..studies.fit_options import MAX_SPLIT_DEVICES, HardwareOption
-from ..studies.fit_serving import COMPUTER_VENDORS, ReplicaFit, ServingFitAnswer, is_whole_computer
+from ..studies.fit_serving import COMPUTER_VENDORS, ReplicaFit, ServingFitAnswer, is_separate_computer
 from ..units import DTYPE_BITS, dtype
 
 FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
@@ -274,7 +274,7 @@ class UsualEngine:
         least memory per device. Whole computers are tried as one. None if bytes are unknown.
         """
         most_devices = min(MAX_SPLIT_DEVICES, run_memory.spec.layer_count)
-        if is_whole_computer(self.hardware):
+        if is_separate_computer(self.hardware):
             most_devices = 1
         options: list[HardwareOption] = []
         for devices in range(least_devices, most_devices + 1):
@@ -391,7 +391,7 @@ def _engine_that_divides_layers(
 ) -> UsualEngine | None:
     """Returns the usual engine of a run if only whole layers are divided among devices; otherwise None."""
     divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
-    is_several_computers = is_whole_computer(hardware) and (layout_request.devices or 1) > 1
+    is_several_computers = is_separate_computer(hardware) and (layout_request.devices or 1) > 1
     is_several_computers |= hardware.vendor in COMPUTER_VENDORS and layout_request.devices != 1
     if not divides_layers or is_several_computers:
         return None
@@ -440,7 +440,9 @@ class ServedUsers:
         """Returns the users of a run, and the most users that fit. usual_engine: None without one."""
         run_users = int(fit_result.memory.states.workload.batch)
         is_fitting = fit_result.fit.verdict != "no"
-        user_counts = [users for users in dict.fromkeys((run_users if is_fitting else 0, fit_result.batch)) if users]
+        user_counts = [
+            users for users in dict.fromkeys((run_users if is_fitting else 0, fit_result.largest_batch)) if users
+        ]
         if usual_engine is None:
             return cls(tuple(user_counts))
         if usual_engine.lacks_kernels(run_users):

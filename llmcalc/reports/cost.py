@@ -43,7 +43,7 @@ def amount_text(amount: float, digit_count: int = 2) -> str:
 
 def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     """Returns the report of a run's cost as data and as a table."""
-    cost_amounts, digit_count = run_cost.cost.amounts, 3 if run_cost.is_measured else 2
+    cost_amounts, digit_count = run_cost.cost.amounts_by_name, 3 if run_cost.is_measured else 2
     table_rows = [
         row(
             TITLE_AND_UNIT_BY_AMOUNT[amount_name][0],
@@ -112,13 +112,13 @@ def _subtitle_text(hardware: Hardware, run_cost: RunCost) -> str:
     if run_cost.server is not None and run_cost.load_point is not None:
         requests_text = counted_noun(int(run_cost.load_point.concurrency), "request")
         return f"{layout_text(run_cost.server)} on {devices_text}, {requests_text} at any time"
-    assert run_cost.step is not None
-    assert run_cost.steps is not None
-    step_text = duration_text(run_cost.step.estimate, digit_count=3)
+    assert run_cost.step_seconds is not None
+    assert run_cost.step_count is not None
+    step_text = duration_text(run_cost.step_seconds.estimate, digit_count=3)
     step_origin = "measured" if run_cost.is_measured else "likely"
     layout = "" if run_cost.plan is None else f", {_planned_layout_text(run_cost.plan)}"
     return (
-        f"{counted_noun(run_cost.steps, 'step')} of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, "
+        f"{counted_noun(run_cost.step_count, 'step')} of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, "
         f"on {devices_text}{layout}; {_lost_time_text(run_cost)}"
     )
 
@@ -132,7 +132,7 @@ def _lost_time_text(run_cost: RunCost) -> str:
 
 def _planned_layout_text(plan: LayoutPlan) -> str:
     """Returns a plan's first layout as text, with the recomputation of the layout or of the run's settings."""
-    layout_candidate = plan.ranked_layouts.feasible[0]
+    layout_candidate = plan.ranked_layouts.fitting_candidates[0]
     return candidate_cell(layout_candidate.layout, layout_candidate.recompute or plan.memory.settings.recompute or "")
 
 
@@ -177,16 +177,16 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     if run_cost.has_assumed_devices:
         notes.append(f"--devices {cost_of_run.devices}: the fewest that were found to fit; more take fewer days")
     notes.append(_not_counted_text(run_cost))
-    if cost_of_run.price is None:
+    if cost_of_run.price_per_hour is None:
         notes.append("no --price: no money; it is the price of a device and hour")
-    if cost_of_run.power is None:
+    if cost_of_run.watts_per_device is None:
         notes.append(f"{hardware.title}: no TDP is known; --power WATTS gives its energy")
     else:
         notes.append(
-            f"energy: {cost_of_run.power:,.0f} W of each accelerator (its TDP, or --power), without "
+            f"energy: {cost_of_run.watts_per_device:,.0f} W of each accelerator (its TDP, or --power), without "
             f"{', '.join(UNCOUNTED_COSTS['power'])}"
         )
-        if run_cost.time_range is not None and cost_of_run.power < (hardware.tdp_watts or 0):
+        if run_cost.time_range is not None and cost_of_run.watts_per_device < (hardware.tdp_watts or 0):
             notes.append(
                 f"if --power is a limit and not the average draw, the run is slower than these times, which are of "
                 f"{hardware.tdp_watts or 0:,.0f} W"
@@ -211,25 +211,27 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
 
     layout: Any = None
     if run_cost.plan is not None:
-        layout = run_cost.plan.ranked_layouts.feasible[0].layout.data()
+        layout = run_cost.plan.ranked_layouts.fitting_candidates[0].layout.data()
     elif run_cost.server is not None:
-        layout = {**vars(run_cost.server.sizes), "replicas": run_cost.server.replicas}
+        layout = {**vars(run_cost.server.layout_sizes), "replicas": run_cost.server.replicas}
     return {
         "model": model_data(preset),
         "hardware": hardware.name,
         "devices": run_cost.cost.devices,
         "tokens": run_cost.tokens,
         "requests": run_cost.requests,
-        "cost": {name: None if amount is None else amount.as_data() for name, amount in run_cost.cost.amounts.items()},
-        "steps": run_cost.steps,
+        "cost": {
+            name: None if amount is None else amount.as_data() for name, amount in run_cost.cost.amounts_by_name.items()
+        },
+        "steps": run_cost.step_count,
         "step_tokens": run_cost.step_tokens,
-        "step": None if run_cost.step is None else run_cost.step.as_data(),
+        "step": None if run_cost.step_seconds is None else run_cost.step_seconds.as_data(),
         "measured": run_cost.is_measured,
         "layout": layout,
         "server": None if run_cost.load_point is None else load_point_data(run_cost.load_point),
         "class": None if run_cost.time_range is None else run_cost.time_range.class_data(),
-        "power_watts": run_cost.cost.power,
-        "price": run_cost.cost.price,
+        "power_watts": run_cost.cost.watts_per_device,
+        "price": run_cost.cost.price_per_hour,
         "assumed": list(run_cost.assumed_options),
         "not_counted": list(UNCOUNTED_COSTS["training" if run_cost.tokens else "requests"]),
     }

@@ -10,14 +10,14 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..studies.lock import LockEntry, program_version
+from ..studies.lock import LockedModel, program_version
 from .summary import headline
 
 SCHEMA_URL = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 HUB_URL = "https://huggingface.co/"
 
 
-def bill_of_materials(lock_entries: Sequence[LockEntry]) -> dict[str, Any]:
+def bill_of_materials(lock_entries: Sequence[LockedModel]) -> dict[str, Any]:
     """Returns the bill of materials: for each model a component with a model card and properties.
 
     It has no date, and its serial number follows from its contents, so equal models give equal bytes.
@@ -36,7 +36,7 @@ def bill_of_materials(lock_entries: Sequence[LockEntry]) -> dict[str, Any]:
     }
 
 
-def _component_of_model(lock_entry: LockEntry) -> dict[str, Any]:
+def _component_of_model(lock_entry: LockedModel) -> dict[str, Any]:
     locked_values, preset = lock_entry.data, lock_entry.preset
     architecture = {
         "architectureFamily": locked_values["model_type"] or locked_values["kind"],

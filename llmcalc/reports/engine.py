@@ -185,7 +185,7 @@ def fit_report(
                 "fits": engine_option.serves_all_users,
                 "kv_tokens": engine_option.memory.kv_tokens,
                 "max_concurrency": engine_option.memory.max_concurrency,
-                "message": engine_option.memory.message,
+                "message": engine_option.memory.startup_error,
                 **decoding_data(timed_run),
             }
             for engine_option, timed_run in zip(engine_options, timed_runs, strict=True)
@@ -276,7 +276,7 @@ def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
 
 
 def _memory_notes(engine_memory: EngineMemory) -> list[str]:
-    failure_text = engine_memory.message.removesuffix(".")
+    failure_text = engine_memory.startup_error.removesuffix(".")
     ranks = engine_memory.data_parallel_ranks
     ranks_note = f"tokens: of each of the {ranks} data-parallel ranks, as the engine prints them; users: of all"
     return [*([f"{failure_text}."] if failure_text else []), *([ranks_note] if ranks > 1 else []), *engine_memory.notes]
@@ -317,7 +317,7 @@ def _memory_term_source(memory_term: MemoryTerm) -> str:
 
 
 def _cache_bytes(engine_memory: EngineMemory) -> int:
-    return sum(engine_memory.bytes_of(term_name) for term_name in CACHE_TERMS)
+    return sum(engine_memory.term_bytes(term_name) for term_name in CACHE_TERMS)
 
 
 def _signed_bytes(memory_term: MemoryTerm, has_budget: bool) -> int:
@@ -380,13 +380,13 @@ def _changes_table(engine_use: EngineUse) -> Table:
     engine_memory = engine_use.memory
     title = f"More room {device_text}" if engine_memory.can_start else "What would make it start"
     omits_equal_rows = engine_memory.can_start and not engine_memory.host  # of a cache that fills what is left
-    has_starting_change = any(flag_change.starts for flag_change in engine_use.flag_changes)
+    has_starting_change = any(flag_change.can_start for flag_change in engine_use.flag_changes)
     table_rows = [
         row(
             _change_text(engine_use, flag_change),
             flag_change.kv_tokens,
             engine_memory.max_users(flag_change.max_concurrency),
-            "ok" if flag_change.starts else "no",
+            "ok" if flag_change.can_start else "no",
         )
         for flag_change in engine_use.flag_changes
         if (not omits_equal_rows or flag_change.kv_tokens > engine_memory.kv_tokens)
@@ -416,7 +416,7 @@ def _engine_columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     table_rows = [
         row(
             TERM_TITLES.get(term_name, term_name),
-            *(units.GIB.write(engine_use.memory.bytes_of(term_name)) for engine_use in engine_uses),
+            *(units.GIB.write(engine_use.memory.term_bytes(term_name)) for engine_use in engine_uses),
         )
         for term_name in term_names
     ]
@@ -477,7 +477,7 @@ def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
         "max_model_len": engine_memory.max_model_len,
         "max_concurrency": engine_memory.max_concurrency,
         "starts": engine_memory.can_start,
-        "message": engine_memory.message,
+        "message": engine_memory.startup_error,
         "changes": _changes_data(engine_use),
         "assumed": dict(engine_memory.assumed_flags),
         **({"host": dict(engine_memory.host)} if engine_memory.host else {}),
@@ -486,12 +486,23 @@ def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
 
 
 def _engine_data(engine_use: EngineUse) -> dict[str, Any]:
-    return {"name": engine_use.engine.name, "version": engine_use.version.version, "record": engine_use.version.record}
+    return {
+        "name": engine_use.engine.name,
+        "version": engine_use.version.version,
+        "record": engine_use.version.rules_version,
+    }
 
 
 def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
-    data_keys = ("flag", "kv_tokens", "max_concurrency", "starts")
-    return [{data_key: getattr(change, data_key) for data_key in data_keys} for change in engine_use.flag_changes]
+    return [
+        {
+            "flag": change.flag,
+            "kv_tokens": change.kv_tokens,
+            "max_concurrency": change.max_concurrency,
+            "starts": change.can_start,
+        }
+        for change in engine_use.flag_changes
+    ]
 
 
 def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: bool = False) -> list[tuple[str, Any]]:

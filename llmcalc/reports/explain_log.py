@@ -45,7 +45,7 @@ def log_report(log_answer: ExplainedLog) -> Report:
         for memory_term in log_answer.terms
     ]
     notes = [
-        *([f"{parsed_log.message}"] if parsed_log.message else []),
+        *([f"{parsed_log.stop_message}"] if parsed_log.stop_message else []),
         *(f"not computed without {missing_input}" for missing_input in log_answer.missing_inputs),
         *log_answer.notes,
     ]
@@ -67,18 +67,18 @@ def _heading_text(log_answer: ExplainedLog) -> str:
 
 
 def _answer_text(log_answer: ExplainedLog) -> str:
-    wrong_term = title_of_term(log_answer.wrong_term)
+    too_large_term = title_of_term(log_answer.too_large_term)
     flag_change = f"; {log_answer.suggested_flag} changes it" if log_answer.suggested_flag else ""
-    if log_answer.parsed_log.kind == "oom" and log_answer.wrong_term in ("process", "allocated"):
+    if log_answer.parsed_log.kind == "oom" and log_answer.too_large_term in ("process", "allocated"):
         return f"out of memory: the run requires more than the device has{flag_change}"
     if log_answer.parsed_log.kind == "oom":
-        return f"out of memory: {wrong_term}{flag_change}"
+        return f"out of memory: {too_large_term}{flag_change}"
     if log_answer.parsed_log.refused_to_start:
-        return f"it did not start: {wrong_term}{flag_change}"
-    if not wrong_term:
+        return f"it did not start: {too_large_term}{flag_change}"
+    if not too_large_term:
         is_computed = any(compared_term.computed_value is not None for compared_term in log_answer.terms)
         return "no computed term is off" if is_computed else "nothing is computed"
-    return f"{wrong_term} is off{flag_change}"
+    return f"{too_large_term} is off{flag_change}"
 
 
 def title_of_term(term_name: str) -> str:
@@ -102,14 +102,14 @@ def _displayed_value(compared_term: ComparedTerm, logged_value: int | None) -> D
 
 def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
     parsed_log = log_answer.parsed_log
-    record = log_answer.version.record if log_answer.version is not None else None
+    record = log_answer.version.rules_version if log_answer.version is not None else None
     return {
         "engine": {"name": parsed_log.program, "version": parsed_log.version or None, "record": record},
         "model": model_data(log_answer.preset) if log_answer.preset is not None else None,
         "model_in_log": parsed_log.model or None,
         "hardware": log_answer.hardware.name if log_answer.hardware is not None else None,
         "kind": parsed_log.kind,
-        "message": parsed_log.message or None,
+        "message": parsed_log.stop_message or None,
         "terms": [
             {
                 "name": compared_term.logged_term.name,
@@ -121,7 +121,7 @@ def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
             }
             for compared_term in log_answer.terms
         ],
-        "off": log_answer.wrong_term or None,
+        "off": log_answer.too_large_term or None,
         "flag": log_answer.suggested_flag or None,
         "missing": list(log_answer.missing_inputs),
     }

@@ -19,7 +19,7 @@ from ..studies.fit_options import (
     MAX_SPLIT_DEVICES,
     HardwareOption,
 )
-from ..studies.fit_serving import COMPUTER_VENDORS, ServingFitAnswer, is_whole_computer
+from ..studies.fit_serving import COMPUTER_VENDORS, ServingFitAnswer, is_separate_computer
 from ..studies.timed_run import TimedRun
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
@@ -82,7 +82,7 @@ def common_hardware_report(preset: Preset, run_memory: Memory, hardware_options:
     ]
     engine_note = ""
     engine_options = [hardware_option for hardware_option in hardware_options if hardware_option.engine_title]
-    has_single_macs = any(is_whole_computer(hardware_option.fit.hardware) for hardware_option in engine_options)
+    has_single_macs = any(is_separate_computer(hardware_option.fit.hardware) for hardware_option in engine_options)
     most_macs_text = "one" if has_single_macs else f"up to {MAX_COMPUTERS}"
     replica_note = "dp: replicas, which share the users" if any(option.users for option in hardware_options) else ""
     if engine_options:
@@ -148,24 +148,24 @@ def report(
     """
     memory_use, hardware = fit_answer.memory.states, fit_answer.fit.hardware
     table_rows = [
-        row(_sequences_text(fit_answer), fit_answer.batch, memory_use.workload.batch),
-        row("tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq),
+        row(_sequences_text(fit_answer), fit_answer.largest_batch, memory_use.workload.batch),
+        row("tokens of each sequence (--seq)", fit_answer.largest_seq, memory_use.workload.seq),
     ]
     engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
     answer = f"{VERDICT_TEXTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}"
     notes = [
-        *(() if fit_answer.decoding else engine_notes),
+        *(() if fit_answer.decoding_runs else engine_notes),
         *_layer_split_notes(fit_answer, options),
         *_search_notes(fit_answer),
     ]
     report_content = _FitReportContent(answer, run_text(memory_use), table_rows, notes, bool(fit_answer.engine_title))
     json_document = _fit_document(preset, fit_answer) | {
         "options": hardware_options_data(options),
-        "decoding": list(map(_users_data, fit_answer.decoding)),
+        "decoding": list(map(_users_data, fit_answer.decoding_runs)),
     }
-    if fit_answer.short_decoding is not None:
-        json_document["short_context"] = _users_data(fit_answer.short_decoding)
-    if fit_answer.decoding:
+    if fit_answer.short_context_run is not None:
+        json_document["short_context"] = _users_data(fit_answer.short_context_run)
+    if fit_answer.decoding_runs:
         report_content = report_content._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
     changes_note = CHANGES_NOTE
     if has_many_layers(fit_answer.memory):
@@ -195,7 +195,7 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
 
     subtitle: the remark below the heading; empty for none.
     """
-    timed_runs = [*filter(None, [fit_answer.short_decoding]), *fit_answer.decoding]
+    timed_runs = [*filter(None, [fit_answer.short_context_run]), *fit_answer.decoding_runs]
     table_rows = [row(timed_run.sequences, timed_run.context, *decoding_cells(timed_run)) for timed_run in timed_runs]
     errors_text = test_errors_text(timed_runs[0].time_range, timed_runs[0].stack.title)
     notes = [f"after: tokens in each user's cache; tokens/s: of all users, of the estimate; {errors_text}"]
@@ -235,8 +235,8 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     table_rows = [row("fewest devices (--devices)", fit_answer.fewest_devices, plan.devices)]
     if accelerator_fit.verdict == "fits":
         table_rows += [
-            row("sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch),
-            row("tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq),
+            row("sequences of a micro-batch (--batch)", fit_answer.largest_batch, memory_use.workload.batch),
+            row("tokens of each sequence (--seq)", fit_answer.largest_seq, memory_use.workload.seq),
         ]
     framework_title, layout_count = plan.framework.title, plan.ranked_layouts.tried_count
     recompute_option = "" if fit_answer.memory.settings.recompute is not None else " --recompute none"
@@ -267,7 +267,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         "needed_layout": None if fit_answer.layout_on_fewest is None else fit_answer.layout_on_fewest.layout.data(),
         "needed_framework": None if needed_framework is None else needed_framework.name,
         "options": hardware_options_data([HardwareOption(plan.devices, best_candidate.layout, accelerator_fit)]),
-        "largest": {"batch": fit_answer.batch, "seq": fit_answer.seq, "users": None},
+        "largest": {"batch": fit_answer.largest_batch, "seq": fit_answer.largest_seq, "users": None},
         "changes": _changes_data(fit_answer.changes),
     }
     report_content = _FitReportContent(
@@ -293,8 +293,12 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     ]
     if accelerator_fit.verdict != "no":
         table_rows += [
-            row(f"users of each {sharing_ranks_text} (--users)", largest_run_fit.batch, memory_use.workload.batch),
-            row("tokens of each sequence (--seq)", largest_run_fit.seq, memory_use.workload.seq),
+            row(
+                f"users of each {sharing_ranks_text} (--users)",
+                largest_run_fit.largest_batch,
+                memory_use.workload.batch,
+            ),
+            row("tokens of each sequence (--seq)", largest_run_fit.largest_seq, memory_use.workload.seq),
         ]
     engine_title = largest_run_fit.engine_title
     buffers_text = f"buffers of {engine_title}, layers divided by -ts" if engine_title else "kernels of torch"
@@ -321,7 +325,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     has_several_contexts = len(replica_contexts) > 1
     if has_several_contexts:
         table_columns.insert(1, Column("seq", "tokens", units.exact_text))
-    has_decoding_times = any(tried_replica.decoding for tried_replica in serving_answer.tried_replicas)
+    has_decoding_times = any(tried_replica.decoding_run for tried_replica in serving_answer.tried_replicas)
     if has_decoding_times:
         table_columns[-1:] = [*DECODING_COLUMNS, verdict_column]
     layout_rows = [
@@ -330,14 +334,12 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
             *([tried_replica.seq] if has_several_contexts else ()),
             tried_replica.fit.needed_bytes,
             tried_replica.fit.used_fraction,
-            *(decoding_cells(tried_replica.decoding) if has_decoding_times else ()),
+            *(decoding_cells(tried_replica.decoding_run) if has_decoding_times else ()),
             fit_verdict_text(tried_replica.fit),
         )
         for tried_replica in serving_answer.tried_replicas
     ]
-    timed_run = next(
-        (tried_replica.decoding for tried_replica in serving_answer.tried_replicas if tried_replica.decoding), None
-    )
+    timed_run = next((replica.decoding_run for replica in serving_answer.tried_replicas if replica.decoding_run), None)
     layout_notes = [
         f"left out: {layout_text(layout)}: {reason.removeprefix(f'--tp {layout.tp}: ')}"
         for layout, reason in serving_answer.uncounted_layouts[:1]
@@ -368,7 +370,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
                 "seq": tried_replica.seq or memory_use.workload.seq,
                 "device_bytes": tried_replica.fit.needed_bytes,
                 "verdict": tried_replica.fit.verdict,
-                **decoding_data(tried_replica.decoding),
+                **decoding_data(tried_replica.decoding_run),
             }
             for tried_replica in serving_answer.tried_replicas
         ],
@@ -464,7 +466,7 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
         "each maximum changes one number of the run",
     ]
     full_context = memory_use.full_context
-    if full_context is not None and fit_answer.seq > full_context:
+    if full_context is not None and fit_answer.largest_seq > full_context:
         notes.append(f"the model was made for sequences of up to {counted_noun(full_context, 'token')}")
     return notes
 
@@ -473,7 +475,7 @@ def _layer_split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption])
     """Returns a note if the layers fit on no number of accelerators among which the engine divides layers."""
     hardware = fit_answer.fit.hardware
     has_fitting_option = any(hardware_option.fit.verdict != "no" for hardware_option in options)
-    if not fit_answer.engine_title or is_whole_computer(hardware) or has_fitting_option:
+    if not fit_answer.engine_title or is_separate_computer(hardware) or has_fitting_option:
         return []
     return [f"{fit_answer.engine_title} divides layers among up to {MAX_SPLIT_DEVICES}, on none of which they fit"]
 
@@ -526,7 +528,7 @@ def _changes_data(run_changes: Sequence[SettingChange]) -> list[dict[str, Any]]:
 def _fit_document(preset: Preset, fit_answer: FitAnswer) -> dict[str, Any]:
     """Returns the JSON document of `accelerator_fit` on one accelerator. Bytes are exact integers."""
     accelerator_fit, is_training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
-    batch = fit_answer.batch if is_training else None
+    batch = fit_answer.largest_batch if is_training else None
     return {
         "model": model_data(preset),
         "workload": workload_data(fit_answer.memory),
@@ -534,7 +536,11 @@ def _fit_document(preset: Preset, fit_answer: FitAnswer) -> dict[str, Any]:
         "hardware": accelerator_fit.hardware.name,
         "engine": fit_answer.engine_title or None,
         **_fit_data(accelerator_fit),
-        "largest": {"batch": batch, "seq": fit_answer.seq, "users": None if is_training else fit_answer.batch},
+        "largest": {
+            "batch": batch,
+            "seq": fit_answer.largest_seq,
+            "users": None if is_training else fit_answer.largest_batch,
+        },
         "changes": _changes_data(fit_answer.changes),
         "memory": device_data(fit_answer.memory.device),
     }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
-from ..studies.lock import LockChange, LockEntry, program_version
+from ..studies.lock import LockChange, LockedModel, program_version
 from .document import Column, Report, Row, Table, row
 from .notes import counted_noun
 
@@ -34,7 +34,7 @@ CHANGE_COLUMNS = (
 )
 
 
-def report(lock_entries: Sequence[LockEntry]) -> Report:
+def report(lock_entries: Sequence[LockedModel]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
     table_rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
     models = [lock_entry.data for lock_entry in lock_entries]

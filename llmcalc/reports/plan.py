@@ -61,7 +61,7 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
     capacity_text = f"{units.GIB.write(plan.hardware.capacity_bytes)} {units.GIB.name}"
     accelerators_text = f"{counted_noun(plan.devices, 'device')} with {capacity_text} each"
     run_title = f"{run_text(run_memory.states)}, {counted_noun(plan.global_batch, 'sequence')} a step"
-    shared_words = shared_layout_words([candidate for _, candidate in plan.rows_of_frameworks])
+    shared_words = shared_layout_words([candidate for _, candidate in plan.fitting_candidates_of_frameworks])
     run_description = f"{run_title}, on {accelerators_text} ({plan.hardware.title}); sizes in {units.GIB.name}"
     run_description += f"; all layouts: {', '.join(shared_words)}" if shared_words else ""
     warnings = too_long_notes(run_memory.spec, run_memory.states.workload)
@@ -89,11 +89,13 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
             *unpriced_notes([] if plan.training_times is None else plan.training_times.unpriced_options),
             *([] if order_position is None else [_order_position_text(order_position)]),
             *micro_batch_notes(plan),
-            f"assumed: {plan.assumed_batch}, {plan.step_tokens:,} tokens a step" if plan.assumed_batch else "",
+            f"assumed: {plan.assumed_batch_option}, {plan.step_tokens:,} tokens a step"
+            if plan.assumed_batch_option
+            else "",
             f"assumed: a micro-batch of each device, {plan.step_tokens:,} tokens a step; pre-training, and "
             f"cost, take about {_usual_step_tokens_text(plan)}: "
-            f"--global-batch {plan.batch_of_cost}"
-            if plan.batch_of_cost
+            f"--global-batch {plan.larger_batch_of_cost}"
+            if plan.larger_batch_of_cost
             else "",
             *_plan_notes(plan),
         ]
@@ -114,12 +116,12 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
                 REFUSED_COLUMNS,
                 reason_rows,
                 name="refused",
-                is_optional=bool(ranked_layouts.feasible),
+                is_optional=bool(ranked_layouts.fitting_candidates),
             )
         )
     json_document = _plan_data(preset, plan) | ({} if order_position is None else {"where": order_position})
     deferred_values = {
-        "unreplayed": lambda: [unreplayed_layout_data(candidate) for candidate in ranked_layouts.unreplayed]
+        "unreplayed": lambda: [unreplayed_layout_data(candidate) for candidate in ranked_layouts.unreplayed_candidates]
     }
     report = Report(
         json_document,
@@ -133,7 +135,7 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
 
 def _rows_with_ties(plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
     """Returns each fitting layout with its framework's plan, and whether its time ties with the one before."""
-    framework_rows = plan.rows_of_frameworks
+    framework_rows = plan.fitting_candidates_of_frameworks
     tie_flags = ties_with_previous([layout_candidate for _, layout_candidate in framework_rows])
     return [
         (framework_plan, candidate, is_tie)
@@ -147,7 +149,7 @@ def _order_position(plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dic
     The position is None if it is not listed; `slower_share` is the share of seconds that it takes beyond the first
     layout, negative if it takes less.
     """
-    plans_and_candidates = plan.order
+    plans_and_candidates = plan.candidates_in_order
     candidates = [candidate for _, candidate in plans_and_candidates]
     position = position_of_layout(candidates, requested_sizes)
     place: dict[str, Any] = {"layout": dict(requested_sizes), "place": position, "of": len(candidates)}
@@ -178,7 +180,7 @@ def _order_position_text(order_position: dict[str, Any]) -> str:
 
 def _answer_text(plan: LayoutPlan) -> str:
     """Returns text on how many layouts fit, or under which frameworks, and the fastest layout's seconds."""
-    framework_rows = sorted(plan.rows_of_frameworks, key=lambda row: row[1].seconds or 0.0)
+    framework_rows = sorted(plan.fitting_candidates_of_frameworks, key=lambda row: row[1].seconds or 0.0)
     fastest_plan, fastest_layout = next(iter(framework_rows), (plan, None))
     fastest_time = None if fastest_layout is None else fastest_plan.step_time_range(fastest_layout)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
@@ -190,8 +192,10 @@ def _answer_text(plan: LayoutPlan) -> str:
         if compared_time is not None and fastest_time is not None and compared_time.estimate < fastest_time.estimate:
             time_text += f"; {compared_layout.framework.title}'s {duration_text(float(compared_time.estimate))}"
     framework_text = f" under {plan.framework.title}"
-    with_expandable_text = "" if plan.expandable_bytes is None else f", but one does with {EXPANDABLE_OPTION}"
-    more_rows_text = f" ({_more_rows_hint(plan)})" if plan.ranked_layouts.unreplayed else ""
+    with_expandable_text = (
+        "" if plan.bytes_with_expandable_segments is None else f", but one does with {EXPANDABLE_OPTION}"
+    )
+    more_rows_text = f" ({_more_rows_hint(plan)})" if plan.ranked_layouts.unreplayed_candidates else ""
     return "".join(
         [_fitting_layouts_text(plan.ranked_layouts), framework_text, more_rows_text, with_expandable_text, time_text]
     )
@@ -201,7 +205,7 @@ def _more_rows_hint(plan: LayoutPlan) -> str:
     """Returns text on the option that replays more layouts, or on why the other layouts were not replayed."""
     if plan.ranked_layouts.ended_early:
         return f"the search ended early: {FEWER_LAYOUTS_ADVICE}"
-    return f"--rows {plan.rows + len(plan.ranked_layouts.unreplayed)} counts more"
+    return f"--rows {plan.row_limit + len(plan.ranked_layouts.unreplayed_candidates)} counts more"
 
 
 def _comparison_notes(plan: LayoutPlan) -> list[str]:
@@ -235,21 +239,21 @@ def micro_batch_notes(plan: LayoutPlan) -> list[str]:
 
 
 def _fitting_layouts_text(ranked_layouts: RankedLayouts) -> str:
-    fits_verb = "fits" if len(ranked_layouts.feasible) == 1 else "fit"
-    if not ranked_layouts.unreplayed and UNTRIED_REASON in ranked_layouts.refusal_counts:
+    fits_verb = "fits" if len(ranked_layouts.fitting_candidates) == 1 else "fit"
+    if not ranked_layouts.unreplayed_candidates and UNTRIED_REASON in ranked_layouts.refusal_counts:
         tried_text = counted_noun(
             ranked_layouts.tried_count - ranked_layouts.refusal_counts[UNTRIED_REASON], "tried layout"
         )
-        return f"{len(ranked_layouts.feasible):,} of {tried_text} {fits_verb}"
-    if not ranked_layouts.unreplayed and not ranked_layouts.feasible:
+        return f"{len(ranked_layouts.fitting_candidates):,} of {tried_text} {fits_verb}"
+    if not ranked_layouts.unreplayed_candidates and not ranked_layouts.fitting_candidates:
         return "no layout fits"
-    if not ranked_layouts.unreplayed:
-        return f"{len(ranked_layouts.feasible):,} of {counted_noun(ranked_layouts.tried_count, 'layout')} {fits_verb}"
-    fitting_count, counted_count = len(ranked_layouts.feasible), ranked_layouts.replay_count
+    if not ranked_layouts.unreplayed_candidates:
+        return f"{len(ranked_layouts.fitting_candidates):,} of {counted_noun(ranked_layouts.tried_count, 'layout')} {fits_verb}"
+    fitting_count, counted_count = len(ranked_layouts.fitting_candidates), ranked_layouts.replay_count
     first_text = "the first" if counted_count == 1 else f"the first {counted_count:,}"
     if fitting_count != counted_count:
         first_text = f"{fitting_count or 'none'} of {first_text}"
-    layout_count = counted_count + len(ranked_layouts.unreplayed)
+    layout_count = counted_count + len(ranked_layouts.unreplayed_candidates)
     return f"{first_text} of {layout_count:,} layouts, counted in full, {fits_verb}"
 
 
@@ -291,7 +295,7 @@ def _order_notes(plan: LayoutPlan) -> list[str]:
             f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
             f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed_text}"
         ]
-    fastest_plan, fastest_candidate = plan.first_row
+    fastest_plan, fastest_candidate = plan.first_candidate
     first_time = None if fastest_candidate is None else fastest_plan.step_time_range(fastest_candidate)
     training_times = fastest_plan.training_times
     software_stack = training_times.stack if training_times is not None else plan.training_times.stack
@@ -319,7 +323,7 @@ LITTLE_HEADROOM = 0.02
 
 def _nccl_headroom_notes(plan: LayoutPlan) -> list[str]:
     """Returns a note if the first layout leaves too little memory for NCCL's buffers, and these are not counted."""
-    first_plan, first_layout = plan.first_row
+    first_plan, first_layout = plan.first_candidate
     if (
         first_layout is None
         or first_layout.headroom > LITTLE_HEADROOM * first_layout.capacity
@@ -334,7 +338,7 @@ def _nccl_headroom_notes(plan: LayoutPlan) -> list[str]:
 
 def _exchange_notes(plan: LayoutPlan) -> list[str]:
     """Returns a note if the framework's other token dispatcher for experts changes the first layout's seconds."""
-    first_plan, first_candidate = plan.first_row
+    first_plan, first_candidate = plan.first_candidate
     if (
         first_candidate is None
         or first_candidate.seconds is None
@@ -372,12 +376,14 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
     ]
     if attention_implementation_of(plan.memory, plan.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
-    if plan.recomputed is not None:
-        recompute_text = f"{plan.recomputed:,} of {plan.ranked_layouts.tried_count:,} may fit"
+    if plan.layouts_fitting_with_recompute is not None:
+        recompute_text = f"{plan.layouts_fitting_with_recompute:,} of {plan.ranked_layouts.tried_count:,} may fit"
         notes.insert(0, f"with --recompute full {recompute_text}: their tensors do")
-    if plan.ranked_layouts.unreplayed:
-        layout_count = len(plan.ranked_layouts.unreplayed)
-        most_bytes = max(layout_candidate.upper_bound_bytes for layout_candidate in plan.ranked_layouts.unreplayed)
+    if plan.ranked_layouts.unreplayed_candidates:
+        layout_count = len(plan.ranked_layouts.unreplayed_candidates)
+        most_bytes = max(
+            layout_candidate.upper_bound_bytes for layout_candidate in plan.ranked_layouts.unreplayed_candidates
+        )
         notes.insert(
             0,
             f"{layout_count:,} more of {counted_noun(plan.ranked_layouts.tried_count, 'layout')} may fit: their "
@@ -385,13 +391,13 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
             f"{units.GIB.write(most_bytes)} {units.GIB.name} in all)"
             + (f"; {_more_rows_hint(plan)}" if plan.other_plans else ""),  # the title of one framework has the hint
         )
-    if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is not None:
+    if not plan.ranked_layouts.fitting_candidates and plan.ranked_layouts.nearest_candidate is not None:
         notes.append("shown: the layout that requires least, of those that do not fit")
-        if plan.expandable_bytes is not None:
+        if plan.bytes_with_expandable_segments is not None:
             notes.insert(
                 0,
                 f"with {EXPANDABLE_OPTION}, which is PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, it requires "
-                f"{units.GIB.write(plan.expandable_bytes)} {units.GIB.name} and fits",
+                f"{units.GIB.write(plan.bytes_with_expandable_segments)} {units.GIB.name} and fits",
             )
     return notes
 
@@ -457,8 +463,8 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
         else {"batch": plan.longer_micro_batches.micro_batch}
         | replayed_layout_data(plan.longer_micro_batches.candidate, plan.longer_micro_batches.time_range),
         "unreplayed": [],
-        "feasible_with_recompute": plan.recomputed,
+        "feasible_with_recompute": plan.layouts_fitting_with_recompute,
         "refused": ranked_layouts.refusal_counts,
         "nearest": nearest,
-        "nearest_expandable_bytes": plan.expandable_bytes,
+        "nearest_expandable_bytes": plan.bytes_with_expandable_segments,
     }

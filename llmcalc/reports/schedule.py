@@ -61,8 +61,8 @@ def costs_text(timetable: Timetable) -> str:
 def in_flight_text(in_flight: InFlightCounts, model_chunk: int) -> str:
     """Returns micro-batches in flight as text: `4`, or `1 + 3` if three lack only the weight-gradient pass."""
     awaiting_backward = in_flight.awaiting_backward[model_chunk]
-    awaiting_weights = in_flight.awaiting_weights[model_chunk]
-    return f"{awaiting_backward} + {awaiting_weights}" if awaiting_weights else str(awaiting_backward)
+    awaiting_weight_gradients = in_flight.awaiting_weight_gradients[model_chunk]
+    return f"{awaiting_backward} + {awaiting_weight_gradients}" if awaiting_weight_gradients else str(awaiting_backward)
 
 
 def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Report:
@@ -113,14 +113,14 @@ def _schedule_notes(
     if pipeline.chunk_count > 1:
         peak_rank_text = "micro-batches in flight on the stage when its rank has the most"
     split_text = ""
-    if any(sum(in_flight_count.awaiting_weights) for in_flight_count in in_flight_counts):
+    if any(sum(in_flight_count.awaiting_weight_gradients) for in_flight_count in in_flight_counts):
         split_text = "; after +: only the backward of the weights is left"
     yield f"peak: {peak_rank_text}{split_text}"
     if pipeline.is_bidirectional:
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"
     if timetable_chart.omitted_interval:
         gap_start, gap_end = timetable_chart.omitted_interval
-        gap_text = f"from {gap_start:g} to {gap_end:g} of the time {timetable.time:g}"
+        gap_text = f"from {gap_start:g} to {gap_end:g} of the time {timetable.total_time:g}"
         yield f"…: left out to fit the width, {gap_text}; -o FILE draws all"
 
 
@@ -144,7 +144,7 @@ class TimetableChart(NamedTuple):
         )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
         columns_per_unit = name_width / shortest_duration
-        total_columns = round(timetable.time * columns_per_unit)
+        total_columns = round(timetable.total_time * columns_per_unit)
         if total_columns <= free_width:
             return cls(columns_per_unit, (range(total_columns),))
         half_columns = max(1, (free_width - len(ELLIPSIS)) // (2 * name_width)) * name_width
@@ -209,7 +209,7 @@ def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
         "pp": layout.pp,
         "vpp": layout.vpp,
         "num_microbatches": pipeline.micro_batches,
-        "time": timetable.time,
+        "time": timetable.total_time,
         "bubble": timetable.bubble,
         "sends": timetable.message_count,
         "by_rank": by_rank,

@@ -84,7 +84,7 @@ def layout_text(server: Server) -> str:
 
     For a group it writes the replicas for prompts and the replicas for decoding: `2 × (1+3) tp4`.
     """
-    layout_sizes = server.sizes
+    layout_sizes = server.layout_sizes
     layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
     prefill_decode_text = (
         ""
@@ -145,7 +145,7 @@ def load_text(serve_study: ServeStudy) -> str:
         trace_text = duration_text(serve_study.trace.duration_seconds)
         requests_text = f"{counted_noun(len(serve_study.trace.requests), 'request')} in {trace_text}"
         return f"{requests_text}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
-    requests_text = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
+    requests_text = "requests" if latency_limits.request_rate is None else f"{latency_limits.request_rate:g} requests/s"
     requests_text = (
         requests_text if latency_limits.concurrency is None else counted_noun(latency_limits.concurrency, "user")
     )
@@ -163,11 +163,11 @@ def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
     if chosen_server is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
     server, token_price = servers.servers[chosen_server.server_index], chosen_server.load_point.cost_per_million
-    if servers.traces:
-        token_price = _token_cost_of_trace(serve_study, server, servers.traces[chosen_server.server_index])
+    if servers.trace_times:
+        token_price = _token_cost_of_trace(serve_study, server, servers.trace_times[chosen_server.server_index])
     cost_text = "" if token_price is None else f", {money_text(token_price)} per million tokens"
-    idle_devices = (serve_study.sizes.devices or server.devices) - server.devices
-    idle_text = f", {idle_devices} of {serve_study.sizes.devices} left idle" if idle_devices else ""
+    idle_devices = (serve_study.sizes_request.devices or server.devices) - server.devices
+    idle_text = f", {idle_devices} of {serve_study.sizes_request.devices} left idle" if idle_devices else ""
     return f"{layout_text(server)} on {device_phrase(server.devices, serve_study.hardware.title)}{idle_text}{cost_text}"
 
 
@@ -218,7 +218,7 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
 
 def _server_sort_key(servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
     load_point = servers.load_points[server_index]
-    order_value = servers.servers[server_index].devices if servers.traces else -_rate_per_device(load_point)
+    order_value = servers.servers[server_index].devices if servers.trace_times else -_rate_per_device(load_point)
     is_chosen = servers.chosen_server is not None and servers.chosen_server.server_index == server_index
     return not is_chosen, not servers.limit_verdicts[server_index], order_value, server_index
 
@@ -233,7 +233,7 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     chosen_server = servers.chosen_server
     table_rows = []
     for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
-        server, trace_times = servers.servers[server_index], servers.traces[server_index]
+        server, trace_times = servers.servers[server_index], servers.trace_times[server_index]
         seconds_ranges = (trace_times.ttft[50], trace_times.ttft[LIMIT_PERCENTILE], trace_times.tpot[LIMIT_PERCENTILE])
         seconds_cells = [
             DisplayedValue(seconds_range.estimate, _range_cell(seconds_range)) for seconds_range in seconds_ranges
@@ -296,7 +296,7 @@ def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
 def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the highest request rate that any server reaches within the limits, if none is chosen."""
     latency_limits = serve_study.latency_limits
-    if servers.chosen_server is not None or latency_limits.rate is None or servers.traces:
+    if servers.chosen_server is not None or latency_limits.request_rate is None or servers.trace_times:
         return []
     server_rates = [
         (server.replicas * server.latencies(concurrency).requests_per_second, server)
@@ -337,7 +337,7 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
         )
         ttft, tpot = (float(getattr(chosen_server.load_point, name).estimate) for name in ("ttft", "tpot"))
         notes.append(f"likely {duration_text(ttft)} to the first token, then {duration_text(tpot)} a token")
-        if not servers.traces and serve_study.latency_limits.are_at_risk(chosen_server.load_point.ttft):
+        if not servers.trace_times and serve_study.latency_limits.are_at_risk(chosen_server.load_point.ttft):
             notes.insert(0, _uncertain_ttft_text(server, chosen_server.load_point))
         command_text = _start_command(serve_study, server)
         notes += [] if command_text is None else [f"each replica starts with: {command_text}"]
@@ -352,13 +352,13 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
 
 
 def _uncounted_effects(serve_study: ServeStudy) -> list[str]:
-    spreads_arrivals = serve_study.latency_limits.rate is not None or serve_study.is_disaggregated
+    spreads_arrivals = serve_study.latency_limits.request_rate is not None or serve_study.is_disaggregated
     return [*(["bursts of arrivals"] if spreads_arrivals and serve_study.trace is None else []), *UNCOUNTED_EFFECTS]
 
 
 def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoint) -> list[str]:
     """Returns a note on the arrival of requests, with the likely latencies for spread instead of burst arrivals."""
-    if serve_study.latency_limits.rate is not None:
+    if serve_study.latency_limits.request_rate is not None:
         return ["arrivals are evenly spread; bursts wait longer"]
     if load_point.replica_latencies.concurrency <= 1 or serve_study.trace is not None:
         return []
@@ -381,19 +381,19 @@ def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoin
 
 def _uncertain_ttft_text(server: Server, load_point: LoadPoint) -> str:
     """Returns text on the likely TTFT that was compared with the limit, and on the upper end of the TTFT's range."""
-    arrival_text = "where all requests arrive at once" if server.arrives_in_waves else "where arrivals are spread"
+    arrival_text = "where all requests arrive at once" if server.has_requests_in_waves else "where arrivals are spread"
     return (
         f"{AT_RISK_VERDICT}: {arrival_text} the first token likely comes within "
         f"{duration_text(load_point.replica_latencies.ttft)}, and its range ends at "
         f"{duration_text(float(load_point.ttft.high))}; of measured servers at risk "
-        f"{AT_RISK_IN_BURST if server.arrives_in_waves else AT_RISK_IF_SPREAD} kept the limit"
+        f"{AT_RISK_IN_BURST if server.has_requests_in_waves else AT_RISK_IF_SPREAD} kept the limit"
     )
 
 
 def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the server with the most tokens/s per device, if the chosen server ties with it."""
     chosen_server = servers.chosen_server
-    if chosen_server is None or servers.traces:
+    if chosen_server is None or servers.trace_times:
         return []
     cheapest_rate, cheapest_server = max(
         (
@@ -465,7 +465,7 @@ def load_point_data(load_point: LoadPoint) -> dict[str, Any]:
 
 
 def _server_options(server: Server) -> dict[str, Any]:
-    return {**vars(server.sizes), "quantize": server.quantize, "kv_dtype": server.kv_dtype}
+    return {**vars(server.layout_sizes), "quantize": server.quantize, "kv_dtype": server.kv_dtype}
 
 
 def _replica_group_data(server: Server) -> dict[str, int] | None:
@@ -487,7 +487,9 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
             "most_sequences": server.most_sequences,
             "kv_tokens": server.kv_tokens,
             "curve": [load_point_data(load_point) for load_point in server_curve],
-            "trace": _trace_times_data(serve_study, server, servers.traces[server_index]) if servers.traces else None,
+            "trace": _trace_times_data(serve_study, server, servers.trace_times[server_index])
+            if servers.trace_times
+            else None,
         }
         for server_index, (server, server_curve) in enumerate(zip(servers.servers, servers.load_curves, strict=True))
     ]
@@ -501,7 +503,12 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
             "output": requests.output_tokens,
             "cached": requests.cached_tokens,
         },
-        "limits": {**vars(latency_limits)},
+        "limits": {
+            "concurrency": latency_limits.concurrency,
+            "rate": latency_limits.request_rate,
+            "ttft": latency_limits.ttft,
+            "tpot": latency_limits.tpot,
+        },
         "trace": _trace_data(serve_study),
         "speculation": _speculation_data(serve_study),
         "price": serve_study.price,
@@ -568,7 +575,7 @@ def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dic
         "replicas": server.replicas,
         "disaggregated": _replica_group_data(server),
         "command": _start_command(serve_study, server),
-        "arrives_in_waves": server.arrives_in_waves,
+        "arrives_in_waves": server.has_requests_in_waves,
         "spread": {
             name: round_to_digits(getattr(chosen_server.load_point.spread_latencies, name)) for name in ("ttft", "tpot")
         },

@@ -141,7 +141,7 @@ def _shape_size_cells(shape: ModelShape) -> list[Any]:
 def _cost_row(shape: ModelShape, has_windows: bool) -> Row:
     head_sizes_text = " ".join(map(str, shape.head_sizes)) or "none"
     cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
-    cost_cells = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, head_sizes_text]
+    cost_cells = [shape.parameters, shape.cost_difference, shape.forward_flops_per_token, cache_bytes, head_sizes_text]
     return row(*_shape_size_cells(shape), *cost_cells, is_bold=shape.is_target)
 
 
@@ -173,7 +173,7 @@ def _shape_data(model_shape: ModelShape) -> dict[str, Any]:
         "head_dim": stack_shape.head_dim,
         "parameters": model_shape.parameters,
         "active": model_shape.active,
-        "budget_difference": model_shape.difference,
+        "budget_difference": model_shape.cost_difference,
         "tokens": model_shape.tokens,
         "train_flops": model_shape.train_flops,
         "flops_per_token": model_shape.forward_flops_per_token,

@@ -166,16 +166,18 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     if stack.on_fastest_host is None or timed_run.host_wait_seconds < NOTED_HOST_WAIT_SHARE * timed_run.seconds:
         return []
     host_launch = timed_run.device.generation.host_launch
-    kernel_seconds = 1e6 * stack.host_kernel * host_launch
+    kernel_seconds = 1e6 * stack.host_seconds_per_kernel * host_launch
     host_wait_percent = units.percent(timed_run.host_wait_seconds / timed_run.seconds, 0)
     step_plan = timed_run.step_plan
-    is_divided = step_plan is not None and step_plan.tp > 1 and bool(stack.dtensor_operation)
+    is_divided = step_plan is not None and step_plan.tp > 1 and bool(stack.host_seconds_per_dtensor_operation)
     has_short_batches = step_plan is not None and bool(step_plan.micro_batches > 1)
-    dtensor_text = f" ({1e6 * stack.dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
+    dtensor_text = (
+        f" ({1e6 * stack.host_seconds_per_dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
+    )
     return [
         f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation"
         f"{dtensor_text if is_divided else ''}; the low end has the fastest measured host, "
-        f"{kernel_seconds * stack.fastest_host:.0f} µs"
+        f"{kernel_seconds * stack.fastest_host_share:.0f} µs"
         f"{'; longer micro-batches (--batch) wait less' * has_short_batches}"
     ]
 
@@ -185,14 +187,14 @@ def exchange_notes(software_stack: SoftwareStack, layout: Layout) -> list[str]:
     if not software_stack.gathers_tokens or software_stack.gathers_on(layout.dp, layout.ep):
         return []
     return [
-        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back ({software_stack.exchange}); "
-        "the default, which gathers all tokens on every rank, takes longer"
+        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back "
+        f"({software_stack.exchange_option}); the default, which gathers all tokens on every rank, takes longer"
     ]
 
 
 def pass_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note on a prompt that software computes in several passes, each of which reads the weights."""
-    most_tokens = timed_run.stack.prompt_batch
+    most_tokens = timed_run.stack.prompt_batch_tokens
     if timed_run.phase != "prefill" or not most_tokens or timed_run.sequences * timed_run.seq <= most_tokens:
         return []
     return [
@@ -206,7 +208,7 @@ TIE_RATIO = 1.03
 
 def _other_exchange_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note with the seconds of a step under the software's other token dispatcher for experts."""
-    seconds_on, device = timed_run.seconds_on, timed_run.device
+    seconds_on, device = timed_run.estimate_seconds_on, timed_run.device
     if timed_run.layout.ep == 1 or seconds_on is None:
         return []
     return other_exchange_notes(timed_run.stack, timed_run.seconds, lambda stack: seconds_on(device, stack))
@@ -224,7 +226,7 @@ def other_exchange_notes(
     if not software_stack.exchange_stack:
         return []
     other_stack = find_stack(software_stack.exchange_stack)
-    field_names = ("gathers_tokens", "sends_copies", "kernels")
+    field_names = ("gathers_tokens", "sends_each_copy", "launches_by_verb")
     exchange_settings = {field_name: getattr(other_stack, field_name) for field_name in field_names}
     other_seconds = seconds_on(software_stack.model_copy(update=exchange_settings))
     if max(seconds, other_seconds) <= TIE_RATIO * min(seconds, other_seconds):
@@ -241,7 +243,7 @@ def _exchange_text(software_stack: SoftwareStack) -> str:
     """Returns the name of the messages that send tokens to experts, such as `NCCL's all-to-all`."""
     if software_stack.gathers_tokens:
         return "all-gathers of all tokens"
-    return "NCCL's all-to-all" if software_stack.sends_copies else "those of DeepEP"
+    return "NCCL's all-to-all" if software_stack.sends_each_copy else "those of DeepEP"
 
 
 def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) -> list[str]:
@@ -315,7 +317,7 @@ def report(
 def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
     """Returns the time of a pass as text; for a run that does not fit, with layers on the host or with more memory."""
     subject, seconds_with_host = SUBJECT_BY_PHASE[timed_run.phase], timed_run.seconds_with_host
-    short_run = timed_run.with_short_context
+    short_run = timed_run.short_context_run
     if timed_run.fits and short_run is not None and not is_measured:
         short_text = f"{range_text(short_run.time_range)} ({short_run.tokens_per_second:,.0f} tokens/s)"
         long_text = f"{tpot_text(timed_run)} after {timed_run.context:,}"
@@ -348,7 +350,9 @@ def _formats_text(timed_run: TimedRun) -> str:
     dtype = timed_run.number_formats.product_format
     if dtype == "bf16":
         return ", fp16 products" if timed_run.hardware.has_only_float16_peak else ""
-    multiplied_format = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED_FORMAT else dtype)
+    multiplied_format = timed_run.device.format_of(
+        timed_run.stack.quantized_product_format if dtype == QUANTIZED_FORMAT else dtype
+    )
     if multiplied_format == dtype:
         return f", {dtype} products"
     return f", {dtype} weights, multiplied in {'16 bits' if multiplied_format == 'bf16' else multiplied_format}"
@@ -434,9 +438,9 @@ def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
                 size_note += " or more"
             else:
                 size_note += f", the first line {host_text}"
-    elif timed_run.chosen_options:
+    elif timed_run.chosen_layout_options:
         undivided_text = f"; undivided, {training_text}" if resident_bytes > capacity_bytes else ""
-        size_note = f"the fastest layout that fits: {timed_run.chosen_options}{undivided_text}"
+        size_note = f"the fastest layout that fits: {timed_run.chosen_layout_options}{undivided_text}"
     elif timed_run.devices == 1:
         size_note = f"{training_text}: they do not fit; llmcalc fit tries changes that need less"
     elif timed_run.is_planned:
@@ -465,9 +469,9 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
     ]
     return [
         *rate_notes,
-        *([_size_note(timed_run, is_measured)] if timed_run.chosen_options else []),
+        *([_size_note(timed_run, is_measured)] if timed_run.chosen_layout_options else []),
         *([", ".join(rule_texts)] if rule_texts else []),
-        f"not counted: {', '.join(timed_run.not_counted)}",
+        f"not counted: {', '.join(timed_run.uncounted_effects)}",
         f"stack: {timed_run.stack.title}, {timed_run.stack.versions}; device: {timed_run.device.evidence}",
     ]
 
@@ -511,9 +515,9 @@ def _time_data(
         "bounds": {bound: timed_run.seconds_by_bound[bound] for bound in BOUNDS},
         "nodes": [node_data(timed_node, timed_run.seconds) for timed_node in timed_nodes],
         "rules": timed_run.seconds_by_rule,
-        "not_counted": list(timed_run.not_counted),
+        "not_counted": list(timed_run.uncounted_effects),
     }
-    short_run = timed_run.with_short_context
+    short_run = timed_run.short_context_run
     if short_run is not None:
         json_document["short_context"] = {"context": short_run.context, **decoding_data(short_run)}
     if measured_run is not None:

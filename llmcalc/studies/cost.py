@@ -20,13 +20,14 @@ class Cost:
     """The cost of a run: days, device-hours, kWh and money, with ranges.
 
     seconds: of the whole run. devices: that it occupies.
-    power: watts of a device; None if not known. price: money of a device and hour; None if not given.
+    watts_per_device: watts of a device; None if not known. price_per_hour: money of a device and hour; None if not
+        given.
     """
 
     seconds: RangedAmount
     devices: int
-    power: float | None = None
-    price: float | None = None
+    watts_per_device: float | None = None
+    price_per_hour: float | None = None
 
     @property
     def includes_lost_time(self) -> bool:
@@ -44,15 +45,15 @@ class Cost:
     @property
     def energy_kwh(self) -> RangedAmount | None:
         """The energy of the accelerators alone; None if their power is unknown."""
-        return None if self.power is None else self.device_hours.scaled_by(self.power / 1000)
+        return None if self.watts_per_device is None else self.device_hours.scaled_by(self.watts_per_device / 1000)
 
     @property
     def money(self) -> RangedAmount | None:
         """The price of the run in money; None if no hourly price is known."""
-        return None if self.price is None else self.device_hours.scaled_by(self.price)
+        return None if self.price_per_hour is None else self.device_hours.scaled_by(self.price_per_hour)
 
     @property
-    def amounts(self) -> dict[str, RangedAmount | None]:
+    def amounts_by_name(self) -> dict[str, RangedAmount | None]:
         """The days, device-hours, energy and money of the run, by name; None for unknown amounts."""
         return {
             "days": self.days,
@@ -93,7 +94,7 @@ class RunCost:
     """The cost of a run together with the run's time estimate.
 
     cost: the amounts. tokens, requests: of the run; None for the other one.
-    steps, step: number of training steps and seconds of each; None for requests.
+    step_count, step_seconds: number of training steps and seconds of each; None for requests.
     step_tokens, step_sequences: tokens and sequences of a step. published_step_tokens: tokens of the model's published
         step. is_measured: whether the step was measured.
     time_range: the range of an estimated step or token; None of a measured one.
@@ -110,8 +111,8 @@ class RunCost:
     cost: Cost
     tokens: int | None = None
     requests: int | None = None
-    steps: int | None = None
-    step: RangedAmount | None = None
+    step_count: int | None = None
+    step_seconds: RangedAmount | None = None
     step_tokens: int | None = None
     published_step_tokens: int | None = None
     step_sequences: int | None = None

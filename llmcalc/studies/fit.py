@@ -62,22 +62,23 @@ class FitAnswer:
 
     memory: the memory of the run.
     fit: the verdict on the run.
-    batch: number of sequences that fits with the run's sequence length, where one more does not; 0 if none does.
-    seq: sequence length that fits with the run's batch, where one token more does not; 0 if none does.
+    largest_batch: number of sequences that fits with the run's sequence length, where one more does not; 0 if none
+        does.
+    largest_seq: sequence length that fits with the run's batch, where one token more does not; 0 if none does.
     find_changes: finds `changes`, which may take longer than all the rest.
-    decoding: a token of every user, of the run and of the most users that fit; empty without a time.
+    decoding_runs: a token of every user, of the run and of the most users that fit; empty without a time.
     engine_title: the engine whose buffers decide; empty for the kernels of torch.
-    short_decoding: a token of every user of the run after fewer tokens; None where a length was asked for.
+    short_context_run: a token of every user of the run after fewer tokens; None where a length was asked for.
     """
 
     memory: Memory
     fit: MemoryFit
-    batch: int
-    seq: int
+    largest_batch: int
+    largest_seq: int
     find_changes: Callable[[], Iterable[SettingChange]] = field(repr=False, compare=False)
-    decoding: tuple[TimedRun, ...] = ()
+    decoding_runs: tuple[TimedRun, ...] = ()
     engine_title: str = ""
-    short_decoding: TimedRun | None = None
+    short_context_run: TimedRun | None = None
 
     @cached_property
     def changes(self) -> tuple[SettingChange, ...]:
@@ -117,7 +118,7 @@ def with_decoding_seconds(
     short_run = None
     if has_default_length and decoding and run_memory.states.workload.seq > SHORT_CONTEXT:
         short_run = time_decoded_token(run_memory, hardware, users=int(decoding[0].sequences), seq=SHORT_CONTEXT)
-    return replace(fit_answer, decoding=decoding, short_decoding=short_run)
+    return replace(fit_answer, decoding_runs=decoding, short_context_run=short_run)
 
 
 def largest_run(
@@ -315,10 +316,15 @@ def _memory_saving_changes(
     of costly ones.
     """
     cheap_changes, costly_changes = single_setting_changes(model_memory, current_fit.hardware, batch, seq)
-    insufficient_bytes: list[int] = []
+    bytes_of_insufficient_changes: list[int] = []
     most_changes = MAX_CHANGES_OF_DEEP_MODEL if has_many_layers(model_memory) else None
     evaluate_changes = partial(
-        _evaluate_changes, model_memory, current_fit, insufficient_bytes, fit_with_engine, most_changes=most_changes
+        _evaluate_changes,
+        model_memory,
+        current_fit,
+        bytes_of_insufficient_changes,
+        fit_with_engine,
+        most_changes=most_changes,
     )
     combined_changes = _combine_changes(cheap_changes)
     change_pairs = [
@@ -372,7 +378,7 @@ def has_many_layers(model_memory: Memory) -> bool:
 def _evaluate_changes(
     model_memory: Memory,
     current_fit: MemoryFit,
-    insufficient_bytes: list[int],
+    bytes_of_insufficient_changes: list[int],
     fit_with_engine: EngineFit,
     change_options: Sequence[Mapping[str, Any]],
     most_changes: int | None = None,
@@ -382,7 +388,8 @@ def _evaluate_changes(
     A change is left out if the bytes that it needs at least save nothing, or neither fit nor are among the
     `MAX_INSUFFICIENT_CHANGES` smallest.
 
-    insufficient_bytes: the bytes of the changes so far that do not suffice, to which those of these are added.
+    bytes_of_insufficient_changes: the bytes of the changes so far that do not suffice, to which those of these are
+        added.
     most_changes: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
     """
     candidate_runs: list[tuple[int, int, Memory]] = []
@@ -402,7 +409,8 @@ def _evaluate_changes(
     def is_excluded(least_bytes: int) -> bool:
         return least_bytes >= current_fit.needed_bytes or (
             least_bytes > current_fit.capacity_bytes
-            and sum(byte_count < least_bytes for byte_count in insufficient_bytes) >= MAX_INSUFFICIENT_CHANGES
+            and sum(byte_count < least_bytes for byte_count in bytes_of_insufficient_changes)
+            >= MAX_INSUFFICIENT_CHANGES
         )
 
     while runs_by_bound:
@@ -423,7 +431,7 @@ def _evaluate_changes(
             change_text = cli_options(change_options[change_index], model_memory.settings.phase != "training")
             change_by_index[change_index] = SettingChange(change_text, changed_fit)
             if changed_fit.verdict == "no":
-                insufficient_bytes.append(changed_fit.needed_bytes)
+                bytes_of_insufficient_changes.append(changed_fit.needed_bytes)
     return [change_by_index[change_index] for change_index in sorted(change_by_index)]
 
 

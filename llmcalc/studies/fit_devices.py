@@ -17,12 +17,12 @@ from ..frameworks.registry import DEFAULT_FRAMEWORK, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.layout_search import tokens_multiple
+from ..parallel.layout_search import sequence_multiple
 from ..simulator.simulated_work import WorkBudget
 from .fit import MAX_BATCH, MAX_SEQ, SettingChange, devices_option, largest_fitting_number
 from .layout_candidates import Candidate
 from .layout_estimates import FULL_RECOMPUTE, LayoutEstimates
-from .layout_order import NearestPolicy, search_budget
+from .layout_order import NearestPolicy, new_search_budget
 from .plan import (
     LayoutPlan,
     OrderName,
@@ -45,8 +45,8 @@ class DevicesFitAnswer:
     fit: the verdict on the best layout.
     fewest_devices: fewest accelerators on which some layout fits; None if none of the tried numbers suffices.
     layout_on_fewest: the layout on the fewest accelerators.
-    batch: largest number of sequences that fits with the best layout; 0 if none does.
-    seq: largest sequence length that fits with the best layout; 0 if none does.
+    largest_batch: largest number of sequences that fits with the best layout; 0 if none does.
+    largest_seq: largest sequence length that fits with the best layout; 0 if none does.
     changes: changes that make it fit; empty if the run fits with the estimated fragmentation.
     ended_early: whether the work of the search was spent: fewer accelerators and larger runs may fit too.
     other_framework: the framework of more accelerators, if it is another one; else None.
@@ -57,8 +57,8 @@ class DevicesFitAnswer:
     fit: MemoryFit
     fewest_devices: int | None
     layout_on_fewest: Candidate | None
-    batch: int
-    seq: int
+    largest_batch: int
+    largest_seq: int
     changes: tuple[SettingChange, ...]
     ended_early: bool = False
     other_framework: Framework | None = None
@@ -91,36 +91,36 @@ def fit_devices(
     Raises `InputError` where no layout can be tried at all.
     """
     assert layout_request.devices is not None
-    work_budget = search_budget()
+    work_budget = new_search_budget()
 
-    def question_under_framework(run_memory: Memory, framework_request: LayoutRequest) -> DevicesQuestion:
+    def search_under_framework(run_memory: Memory, framework_request: LayoutRequest) -> DevicesSearch:
         framework_record = framework(framework_request.framework or DEFAULT_FRAMEWORK)
-        return DevicesQuestion(
+        return DevicesSearch(
             LayoutEstimates(run_memory, framework_record), hardware, framework_request, global_batch, work_budget
         )
 
-    devices_question = question_under_framework(model_memory, layout_request)
+    devices_search = search_under_framework(model_memory, layout_request)
     if run_on_several is not None:
-        devices_question = replace(devices_question, several_devices_question=question_under_framework(*run_on_several))
-    plan = devices_question.plan_devices(layout_request.devices)
-    if plan.ranked_layouts.ended_early and not plan.ranked_layouts.feasible:
+        devices_search = replace(devices_search, several_devices_search=search_under_framework(*run_on_several))
+    plan = devices_search.plan_devices(layout_request.devices)
+    if plan.ranked_layouts.ended_early and not plan.ranked_layouts.fitting_candidates:
         raise incomplete_search_error(plan)
     best_candidate = _best_candidate(plan)
     if best_candidate is None:
         most_frequent_reason = plan.ranked_layouts.most_frequent_refusal(layout_request.undivided_devices_text)
         error_parts = f"--devices {layout_request.devices}: no layout is possible", most_frequent_reason
         raise ImpossibleLayout(": ".join(filter(None, error_parts)))
-    best_fit = devices_question.fit_of(best_candidate)
-    fewest_devices, fewest_candidate = _fewest_devices(devices_question, plan)
+    best_fit = devices_search.fit_of(best_candidate)
+    fewest_devices, fewest_candidate = _fewest_devices(devices_search, plan)
     batch = seq = 0
     if best_fit.verdict == "fits":
         workload, longest_length = model_memory.states.workload, learned_positions(model_memory.spec) or MAX_SEQ
-        batch = _largest_number(devices_question, best_candidate, "batch", 1, int(workload.batch), MAX_BATCH)
+        batch = _largest_number(devices_search, best_candidate, "batch", 1, int(workload.batch), MAX_BATCH)
         size_unit = _length_multiple(best_candidate.layout)
-        seq = _largest_number(devices_question, best_candidate, "seq", size_unit, int(workload.seq), longest_length)
+        seq = _largest_number(devices_search, best_candidate, "seq", size_unit, int(workload.seq), longest_length)
     setting_changes: tuple[SettingChange, ...] = ()
     if best_fit.verdict != "fits":
-        setting_changes = tuple(_changes_that_fit(devices_question, plan.devices, fewest_devices, fewest_candidate))
+        setting_changes = tuple(_changes_that_fit(devices_search, plan.devices, fewest_devices, fewest_candidate))
     return DevicesFitAnswer(
         plan,
         best_candidate,
@@ -130,19 +130,19 @@ def fit_devices(
         batch,
         seq,
         setting_changes,
-        devices_question.budget.is_spent(),
+        devices_search.budget.is_spent(),
         None
-        if devices_question.several_devices_question is None
-        else devices_question.several_devices_question.estimates.framework,
+        if devices_search.several_devices_search is None
+        else devices_search.several_devices_search.estimates.framework,
     )
 
 
 @frozen
-class DevicesQuestion:
+class DevicesSearch:
     """A search for a layout that fits: the run, the accelerator and the parallelism options.
 
     global_batch: as in `fit_devices`. budget: the work of the search for all numbers of accelerators.
-    several_devices_question: the question about several accelerators, of which another framework is usual; default this
+    several_devices_search: the question about several accelerators, of which another framework is usual; default this
         one.
     """
 
@@ -151,7 +151,7 @@ class DevicesQuestion:
     layout_request: LayoutRequest
     global_batch: int | None
     budget: WorkBudget
-    several_devices_question: DevicesQuestion | None = None
+    several_devices_search: DevicesSearch | None = None
 
     def plan_devices(
         self,
@@ -208,7 +208,10 @@ class DevicesQuestion:
         """Returns the best layout that fits on these accelerators, also with options added to a typed one; or None."""
         try:
             return next(
-                iter(self.plan_devices(devices, "never", "memory", tries_variants=True).ranked_layouts.feasible), None
+                iter(
+                    self.plan_devices(devices, "never", "memory", tries_variants=True).ranked_layouts.fitting_candidates
+                ),
+                None,
             )
         except InputError:
             return None
@@ -217,33 +220,33 @@ class DevicesQuestion:
 def _best_candidate(plan: LayoutPlan) -> Candidate | None:
     """Returns the first layout that fits; if none fits, the one that needs the least memory."""
     ranked_layouts = plan.ranked_layouts
-    return ranked_layouts.feasible[0] if ranked_layouts.feasible else ranked_layouts.nearest_candidate
+    return (
+        ranked_layouts.fitting_candidates[0] if ranked_layouts.fitting_candidates else ranked_layouts.nearest_candidate
+    )
 
 
-def _fewest_devices(devices_question: DevicesQuestion, plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
+def _fewest_devices(devices_search: DevicesSearch, plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
     """Returns the fewest accelerators, of n, n/2, n/4, … and 2n, 4n, …, that have a layout that fits.
 
     Where all sizes are typed and do not fit, n accelerators may do with other options, such as ZeRO.
     """
     devices = plan.devices
-    if plan.ranked_layouts.feasible:
-        return _fewest_devices_by_halving(devices_question, devices, plan.ranked_layouts.feasible[0])
-    if replace(devices_question.layout_request, devices=devices).has_all_sizes:
-        fitting_candidate = devices_question.best_fitting_layout(devices)
+    if plan.ranked_layouts.fitting_candidates:
+        return _fewest_devices_by_halving(devices_search, devices, plan.ranked_layouts.fitting_candidates[0])
+    if replace(devices_search.layout_request, devices=devices).has_all_sizes:
+        fitting_candidate = devices_search.best_fitting_layout(devices)
         if fitting_candidate is not None:
             return devices, fitting_candidate
-    while 2 * devices <= MAX_TRIED_DEVICES and not devices_question.budget.is_spent():
+    while 2 * devices <= MAX_TRIED_DEVICES and not devices_search.budget.is_spent():
         devices *= 2
-        candidate_that_fits = (devices_question.several_devices_question or devices_question).best_fitting_layout(
-            devices
-        )
+        candidate_that_fits = (devices_search.several_devices_search or devices_search).best_fitting_layout(devices)
         if candidate_that_fits is not None:
             return devices, candidate_that_fits
     return None, None
 
 
 def _fewest_devices_by_halving(
-    devices_question: DevicesQuestion, devices: int, best_candidate: Candidate
+    devices_search: DevicesSearch, devices: int, best_candidate: Candidate
 ) -> tuple[int, Candidate]:
     """Returns the fewest accelerators, of n, n/2, n/4, …, that have a layout that fits, and this layout.
 
@@ -251,12 +254,12 @@ def _fewest_devices_by_halving(
     searched by bisection. With a fixed batch they are tried in order.
     """
     halving_count, failing_halving_count = 0, (devices & -devices).bit_length()
-    while halving_count + 1 < failing_halving_count and not devices_question.budget.is_spent():
-        if devices_question.global_batch is not None:
+    while halving_count + 1 < failing_halving_count and not devices_search.budget.is_spent():
+        if devices_search.global_batch is not None:
             next_halving_count = halving_count + 1
         else:
             next_halving_count = (halving_count + failing_halving_count) // 2
-        halved_candidate = devices_question.best_fitting_layout(devices >> next_halving_count)
+        halved_candidate = devices_search.best_fitting_layout(devices >> next_halving_count)
         if halved_candidate is None:
             failing_halving_count = next_halving_count
         else:
@@ -266,7 +269,7 @@ def _fewest_devices_by_halving(
 
 def _length_multiple(layout: Layout) -> int:
     """Returns the number of which sequence lengths must be multiples, so that ranks get equal parts."""
-    return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
+    return math.lcm(sequence_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 
 SEARCH_REPLAYS = 4
@@ -277,7 +280,7 @@ SEARCH_TOLERANCE = 0.01
 
 
 def _largest_number(
-    devices_question: DevicesQuestion,
+    devices_search: DevicesSearch,
     best_candidate: Candidate,
     setting_name: str,
     size_unit: int,
@@ -290,10 +293,10 @@ def _largest_number(
     interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free
     in the next attempt, and twice as many after another failure.
     """
-    model_memory = devices_question.estimates.memory
-    framework = devices_question.estimates.framework
-    capacity_bytes = devices_question.hardware.capacity_bytes
-    version, micro_batches = devices_question.layout_request.framework_version or "", best_candidate.micro_batches
+    model_memory = devices_search.estimates.memory
+    framework = devices_search.estimates.framework
+    capacity_bytes = devices_search.hardware.capacity_bytes
+    version, micro_batches = devices_search.layout_request.framework_version or "", best_candidate.micro_batches
 
     @cache
     def tensor_bytes(candidate_size: int) -> int:
@@ -314,7 +317,7 @@ def _largest_number(
         return tensor_bytes(candidate_size) + allocator_overhead + margin_bytes
 
     replay_count = 0
-    while (replay_count < SEARCH_REPLAYS and not devices_question.budget.is_spent()) or fitting_point[0] == start_size:
+    while (replay_count < SEARCH_REPLAYS and not devices_search.budget.is_spent()) or fitting_point[0] == start_size:
         is_too_large_known = too_large_point[0] > fitting_point[0]
         largest_size = size_unit * largest_fitting_number(
             lambda number: needed_bytes(size_unit * number),
@@ -343,15 +346,15 @@ def _largest_number(
 
 
 def _changes_that_fit(
-    devices_question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
+    devices_search: DevicesSearch, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
 ) -> Iterator[SettingChange]:
     """Yields changes that make the run fit: completing a typed layout, full recomputation, more accelerators."""
     if fewest_candidate is not None and fewest_devices == devices:
-        yield SettingChange(fewest_candidate.layout.options(), devices_question.fit_of(fewest_candidate))
-    estimates = devices_question.estimates
-    if estimates.memory.settings.recompute in (None, "none") and not devices_question.budget.is_spent():
+        yield SettingChange(fewest_candidate.layout.options(), devices_search.fit_of(fewest_candidate))
+    estimates = devices_search.estimates
+    if estimates.memory.settings.recompute in (None, "none") and not devices_search.budget.is_spent():
         try:
-            recomputing_question = replace(devices_question, estimates=estimates.recomputed)
+            recomputing_question = replace(devices_search, estimates=estimates.with_full_recompute)
             plan_with_recompute = recomputing_question.plan_devices(devices)
         except InputError:
             plan_with_recompute = None
@@ -362,9 +365,9 @@ def _changes_that_fit(
                 recomputing_question.fit_of(recomputed_candidate),
             )
     if fewest_devices is not None and fewest_devices != devices and fewest_candidate is not None:
-        other_question = devices_question.several_devices_question if fewest_devices > devices else None
+        other_question = devices_search.several_devices_search if fewest_devices > devices else None
         framework_option = "" if other_question is None else f" --framework {other_question.estimates.framework.name}"
         yield SettingChange(
             devices_option(fewest_devices, fewest_candidate.layout) + framework_option,
-            MemoryFit(devices_question.hardware, fewest_candidate.device_bytes),
+            MemoryFit(devices_search.hardware, fewest_candidate.device_bytes),
         )

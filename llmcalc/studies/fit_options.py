@@ -20,7 +20,7 @@ from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from .fit import SettingChange, cli_options, devices_option, least_static_bytes
-from .fit_serving import is_whole_computer, serving_layouts
+from .fit_serving import is_separate_computer, serving_layouts
 
 MAX_DEVICES = 64
 """Largest number of accelerators that is tried."""
@@ -77,7 +77,7 @@ class _RunOnDevices(NamedTuple):
     memory_of_fullest_rank: runtime → the memory of the accelerator with most weights and cache, which seldom needs less
         than another and is known sooner than `memory_on`; None (default) if not known.
     users: users of each replica, where replicas share those of the run; None (default) for one replica.
-    runs_of_replicas: the runs on as many accelerators in which replicas share the users, most replicas first.
+    replicated_runs: the runs on as many accelerators in which replicas share the users, most replicas first.
     """
 
     devices: int
@@ -87,7 +87,7 @@ class _RunOnDevices(NamedTuple):
     least_tensor_bytes_on: Callable[[CudaRuntime], Iterable[int]] = lambda runtime: ()
     memory_of_fullest_rank: Callable[[CudaRuntime], DeviceMemory] | None = None
     users: int | None = None
-    runs_of_replicas: Callable[[], Sequence[_RunOnDevices]] = tuple
+    replicated_runs: Callable[[], Sequence[_RunOnDevices]] = tuple
 
     def fit_on(self, hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime) -> MemoryFit:
         """Returns whether the run fits on an accelerator; replays it with the accelerator's runtime if it may fit.
@@ -102,7 +102,7 @@ class _RunOnDevices(NamedTuple):
         self, fit: MemoryFit, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
     ) -> tuple[_RunOnDevices, MemoryFit]:
         """Returns the run with the most replicas, on equally many accelerators, that fits no worse than this run."""
-        for replicated_run in self.runs_of_replicas() if fit.verdict != "no" else ():
+        for replicated_run in self.replicated_runs() if fit.verdict != "no" else ():
             if replicated_run.static_bytes <= fit.hardware.capacity_bytes:
                 fit_of_replicas = replicated_run.fit_on(fit.hardware, default_runtime, cuda_runtime)
                 if fit_of_replicas.verdict in ("fits", fit.verdict):
@@ -236,7 +236,7 @@ def _runs_on_usual_number(
 ) -> Iterable[_RunOnDevices]:
     """Returns the runs on a usual number of accelerators of a kind; all runs if the user states the number."""
     has_stated_number = layout_request.devices or not replace(layout_request, devices=1).is_undivided
-    if has_stated_number or not is_whole_computer(hardware):
+    if has_stated_number or not is_separate_computer(hardware):
         return device_runs
     if hardware.is_laptop_gpu:
         most_computers = 1
@@ -374,13 +374,13 @@ def _runs_on_devices(model_memory: Memory, layout_request: LayoutRequest) -> Ite
             )
         else:
             layouts = list(serving_layouts(model_memory, request_of_number, devices))
-            runs_of_replicas = cache(partial(_runs_of_replicas, model_memory, framework, version, layouts))
+            replicated_runs = cache(partial(_runs_of_replicas, model_memory, framework, version, layouts))
             for layout in layouts:
                 if layout.dp == (request_of_number.dp or 1):
                     device_run = _run_over_ranks(Cluster.with_framework(model_memory, layout, framework, version))
                     # replicas have the stated users each where the user states the number of devices or of replicas
                     shares_users = layout_request.devices is None and layout_request.dp is None
-                    yield device_run._replace(runs_of_replicas=runs_of_replicas) if shares_users else device_run
+                    yield device_run._replace(replicated_runs=replicated_runs) if shares_users else device_run
 
 
 def _runs_of_replicas(

@@ -15,7 +15,13 @@ from ..frozen import frozen
 from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.layout_search import UNDIVIDED_HEADS, UNDIVIDED_WIDTHS, check_depth, even_stage_sizes, layout_refusal
+from ..parallel.layout_search import (
+    UNDIVIDED_HEADS,
+    UNDIVIDED_WIDTHS,
+    check_layer_count,
+    even_stage_sizes,
+    layout_refusal,
+)
 from ..parallel.rank_program import model_axes
 from ..simulator.simulated_work import WorkBudget
 from ..timing.device import DEFAULT_DOMAIN_SIZE
@@ -30,14 +36,14 @@ MAX_TRIED_DEVICES = 2**10
 """Largest number of accelerators that is tried."""
 
 
-def is_whole_computer(hardware: Hardware) -> bool:
+def is_separate_computer(hardware: Hardware) -> bool:
     """Whether each accelerator of a kind is a computer of its own: Apple's chips, processors, laptop GPUs."""
     return hardware.vendor in COMPUTER_VENDORS or hardware.is_processor or hardware.is_laptop_gpu
 
 
 def _cannot_join(hardware: Hardware) -> bool:
     """Whether a replica cannot be divided among accelerators of a kind: separate computers, except Macs (MLX)."""
-    return is_whole_computer(hardware) and hardware.interconnect is None and hardware.vendor not in COMPUTER_VENDORS
+    return is_separate_computer(hardware) and hardware.interconnect is None and hardware.vendor not in COMPUTER_VENDORS
 
 
 @frozen
@@ -45,14 +51,14 @@ class ReplicaFit:
     """A layout of one replica, with the memory of its largest rank.
 
     rank: number of that rank. fit: the verdict on it.
-    decoding: a token of every user of all replicas; None where it does not fit, and without a time.
+    decoding_run: a token of every user of all replicas; None where it does not fit, and without a time.
     seq: tokens of each sequence, where the number of accelerators decides them; None (default) for those of the run.
     """
 
     layout: Layout
     rank: int
     fit: MemoryFit
-    decoding: TimedRun | None = None
+    decoding_run: TimedRun | None = None
     seq: int | None = None
 
 
@@ -95,7 +101,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     layout_request: parallelism options; group sizes in it apply to every layout.
     Raises `InputError` where no layout can be tried at all.
     """
-    check_depth(model_memory.spec, MAX_LAYERS)
+    check_layer_count(model_memory.spec, MAX_LAYERS)
     uncounted_layouts: list[UncountedLayout] = []
     replicas, best_replica, untried_count = serving_replicas(model_memory, hardware, layout_request, uncounted_layouts)
     is_fitting = best_replica.fit.verdict != "no"
@@ -105,7 +111,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     fit_of_fullest_rank = fit(
         inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.cuda_runtime), hardware
     )
-    batch, seq = fit_of_fullest_rank.batch, fit_of_fullest_rank.seq
+    batch, seq = fit_of_fullest_rank.largest_batch, fit_of_fullest_rank.largest_seq
     device_changes: list[SettingChange] = []
     for rank in _first_and_last_ranks(best_replica.layout):
         if rank != best_replica.rank:
@@ -117,7 +123,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
             SettingChange(devices_option(fewest_layout.world_size, fewest_layout), larger_replica.fit)
         )
     timed_replicas = [
-        replace(replica, decoding=time_decoded_token(model_memory, hardware, replica.layout))
+        replace(replica, decoding_run=time_decoded_token(model_memory, hardware, replica.layout))
         if replica.fit.verdict != "no"
         else replica
         for replica in replicas
@@ -130,8 +136,8 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         fewest_layout,
         replace(
             fit_of_fullest_rank,
-            batch=batch,
-            seq=seq,
+            largest_batch=batch,
+            largest_seq=seq,
             find_changes=lambda: (*device_changes, *fit_of_fullest_rank.changes),
         ),
         untried_count,
@@ -161,7 +167,11 @@ def serving_replicas(
     work_budget, best_replica = WorkBudget(WORK_OF_SEARCH), None
     uncounted_layouts = [] if uncounted_layouts is None else uncounted_layouts
     layouts = list(serving_layouts(model_memory, layout_request, layout_request.devices, uncounted_layouts))
-    if is_whole_computer(hardware) and hardware.interconnect is None and replace(layout_request, dp=None).is_undivided:
+    if (
+        is_separate_computer(hardware)
+        and hardware.interconnect is None
+        and replace(layout_request, dp=None).is_undivided
+    ):
         layouts_of_computers = [layout for layout in layouts if layout.replica_devices == 1]
         fits_on_one = any(
             _replica_of_layout(model_memory, hardware, layout).fit.verdict != "no" for layout in layouts_of_computers

@@ -117,7 +117,7 @@ PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
 """Names of the group sizes by which a user can ask for a layout's position (`--where`)."""
 
 
-def parse_sizes(sizes_text: str) -> dict[str, int]:
+def parse_layout_sizes(sizes_text: str) -> dict[str, int]:
     """Parses sizes of a layout, such as `tp=8,pp=16`. Raises `InputError` for other text."""
     layout_sizes: dict[str, int] = {}
     for size_assignment in sizes_text.split(","):

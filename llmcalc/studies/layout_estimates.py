@@ -39,7 +39,7 @@ class LayoutEstimates:
         return memory_estimate
 
     @property
-    def recomputed(self) -> LayoutEstimates:
+    def with_full_recompute(self) -> LayoutEstimates:
         """The peak estimates with every layer recomputed in the backward pass."""
         return self.with_recompute(FULL_RECOMPUTE)
 
@@ -127,4 +127,4 @@ class RunEstimates:
         if run.recompute not in self._times_by_recompute:
             memory = self.layout_estimates.with_recompute(run.recompute).memory
             self._times_by_recompute[run.recompute] = self.layout_times.with_memory(memory)
-        return float(self._times_by_recompute[run.recompute].step(run.layout, run.micro_batches).seconds)
+        return float(self._times_by_recompute[run.recompute].step_time(run.layout, run.micro_batches).seconds)

@@ -51,8 +51,8 @@ class RankedLayouts:
     """The sorted layouts of a search, those that fit first.
 
     tried_count: number of layouts.
-    feasible: layouts that fit in a replay, best first.
-    unreplayed: layouts whose tensors fit and that were not replayed, best first.
+    fitting_candidates: layouts that fit in a replay, best first.
+    unreplayed_candidates: layouts whose tensors fit and that were not replayed, best first.
     replay_count: number of layouts that were replayed.
     refusal_counts: reason → number of layouts.
     nearest_candidate: of the layouts that do not fit, the one that requires least in a replay; None if it was not
@@ -61,8 +61,8 @@ class RankedLayouts:
     """
 
     tried_count: int
-    feasible: list[Candidate] = field(default_factory=list)
-    unreplayed: list[Candidate] = field(default_factory=list)
+    fitting_candidates: list[Candidate] = field(default_factory=list)
+    unreplayed_candidates: list[Candidate] = field(default_factory=list)
     replay_count: int = 0
     refusal_counts: dict[str, int] = field(default_factory=dict)
     nearest_candidate: Candidate | None = None
@@ -73,7 +73,7 @@ class RankedLayouts:
         return max(self.refusal_counts, key=self.refusal_counts.__getitem__, default=default)
 
 
-def search_budget() -> WorkBudget:
+def new_search_budget() -> WorkBudget:
     """Begins a search, and returns the limit of the work that it may do."""
     return WorkBudget(WORK_OF_SEARCH)
 
@@ -97,7 +97,7 @@ class LayoutOrder:
     run_estimates: RunEstimates
     replays: LayoutReplays
     recompute_modes: Sequence[str] = (CONFIGURED_RECOMPUTE,)
-    budget: WorkBudget = field(default_factory=search_budget)
+    budget: WorkBudget = field(default_factory=new_search_budget)
     _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(
@@ -122,11 +122,13 @@ class LayoutOrder:
         candidates = [candidate for candidate in tried_candidates if isinstance(candidate, Candidate)]
         for candidate in tried_candidates:
             if isinstance(candidate, InputError):
-                layout_search.refuse(candidate)
+                layout_search.count_refusal(candidate)
         unfit_candidates = [candidate for candidate in candidates if not candidate.may_fit]
         sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
         unfit_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates, replay_limit=replay_limit)
-        if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not ranked_layouts.feasible):
+        if suggests_nearest == "always" or (
+            suggests_nearest == "if none fits" and not ranked_layouts.fitting_candidates
+        ):
             unfit_candidates = self._all_unfit_candidates(unfit_candidates, too_large_layouts)
             too_large_layouts = []
             ranked_layouts.nearest_candidate = self._smallest_replayed_candidate(unfit_candidates)
@@ -163,14 +165,14 @@ class LayoutOrder:
                 try:
                     candidate = self._candidate_that_may_fit(*layout_and_batches)
                 except InputError as error:
-                    layout_search.refuse(error)
+                    layout_search.count_refusal(error)
                     continue
                 too_large_count += candidate is None
                 candidates = candidates if candidate is None else [*candidates, candidate]
             return self._sort_candidates(candidates)
 
         too_large_candidates = self._replay_in_order(ranked_layouts, 1, [], with_tied_candidates)
-        if ranked_layouts.ended_early and not ranked_layouts.feasible:
+        if ranked_layouts.ended_early and not ranked_layouts.fitting_candidates:
             layout_search.refusal_counts = refusals_before
             self._estimated_sizes.clear()
             self.budget.restart()
@@ -200,7 +202,7 @@ class LayoutOrder:
         Raises the most frequent error if no layout fits, may fit or is too large.
         """
         refusal_counts = ranked_layouts.refusal_counts = dict(self.layout_search.refusal_counts)
-        if not (ranked_layouts.feasible or ranked_layouts.unreplayed or too_large_count):
+        if not (ranked_layouts.fitting_candidates or ranked_layouts.unreplayed_candidates or too_large_count):
             self._raise_most_frequent_error(refusal_counts)
         if too_large_count:
             refusal_counts[TOO_MUCH_MEMORY] = too_large_count
@@ -235,33 +237,33 @@ class LayoutOrder:
         replay_limit = row_limit + FURTHER_REPLAYS if replay_limit is None else replay_limit
         too_large_candidates: list[Candidate] = []
         while (
-            len(ranked_layouts.feasible) < row_limit
+            len(ranked_layouts.fitting_candidates) < row_limit
             and ranked_layouts.replay_count < replay_limit
             and (waiting_candidates := with_further_candidates(waiting_candidates))
         ):
             if ranked_layouts.replay_count and self.budget.is_spent():
                 ranked_layouts.ended_early = True
                 break
-            missing_count, needed_candidates = row_limit - len(ranked_layouts.feasible), list[Candidate]()
+            missing_count, needed_candidates = row_limit - len(ranked_layouts.fitting_candidates), list[Candidate]()
             next_candidates = waiting_candidates[: replay_limit - ranked_layouts.replay_count]
             for candidate in next_candidates:  # what exceeds the capacity by the estimate will hardly be a row
                 if missing_count <= 0:
                     break
                 needed_candidates.append(candidate)
                 missing_count -= candidate.headroom >= 0
-            self.replays.begin([candidate.run for candidate in needed_candidates], self.capacity)
+            self.replays.start_replays([candidate.run for candidate in needed_candidates], self.capacity)
             candidate = waiting_candidates.pop(0)
             candidate_or_error = self._replay_with_messages(candidate)
             ranked_layouts.replay_count += isinstance(candidate_or_error, Candidate)
             if isinstance(candidate_or_error, Candidate) and candidate_or_error.headroom >= 0:
-                ranked_layouts.feasible.append(candidate_or_error)
+                ranked_layouts.fitting_candidates.append(candidate_or_error)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
                 waiting_candidates = self._sort_candidates([*waiting_candidates, recomputing_candidate])
             elif isinstance(candidate_or_error, Candidate):
                 too_large_candidates.append(candidate_or_error)
             else:
-                self.layout_search.refuse(candidate_or_error)
-        ranked_layouts.unreplayed = waiting_candidates
+                self.layout_search.count_refusal(candidate_or_error)
+        ranked_layouts.unreplayed_candidates = waiting_candidates
         return too_large_candidates
 
     def _replay_with_messages(self, candidate: Candidate) -> Candidate | InputError:
@@ -296,7 +298,7 @@ class LayoutOrder:
 
     def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate:
         """Returns a candidate with replayed bytes. Raises `InputError` if it cannot be replayed."""
-        candidate_bytes = self.replays.bytes(candidate.run, byte_limit)
+        candidate_bytes = self.replays.replayed_bytes(candidate.run, byte_limit)
         return replace(candidate, device_bytes=candidate_bytes, upper_bound_bytes=candidate_bytes, is_replayed=True)
 
     def _candidates_of_layouts(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
@@ -531,7 +533,7 @@ class LayoutOrder:
             try:
                 candidate = self._fitting_candidate(layout, micro_batches, self.recompute_modes)
             except InputError as error:
-                self.layout_search.refuse(error)
+                self.layout_search.count_refusal(error)
                 continue
             assert candidate is not None
             unfit_candidates.append(candidate)
@@ -568,12 +570,12 @@ class LayoutOrder:
                 break
             smallest_bytes = None if smallest_candidate is None else smallest_candidate.device_bytes
             next_candidates = nearest_candidates[candidate_index:][: 2 if smallest_bytes is None else None]
-            self.replays.begin([candidate.run for candidate in next_candidates], smallest_bytes)
+            self.replays.start_replays([candidate.run for candidate in next_candidates], smallest_bytes)
             replay_count += 1
             try:
                 replayed_candidate = self._replay(candidate, smallest_bytes)
             except InputError as error:
-                self.layout_search.refuse(error)
+                self.layout_search.count_refusal(error)
                 unfit_candidates.remove(candidate)
                 continue
             if smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:

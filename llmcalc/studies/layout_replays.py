@@ -24,14 +24,14 @@ from .layout_estimates import RunEstimates
 class ReplayTask(NamedTuple):
     """A task for a process: replay a layout's ranks on the simulated allocator.
 
-    run: the layout and its run.
+    layout_run: the layout and its run.
     stage_peaks: the estimated bytes of each pipeline stage's ranks, which are not replayed if they surely need no more
         than an earlier one; empty (default) to replay all, in the order of the ranks.
     byte_limit: bytes of that rank above which the others are not replayed; None to replay all.
     work_limit: units of work after which no further rank is replayed; None (default) to replay all.
     """
 
-    run: LayoutRun
+    layout_run: LayoutRun
     stage_peaks: tuple[int, ...] = ()
     byte_limit: int | None = None
     work_limit: int | None = None
@@ -58,7 +58,7 @@ class ReplayedLayout(NamedTuple):
 class StageTask(NamedTuple):
     """A task for a process: replay ranks of one pipeline stage, which share recorded passes."""
 
-    run: LayoutRun
+    layout_run: LayoutRun
     ranks: tuple[int, ...]
 
 
@@ -96,7 +96,7 @@ def _largest_replay(
     ranks: those that may need the most; left out are those that surely need no more than a replayed one.
     replay_rank: rank → its replay. Work before an error is counted.
     """
-    layout, first_stage = replay_task.run.layout, replay_task.first_stage
+    layout, first_stage = replay_task.layout_run.layout, replay_task.first_stage
     replays: dict[int, RankReplay] = {}
 
     def work_so_far() -> CountedWork:
@@ -208,7 +208,7 @@ class LayoutReplays:
         for estimate_task in estimate_tasks:
             yield self._calls.result(estimate_task)
 
-    def begin(self, layout_runs: Sequence[LayoutRun], byte_limit: int | None) -> None:
+    def start_replays(self, layout_runs: Sequence[LayoutRun], byte_limit: int | None) -> None:
         """Starts replays that the search will probably need, in this order, if there are several processes.
 
         byte_limit: as in `bytes`. With None the first one is asked for without a limit, and the others with a limit
@@ -232,7 +232,11 @@ class LayoutReplays:
 
         Stages that surely need no more than the largest are left out. The result is empty for a single task.
         """
-        layout, stage_peaks, first_stage = replay_task.run.layout, replay_task.stage_peaks, replay_task.first_stage
+        layout, stage_peaks, first_stage = (
+            replay_task.layout_run.layout,
+            replay_task.stage_peaks,
+            replay_task.first_stage,
+        )
         if (
             first_stage is None
             or replay_task.byte_limit is None
@@ -241,16 +245,18 @@ class LayoutReplays:
         ):
             return {}
         ranks_by_stage = {first_stage: {layout.rank(pp=first_stage)}}
-        for rank in self._run_estimates.cluster(replay_task.run).ranks_that_may_need_most:
+        for rank in self._run_estimates.cluster(replay_task.layout_run).ranks_that_may_need_most:
             stage = layout.coordinates(rank).pp
             upper_bound = self._run_estimates.estimate_errors.upper_bound_of_stage(
                 stage_peaks[stage], largest_peak, largest_peak
             )
             if upper_bound > largest_peak:
                 ranks_by_stage.setdefault(stage, set()).add(rank)
-        return {stage: StageTask(replay_task.run, tuple(sorted(ranks))) for stage, ranks in ranks_by_stage.items()}
+        return {
+            stage: StageTask(replay_task.layout_run, tuple(sorted(ranks))) for stage, ranks in ranks_by_stage.items()
+        }
 
-    def bytes(self, layout_run: LayoutRun, byte_limit: int | None) -> int:
+    def replayed_bytes(self, layout_run: LayoutRun, byte_limit: int | None) -> int:
         """Returns the bytes of a layout's largest rank, replayed on the simulated allocator.
 
         byte_limit: bytes; if the rank with the largest estimate requires more, it stands for all. None replays all.
@@ -281,7 +287,7 @@ class LayoutReplays:
 
         def replay_rank(rank: int) -> RankReplay:
             if rank not in replays:
-                replays.update(self._calls.result(stage_tasks[replay_task.run.layout.coordinates(rank).pp]))
+                replays.update(self._calls.result(stage_tasks[replay_task.layout_run.layout.coordinates(rank).pp]))
             return replays[rank]
 
         ranks = sorted(rank for stage_task in stage_tasks.values() for rank in stage_task.ranks)
@@ -299,7 +305,7 @@ class LayoutReplays:
         if isinstance(task, EstimateTask):
             assert self._estimate_layouts is not None
             return self._estimate_layouts(task)
-        cluster = self._run_estimates.cluster(task.run)
+        cluster = self._run_estimates.cluster(task.layout_run)
         if isinstance(task, ReplayTask):
             return replay_layout(cluster, task)
         return {rank: _replay_rank(cluster, rank) for rank in task.ranks}

@@ -33,7 +33,7 @@ format.
 
 
 @dataclass(frozen=True)
-class LockEntry:
+class LockedModel:
     """A model's entry in a lock file: source, counts, bytes by number format, and evidence.
 
     preset: the model, as it was read.
@@ -64,11 +64,11 @@ def program_version() -> str:
     return str(import_module(__name__.partition(".")[0]).__version__)
 
 
-def locked_model(preset: Preset) -> LockEntry:
+def locked_model(preset: Preset) -> LockedModel:
     """Returns a model's lock-file entry. Raises `InputError` if the model's counts have no closed form."""
     spec = preset.model
     parameter_count, flop_count = params(spec), flops(spec, run_config_of(spec))
-    return LockEntry(
+    return LockedModel(
         preset,
         {
             "target": preset.target,

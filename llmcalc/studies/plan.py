@@ -23,13 +23,13 @@ from ..frameworks.registry import DEFAULT_FRAMEWORK, framework
 from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.layout_search import LayoutSearch, check_depth, search_layouts
+from ..parallel.layout_search import LayoutSearch, check_layer_count, search_layouts
 from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
 from ..timing.device import DEFAULT_DOMAIN_SIZE
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_time
 from .layout_estimates import FULL_RECOMPUTE, LayoutEstimates, RunEstimates
-from .layout_order import TOO_MUCH_MEMORY, LayoutOrder, NearestPolicy, RankedLayouts, search_budget
+from .layout_order import TOO_MUCH_MEMORY, LayoutOrder, NearestPolicy, RankedLayouts, new_search_budget
 from .layout_replays import LayoutReplays, ReplayTask, replay_layout
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
@@ -86,7 +86,7 @@ class LayoutPlan:
     global_batch: sequences per step of all devices.
     ranked_layouts: the layouts, sorted by whether they fit.
     layout_search: all layouts of the search.
-    rows: number of layouts to replay.
+    row_limit: number of layouts to replay.
     training_times: the seconds of a step of any layout; None if layouts are ordered by memory.
     untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
     other_plans: plans of the same run under other frameworks, whose layouts fit too.
@@ -104,7 +104,7 @@ class LayoutPlan:
     global_batch: int
     ranked_layouts: RankedLayouts
     layout_search: LayoutSearch
-    rows: int
+    row_limit: int
     training_times: TrainingTimes | None = None
     untimed_reason: str = ""
     other_plans: tuple[LayoutPlan, ...] = ()
@@ -116,13 +116,13 @@ class LayoutPlan:
     published_step_tokens: int | None = None
 
     @property
-    def assumed_batch(self) -> str:
+    def assumed_batch_option(self) -> str:
         """The option `--global-batch` if the plan assumed a batch smaller than a micro-batch per device; else empty."""
         is_small = self.is_batch_assumed and self.global_batch < self.devices * int(self.memory.states.workload.batch)
         return f"--global-batch {self.global_batch}" if is_small else ""
 
     @property
-    def batch_of_cost(self) -> int:
+    def larger_batch_of_cost(self) -> int:
         """The sequences per step that `llmcalc cost` assumes if they are more than this plan's; otherwise 0."""
         model_memory, tokens = self.memory, int(self.memory.states.workload.seq)
         if not self.is_batch_assumed or not is_pretraining(model_memory.spec, model_memory.settings.lora_rank):
@@ -145,35 +145,35 @@ class LayoutPlan:
         return self.estimates.framework
 
     @property
-    def order(self) -> list[tuple[LayoutPlan, Candidate]]:
+    def candidates_in_order(self) -> list[tuple[LayoutPlan, Candidate]]:
         """The candidates in order, each with the `LayoutPlan` of its framework.
 
         Fitting layouts come as listed, then layouts that may fit but were not replayed.
         """
         plans = (self, *self.other_plans)
         return [
-            *self.rows_of_frameworks,
-            *((plan, candidate) for plan in plans for candidate in plan.ranked_layouts.unreplayed),
+            *self.fitting_candidates_of_frameworks,
+            *((plan, candidate) for plan in plans for candidate in plan.ranked_layouts.unreplayed_candidates),
         ]
 
     @property
-    def first_row(self) -> tuple[LayoutPlan, Candidate | None]:
+    def first_candidate(self) -> tuple[LayoutPlan, Candidate | None]:
         """The first layout that fits, with its framework's `LayoutPlan`; this plan and None if none fits."""
-        return next(iter(self.rows_of_frameworks), (self, None))
+        return next(iter(self.fitting_candidates_of_frameworks), (self, None))
 
     @cached_property
-    def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
+    def fitting_candidates_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
         """The layouts that fit, each with its framework's `LayoutPlan`; sorted by time if all times are known."""
         layouts_and_plans = [
             (framework_plan, candidate)
             for framework_plan in (self, *self.other_plans)
-            for candidate in framework_plan.ranked_layouts.feasible
+            for candidate in framework_plan.ranked_layouts.fitting_candidates
         ]
         if self.other_plans and all(plan.training_times is not None for plan, _ in layouts_and_plans):
             candidates = [candidate for _, candidate in layouts_and_plans]
             order_by_candidate_id = {id(candidate): i for i, candidate in enumerate(sorted_by_time(candidates))}
             layouts_and_plans.sort(key=lambda layout_and_plan: order_by_candidate_id[id(layout_and_plan[1])])
-        return layouts_and_plans[: self.rows]
+        return layouts_and_plans[: self.row_limit]
 
     def step_time_range(self, candidate: Candidate) -> TimeRange | None:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
@@ -196,14 +196,14 @@ class LayoutPlan:
         return run_memory.with_changes(num_microbatches=candidate.micro_batches)
 
     @cached_property
-    def expandable_bytes(self) -> int | None:
+    def bytes_with_expandable_segments(self) -> int | None:
         """The bytes that the layout nearest to fitting needs with torch's expandable segments, if it then fits.
 
         None if a layout fits without them, if the run has them already, if the search ended early, and if it does not
         fit with them.
         """
         nearest_candidate = self.ranked_layouts.nearest_candidate
-        has_fit = self.ranked_layouts.feasible or self.ranked_layouts.unreplayed
+        has_fit = self.ranked_layouts.fitting_candidates or self.ranked_layouts.unreplayed_candidates
         if (
             has_fit
             or nearest_candidate is None
@@ -218,7 +218,7 @@ class LayoutPlan:
         return required_bytes if required_bytes <= nearest_candidate.capacity else None
 
     @cached_property
-    def recomputed(self) -> int | None:
+    def layouts_fitting_with_recompute(self) -> int | None:
         """The number of layouts that fit only with every layer recomputed.
 
         None if enough layouts fit without it, if the user set recomputation, if the plan tried it, or ended early.
@@ -228,10 +228,13 @@ class LayoutPlan:
             is_recompute_chosen
             or self.ranked_layouts.ended_early
             or TOO_MUCH_MEMORY not in self.ranked_layouts.refusal_counts
-            or len(self.ranked_layouts.feasible) >= self.rows
+            or len(self.ranked_layouts.fitting_candidates) >= self.row_limit
         ):
             return None
-        peak_estimate, capacity_bytes = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
+        peak_estimate, capacity_bytes = (
+            self.estimates.with_full_recompute.estimates_as_configured,
+            self.hardware.capacity_bytes,
+        )
         return len(
             [
                 layout
@@ -291,7 +294,7 @@ def plan_layouts(
             f"--num-microbatches {micro_batches}: in a plan it follows from the layout and --global-batch, the "
             "sequences of a step of all devices; expected --global-batch"
         )
-    check_depth(spec, MAX_SEARCHED_LAYERS)
+    check_layer_count(spec, MAX_SEARCHED_LAYERS)
     micro_batch, seq = int(memory_use.workload.batch), int(memory_use.workload.seq)
     is_batch_assumed = global_batch is None
     if global_batch is None:
@@ -311,7 +314,7 @@ def plan_layouts(
     layout_times, untimed_reason = _layout_times(model_memory, hardware, order_name, time_settings, framework_record)
     version = layout_request.framework_version or ""
     run_estimates = RunEstimates(layout_estimates, version, layout_times)
-    budget = budget or search_budget()
+    budget = budget or new_search_budget()
     recompute_modes = (
         _recompute_modes(model_memory, framework_record)
         if may_recompute and layout_times is not None
@@ -326,7 +329,9 @@ def plan_layouts(
             if row_limit == 1 and suggests_nearest == "never"
             else layout_order.plan(row_limit, suggests_nearest, replay_limit)
         )
-    is_incomplete = ranked_layouts.ended_early and not (ranked_layouts.feasible or ranked_layouts.unreplayed)
+    is_incomplete = ranked_layouts.ended_early and not (
+        ranked_layouts.fitting_candidates or ranked_layouts.unreplayed_candidates
+    )
     compared_layouts: tuple[ComparedLayout, ...] = ()
     if compare_frameworks is not None and layout_times is not None and not is_incomplete:
         compared_layouts = compare_frameworks(layout_times.settings.stack, global_batch)
@@ -351,7 +356,7 @@ def plan_layouts(
 
 def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
     """Returns the first of the plans that has a fitting layout, with the other such plans added; else the last."""
-    fitting_plans = [plan for plan in plans if plan.ranked_layouts.feasible]
+    fitting_plans = [plan for plan in plans if plan.ranked_layouts.fitting_candidates]
     return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
 

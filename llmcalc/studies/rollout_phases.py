@@ -208,7 +208,7 @@ class _PhaseCalculator:
 
     def _largest_matrix_bytes(self) -> int:
         """The bytes of the largest matrix of the undivided model, at two bytes per element."""
-        dense_width, _, experts = EngineRank(self.preset, includes_towers=False).widest_networks
+        dense_width, _, experts = EngineRank(self.preset, includes_towers=False).widest_network_sizes
         hidden_size = self.model.hidden_size
         matrix_width = max(
             dense_width,
@@ -239,7 +239,7 @@ class _PhaseCalculator:
 
     def _layer_bytes(self) -> int:
         """Returns the bytes of one layer's activations in a pass without gradients."""
-        dense_width, is_gated, experts = self.model.widest_networks
+        dense_width, is_gated, experts = self.model.widest_network_sizes
         network_width = dense_width * (3 if is_gated else 2)
         if experts is not None:
             network_width = max(network_width, experts.top_k * 3 * experts.intermediate_size)

@@ -115,13 +115,13 @@ class TimeSettings:
     recomputed_layers: float = 0.0
 
     def device(self, hardware: Hardware) -> Device:
-        return self.factors.device(device_of(hardware, self.nic))
+        return self.factors.scale_device(device_of(hardware, self.nic))
 
     def supporting_stack(self, phase: TimePhase) -> SoftwareStack:
         """Returns the named software stack. Raises `InputError` for one that cannot run the phase."""
         software_stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         software_stack = with_overlapped_groups(software_stack, self.overlapped_parallel_groups)
-        return self.factors.stack(with_overlap(software_stack, self.overlap))
+        return self.factors.scale_stack(with_overlap(software_stack, self.overlap))
 
 
 PREFERS_CUDNN_SINCE = (2, 11)
@@ -146,7 +146,7 @@ def _with_attention_of_run(
     """
     run_settings = model_memory.settings
     implementation = run_settings.attn_implementation
-    if implementation is None and software_stack.reads_masks and not supports_sdpa(model_memory.spec):
+    if implementation is None and software_stack.reads_window_masks and not supports_sdpa(model_memory.spec):
         implementation = "eager"
     prefers_cudnn = (hardware.compute_capability or "").startswith(CUDNN_CAPABILITIES)
     is_torch_attention = implementation in (None, "sdpa") or (calls_torch and implementation == "flash")
@@ -173,7 +173,7 @@ class TrainingTimes:
         if self.adapters is not None and DTYPE_BITS[model_memory.states.adapter_dtype] == 16:
             software_stack = with_16_bit_adapters(software_stack)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
-        self.assumes_host_update: bool = updates_on_host and not software_stack.host_update
+        self.assumes_host_update: bool = updates_on_host and not software_stack.host_update_seconds_per_parameter
         self.stack: SoftwareStack = with_optimizer(
             software_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host, is_stepwise_adamw(model_memory)
         )
@@ -234,7 +234,7 @@ class TrainingTimes:
         """Whether a recomputed layer stops running after the last tensor that the backward pass needs."""
         return self.stack.stops_early and not self.recompute.reentrant and not self.recompute.saved_operations
 
-    def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
+    def step_plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the `StepPlan` of a layout: batch, micro-batches, length and recomputation."""
         workload, included_parts = self.memory.states.workload, self.memory.states.parameter_count.include
         is_stated_by_file = self.recompute == NO_RECOMPUTATION  # else an option says what runs again
@@ -249,18 +249,18 @@ class TrainingTimes:
             recomputed_nodes=self.recompute.nodes,
             recomputed_modules=self.settings.recomputed_modules if is_stated_by_file else self.recompute.modules,
             stops_early=self._stops_early,
-            include=included_parts,
+            included_parts=included_parts,
             adapters=self.adapters,
         )
 
-    def step(self, layout: Layout, micro_batches: int) -> StepTime:
+    def step_time(self, layout: Layout, micro_batches: int) -> StepTime:
         """Returns the estimated training step. Raises `InputError` for a layout that is not modelled."""
-        return self.step_timer.step(self.plan(layout, micro_batches))
+        return self.step_timer.step(self.step_plan(layout, micro_batches))
 
     def seconds_on(self, software_stack: SoftwareStack, layout: Layout, micro_batches: int) -> float:
         """Returns the seconds of a layout's step under another software stack."""
         step_timer = StepTimer(self.memory.spec, self.device, software_stack)
-        return float(step_timer.step(self.plan(layout, micro_batches)).seconds)
+        return float(step_timer.step(self.step_plan(layout, micro_batches)).seconds)
 
     def time_range(self, seconds: float, layout: Layout, micro_batches: int) -> TimeRange:
         """Returns the range of a layout's estimated step time, in seconds.
@@ -276,7 +276,7 @@ class TrainingTimes:
             untested_reason = "an optimizer on the host"
         fast_host_seconds = None
         if self.fast_host_timer is not None:
-            fast_host_seconds = self.fast_host_timer.step(self.plan(layout, micro_batches)).seconds
+            fast_host_seconds = self.fast_host_timer.step(self.step_plan(layout, micro_batches)).seconds
         return expected_range(
             seconds,
             "training",
@@ -290,7 +290,7 @@ class TrainingTimes:
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
         """Returns the `TimedRun` of a layout, with all parts of its step."""
         check_exchanged_heads(self.memory.spec, layout)
-        step_plan, timed_step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
+        step_plan, timed_step = self.step_plan(layout, micro_batches), self.step_time(layout, micro_batches)
         timed_pass = timed_step.timed_pass
         part_seconds = {part_name: float(seconds) for part_name, seconds in timed_step.seconds_by_part.items()}
         repeated_operations = [
@@ -321,10 +321,12 @@ class TrainingTimes:
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
             host_wait_seconds=host_wait_seconds * seconds_scale,
             engine_notes=() if self.memory.states.adapters is None else self.memory.states.adapters.notes(),
-            include=step_plan.include,
+            included_parts=step_plan.included_parts,
             unpriced_options=(*self.unpriced_options, *self._ignored_overlap(layout)),
             seconds_of_alternatives=dict(self._slower_settings(layout, micro_batches)),
-            seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(step_plan).seconds),
+            estimate_seconds_on=lambda device, stack: float(
+                StepTimer(self.memory.spec, device, stack).step(step_plan).seconds
+            ),
         )
 
     @staticmethod
@@ -343,7 +345,7 @@ class TrainingTimes:
             return 0.0
         pass_work = timed_pass.rank_work
         layer_count = sum(pass_work.layer_count(layer_index) for layer_index in range(len(pass_work.layer_kinds)))
-        return self.stack.layer_wait * layer_count * (2 + step_plan.recomputed_share)
+        return self.stack.layer_wait_seconds * layer_count * (2 + step_plan.recomputed_share)
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         """Returns the seconds in which the device waits for kernel launches in a micro-batch through all layers."""
@@ -364,10 +366,12 @@ class TrainingTimes:
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
         """Yields settings that often slow down runs, each with the seconds that the step would take."""
-        step_plan, spec = self.plan(layout, micro_batches), self.memory.spec
+        step_plan, spec = self.step_plan(layout, micro_batches), self.memory.spec
         device, software_stack = self.device, self.stack
         older_stack = software_stack.model_copy(update={"attention": "fa2"})
-        unfused_stack = software_stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
+        unfused_stack = software_stack.model_copy(
+            update={"fuses_elementwise": False, "accesses_by_verb": {"norm": 3.0, "rope": 3.0}}
+        )
         slower_settings: list[tuple[str, Device, SoftwareStack, StepPlan]] = [
             ("no overlap of messages (--overlap none)", device, with_overlap(software_stack, "none"), step_plan),
             ("attention of an older kernel", device, older_stack, step_plan),
@@ -535,7 +539,7 @@ def with_format_of_stack(model_memory: Memory, software_stack: SoftwareStack) ->
     run_settings = model_memory.settings
     if run_settings.dtype is not None:
         return model_memory
-    if software_stack.halves_float32 and model_memory.published_dtype == "float32":
+    if software_stack.runs_float32_in_16_bits and model_memory.published_dtype == "float32":
         return model_memory.with_changes(dtype="bfloat16")
     converts_weights = (
         software_stack.four_bit_scheme is not None
@@ -566,7 +570,7 @@ def time_inference(
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
     supporting_stack = time_settings.supporting_stack(time_phase)
     model_memory = with_format_of_stack(model_memory, supporting_stack)
-    if supporting_stack.splits_to_host:
+    if supporting_stack.runs_layers_on_host:
         from ..frameworks.ggml.windows import without_ignored_windows
 
         spec = without_ignored_windows(spec, config_fields(model_memory.model_config))
@@ -613,7 +617,7 @@ def time_inference(
         tuple(timed_pass.rank_work for timed_pass in inference_pass.timed_passes),
         host_wait_seconds=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
         resident_bytes=_resident_bytes(model_memory, layout, inference_pass.timed_passes[0].rank_work),
-        seconds_on=lambda device, software_stack: float(pass_on(device, software_stack).seconds),
+        estimate_seconds_on=lambda device, software_stack: float(pass_on(device, software_stack).seconds),
     )
 
 

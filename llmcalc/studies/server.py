@@ -31,16 +31,16 @@ def largest_number(is_within_limits: Callable[[int], bool], maximum: int) -> int
 class LatencyLimits:
     """The latency limits that a server must meet; a field that is None is no limit.
 
-    concurrency: requests at any time. rate: requests per second that arrive.
+    concurrency: requests at any time. request_rate: requests per second that arrive.
     ttft, tpot: seconds to the first token and of each further token, at most.
     """
 
     concurrency: int | None = None
-    rate: float | None = None
+    request_rate: float | None = None
     ttft: float | None = None
     tpot: float | None = None
 
-    def violated_limits(self, load_latencies: LoadLatencies) -> str:
+    def violation_reason(self, load_latencies: LoadLatencies) -> str:
         """Returns the reason why a replica's latencies exceed the limits; empty if they do not."""
         if self.tpot is not None and load_latencies.tpot > self.tpot:
             return "TPOT above --tpot"
@@ -116,7 +116,7 @@ class LoadPoint:
 class Server:
     """A server under load: the layout and number formats of a replica, and the number of replicas.
 
-    sizes, quantize, kv_dtype: of the replica; None for the published formats.
+    layout_sizes, quantize, kv_dtype: of the replica; None for the published formats.
     replica: what computes its times. memory: what the engine does with a rank's memory.
     most_sequences: requests that a replica, or a group of them, holds.
     replicas: number of copies. price: money of a device and hour; None if not given.
@@ -127,7 +127,7 @@ class Server:
         of arrivals and for a trace.
     """
 
-    sizes: LayoutSizes
+    layout_sizes: LayoutSizes
     quantize: str | None
     kv_dtype: str | None
     replica: Replica
@@ -142,13 +142,13 @@ class Server:
     @property
     def devices(self) -> int:
         return (
-            self.sizes.devices
+            self.layout_sizes.devices
             * self.replicas
             * (1 if self.disaggregated_server is None else self.disaggregated_server.replicas)
         )
 
     @property
-    def arrives_in_waves(self) -> bool:
+    def has_requests_in_waves(self) -> bool:
         """Whether requests end at the same time, so that the next requests also arrive together.
 
         Equal requests at a fixed concurrency do, as those of `vllm bench serve --max-concurrency`
@@ -164,12 +164,12 @@ class Server:
         return (self.replica if self.disaggregated_server is None else self.disaggregated_server).latencies(concurrency)
 
     def _load_as_requests_arrive(self, spread_load: LoadLatencies) -> LoadLatencies:
-        return spread_load.latencies_in_waves if self.arrives_in_waves else spread_load
+        return spread_load.latencies_in_waves if self.has_requests_in_waves else spread_load
 
     @property
     def kv_tokens(self) -> int:
         """The number of tokens that one replica's caches hold."""
-        return self.memory.kv_tokens * self.sizes.dp
+        return self.memory.kv_tokens * self.layout_sizes.dp
 
     def time_range(self, seconds: float, phase: str, burst_seconds: float | None = None) -> TimeRange:
         """Returns the range around an estimate in seconds. burst_seconds: as in `expected_range`.
@@ -188,7 +188,7 @@ class Server:
         replica_load = replace(self._spread_latencies(max(1.0, replica_concurrency)), concurrency=replica_concurrency)
         return self._point_of_load(concurrency, replica_load)
 
-    def point_at_rate(self, request_rate: float) -> LoadPoint | None:
+    def load_point_at_rate(self, request_rate: float) -> LoadPoint | None:
         """Returns the `LoadPoint` at `request_rate` requests per second; None if the server completes fewer.
 
         As many requests complete as arrive. The mean number of requests in a replica is their rate times their latency
@@ -239,9 +239,9 @@ class Server:
         """The lower end of the range of the TTFT of a single request."""
         return self.time_range(self.latencies(1).ttft, "prefill").low
 
-    def violated_limits(self, latency_limits: LatencyLimits, concurrency: int) -> str:
+    def violation_reason(self, latency_limits: LatencyLimits, concurrency: int) -> str:
         """Returns the reason why one replica's latencies exceed the limits; empty if they do not."""
-        return latency_limits.violated_limits(self.latencies(concurrency))
+        return latency_limits.violation_reason(self.latencies(concurrency))
 
     def with_replicas(self, replica_count: int) -> Server:
         """Returns the server with another number of replicas."""
@@ -252,7 +252,7 @@ class Server:
         """The maximum number of concurrent requests in all replicas."""
         return self.most_sequences * self.replicas
 
-    def curve(self, requested_point: LoadPoint | None = None) -> list[LoadPoint]:
+    def load_curve(self, requested_point: LoadPoint | None = None) -> list[LoadPoint]:
         """Returns the server's `LoadPoint`s at 1, 2, 4, … concurrent requests and at its maximum.
 
         requested_point: the point of the load that is asked for; default none.
@@ -268,4 +268,4 @@ class Server:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
         if latency_limits.ttft is None and latency_limits.tpot is None:
             return self.most_sequences
-        return largest_number(lambda count: not self.violated_limits(latency_limits, count), self.most_sequences)
+        return largest_number(lambda count: not self.violation_reason(latency_limits, count), self.most_sequences)

@@ -148,7 +148,7 @@ class StudiedServers:
     chosen_server: the cheapest that keeps the limits; None if none does.
     rejection_counts: reason → number of servers and layouts that it rules out.
     limit_verdicts: of each, whether it keeps the limits.
-    traces: times of the requests of a trace on each; empty without one.
+    trace_times: times of the requests of a trace on each; empty without one.
     """
 
     servers: tuple[Server, ...]
@@ -158,7 +158,7 @@ class StudiedServers:
     chosen_server: ChosenServer | None
     rejection_counts: dict[str, int]
     limit_verdicts: tuple[bool, ...]
-    traces: tuple[TraceTimes, ...] = ()
+    trace_times: tuple[TraceTimes, ...] = ()
 
 
 @frozen
@@ -167,8 +167,8 @@ class ServeStudy:
 
     preset, hardware, device, stack: the model and what runs it. engine, version: whose rules say what fits.
     memory_by_formats: (quantize, kv_dtype) → the model's memory on one device with these formats.
-    request_sizes, latency_limits: what is served. sizes: the layout. price: money of a device and hour; None if not
-        given.
+    request_sizes, latency_limits: what is served. sizes_request: the layout. price: money of a device and hour; None if
+        not given.
     trace: the single requests, of which `request_sizes` are the mean ones; None where all are equal.
     is_disaggregated: whether replicas of their own compute the prompts. prefill_decode_ratio: replicas for prompts and
         replicas that decode, of a group; None for the ratio at which neither waits.
@@ -186,7 +186,7 @@ class ServeStudy:
     memory_by_formats: dict[tuple[str | None, str | None], Memory]
     request_sizes: RequestSizes
     latency_limits: LatencyLimits
-    sizes: SizesRequest
+    sizes_request: SizesRequest
     price: float | None = None
     trace: RequestTrace | None = None
     is_disaggregated: bool = False
@@ -204,7 +204,9 @@ class ServeStudy:
     def long_request_variable(self) -> str:
         """The environment variable that the engine needs for requests this long; empty if it needs none."""
         flags = {self.engine.field_of_option("--seq"): self.longest_request, **self.engine_flags}
-        variable_name: str = self.engine.server(self.preset, self.hardware, self.version, flags).missing_variable
+        variable_name: str = self.engine.server(
+            self.preset, self.hardware, self.version, flags
+        ).missing_environment_variable
         return variable_name
 
     def find_servers(self) -> StudiedServers:
@@ -212,10 +214,10 @@ class ServeStudy:
         rejection_counts: Counter[str] = Counter()
         fitting_servers = list(self._fitting_servers(rejection_counts))
         if not fitting_servers and not rejection_counts:
-            stated_sizes = {name: getattr(self.sizes, name) for name in ("tp", "pp", "dp", "ep")}
+            stated_sizes = {name: getattr(self.sizes_request, name) for name in ("tp", "pp", "dp", "ep")}
             sizes_text = " ".join(f"--{name} {size}" for name, size in stated_sizes.items() if size is not None)
             raise ImpossibleLayout(
-                f"--devices {self.sizes.devices}: no layout of so many is possible{' with ' * bool(sizes_text)}"
+                f"--devices {self.sizes_request.devices}: no layout of so many is possible{' with ' * bool(sizes_text)}"
                 f"{sizes_text}; expected another number or layout"
             )
         tried_servers: list[Server] = []
@@ -228,7 +230,7 @@ class ServeStudy:
                 sized_server, point, refusal_reason = self._sized_server(server)
             else:
                 sized_server, trace_times, refusal_reason = size_server_for_trace(
-                    server, self.sizes.replicas(server.sizes), self.trace, self.latency_limits, budget
+                    server, self.sizes_request.replicas(server.layout_sizes), self.trace, self.latency_limits, budget
                 )
                 point = sized_server.load_point(
                     min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests)
@@ -239,7 +241,9 @@ class ServeStudy:
             limit_verdicts.append(point is not None and not refusal_reason)
             if refusal_reason:
                 rejection_counts[refusal_reason] += 1
-        curves = [tuple(server.curve(point)) for server, point in zip(tried_servers, points_at_limits, strict=True)]
+        curves = [
+            tuple(server.load_curve(point)) for server, point in zip(tried_servers, points_at_limits, strict=True)
+        ]
         return StudiedServers(
             tuple(tried_servers),
             tuple(curves),
@@ -253,7 +257,7 @@ class ServeStudy:
 
     def _fitting_servers(self, rejection_counts: Counter[str]) -> Iterator[Server]:
         """Yields a replica of every layout that fits, and counts why the other layouts were rejected."""
-        for sizes_to_try in self.sizes.candidates(self.preset.model.routed_experts):
+        for sizes_to_try in self.sizes_request.candidates(self.preset.model.routed_experts):
             has_fitting_server = False
             for server in self._replicas_of_layouts(sizes_to_try, rejection_counts):
                 has_fitting_server = True
@@ -288,7 +292,7 @@ class ServeStudy:
                     )
                     yield self._disaggregated_server(server) if self.is_disaggregated else server
                 except ImpossibleLayout as reason:
-                    reason_text = f": {reason}" if self.sizes.states_layout else ""
+                    reason_text = f": {reason}" if self.sizes_request.states_layout else ""
                     rejection_counts[f"the layout does not divide the model{reason_text}"] += 1
                 except StageWithoutCache:
                     rejection_counts["a pipeline stage without keys and values is not modelled"] += 1
@@ -312,7 +316,7 @@ class ServeStudy:
         used_flags = {engine.field_of_option("--seq"): self.longest_request, **flag_values}
         used_flags |= self.engine_flags
         used_flags |= {} if quantize is None else {"quantize": quantize}
-        used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
+        used_flags |= {} if kv_dtype is None else cache_format_flag(engine, kv_dtype)
         try:
             used_flags |= dict.fromkeys(filter(None, [self.long_request_variable]), 1)
             used_flags |= self._exchange_flags(layout, used_flags)
@@ -339,13 +343,13 @@ class ServeStudy:
                 number_formats,
                 most_step_tokens,
                 self.speculation,
-                waited_step_share=1.0 if self.latency_limits.rate is None else 0.5,
+                waited_step_share=1.0 if self.latency_limits.request_rate is None else 0.5,
             )
             replica.decoding_pass(1)  # sizes that the layout does not divide raise here
         except ReplicaDoesNotFit:
             raise
         except ReserveExceedsMemory as error:
-            if self.sizes.states_layout:
+            if self.sizes_request.states_layout:
                 raise
             raise ReplicaDoesNotFit(f"the default {error.option_name} leaves no memory") from None
         except InputError as error:
@@ -365,14 +369,14 @@ class ServeStudy:
             most_requests,
             engine_flags,
             price=self.price,
-            has_equal_requests=self.latency_limits.rate is None and self.trace is None,
+            has_equal_requests=self.latency_limits.request_rate is None and self.trace is None,
         )
 
     def _exchange_flags(self, layout: Layout, used_flags: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the engine's flags for its expert-parallel library; empty if it all-gathers tokens instead."""
-        if not self.stack.exchange or self.stack.gathers_on(layout.dp, layout.ep):
+        if not self.stack.exchange_option or self.stack.gathers_on(layout.dp, layout.ep):
             return {}
-        option_name, library_name = self.stack.exchange.split()
+        option_name, library_name = self.stack.exchange_option.split()
         if self.engine.exchange_flags is None:
             return {keyword_of(option_name): self.engine_flags.get(keyword_of(option_name), library_name)}
         server = self.engine.server(self.preset, self.hardware, self.version, used_flags)
@@ -384,7 +388,7 @@ class ServeStudy:
 
         Raises `ReplicaDoesNotFit` if the requested devices are too few for both, or no whole number of groups.
         """
-        replica, replica_count = server.replica, self.sizes.replicas(server.sizes)
+        replica, replica_count = server.replica, self.sizes_request.replicas(server.layout_sizes)
         if self.prefill_decode_ratio is not None:
             replica_group = DisaggregatedServer(replica, *self.prefill_decode_ratio)
             if replica_count is not None and replica_count % replica_group.replicas:
@@ -406,7 +410,7 @@ class ServeStudy:
 
     def _replica_count(self, server: Server) -> int | None:
         """Returns the number of replicas or of replica groups; None if the load determines it."""
-        replicas = self.sizes.replicas(server.sizes)
+        replicas = self.sizes_request.replicas(server.layout_sizes)
         if replicas is None or server.disaggregated_server is None:
             return replicas
         return replicas // server.disaggregated_server.replicas
@@ -419,9 +423,9 @@ class ServeStudy:
         latency_limits, replicas = self.latency_limits, self._replica_count(server)
         concurrency_within_limits = server.most_requests_within_limits(latency_limits)
         if not concurrency_within_limits:
-            return replace(server, replicas=replicas or 1), None, server.violated_limits(latency_limits, 1)
-        if latency_limits.rate is not None:
-            return self._sized_server_for_rate(server, replicas, concurrency_within_limits, latency_limits.rate)
+            return replace(server, replicas=replicas or 1), None, server.violation_reason(latency_limits, 1)
+        if latency_limits.request_rate is not None:
+            return self._sized_server_for_rate(server, replicas, concurrency_within_limits, latency_limits.request_rate)
         concurrency = latency_limits.concurrency or concurrency_within_limits * (replicas or 1)
         sized_server = replace(server, replicas=replicas or -(-concurrency // concurrency_within_limits))
         if sized_server.devices > MAX_DEVICES and replicas is None:
@@ -429,7 +433,7 @@ class ServeStudy:
         if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
         load_point = sized_server.load_point(concurrency)
-        return sized_server, load_point, latency_limits.violated_limits(load_point.replica_latencies)
+        return sized_server, load_point, latency_limits.violation_reason(load_point.replica_latencies)
 
     def _sized_server_for_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, request_rate: float
@@ -438,10 +442,10 @@ class ServeStudy:
         sized_server = replace(server, replicas=replicas or math.ceil(request_rate / highest_request_rate))
         if sized_server.devices > MAX_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MAX_DEVICES:,} devices"
-        load_point = sized_server.point_at_rate(request_rate)
+        load_point = sized_server.load_point_at_rate(request_rate)
         if load_point is None:
             return sized_server, None, "fewer requests per second than --rate"
-        return sized_server, load_point, self.latency_limits.violated_limits(load_point.replica_latencies)
+        return sized_server, load_point, self.latency_limits.violation_reason(load_point.replica_latencies)
 
 
 def _cheapest_server_index(
@@ -475,7 +479,7 @@ class ReplicaDoesNotFit(Exception):
     """Raised if a replica's weights and KV cache do not fit, with a short reason."""
 
 
-def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
+def cache_format_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     """Returns the engine's command-line value for a KV-cache number format, matched by prefix.
 
     Raises `InputError` for a format that the engine does not have.
@@ -505,9 +509,9 @@ def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, flo
             -indexed_point[1].tokens_per_second_per_device,
         )
     )
-    front_points, best_rate = [], 0.0
+    pareto_front_points, best_rate = [], 0.0
     for server_index, load_point in load_points:
         if load_point.tokens_per_second_per_device > best_rate:
             best_rate = load_point.tokens_per_second_per_device
-            front_points.append((server_index, load_point.concurrency))
-    return tuple(front_points)
+            pareto_front_points.append((server_index, load_point.concurrency))
+    return tuple(pareto_front_points)

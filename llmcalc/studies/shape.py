@@ -322,7 +322,7 @@ class ModelShape:
 
     is_target: whether it has the hidden size and the depth of the original model.
     embedding_and_head: parameters of the embedding and of an untied language-model head.
-    difference: its cost over the budget, minus 1.
+    cost_difference: its cost over the budget, minus 1.
     kv_bytes: bytes of the cache of one sequence of the study, where windows and states end its growth.
     head_sizes: the common head sizes that divide h.
     """
@@ -333,7 +333,7 @@ class ModelShape:
     parameters: int
     active: int
     embedding_and_head: int
-    difference: float
+    cost_difference: float
     tokens: int | None
     train_flops: int | None
     forward_flops_per_token: float
@@ -569,7 +569,7 @@ def _shape_of_size(
         parameters=parameter_count.total,
         active=parameter_count.active,
         embedding_and_head=parameter_count.total - parameter_count.non_embedding,
-        difference=shape_cost / budget.value - 1,
+        cost_difference=shape_cost / budget.value - 1,
         tokens=budget.tokens_for(parameter_count.active) if is_training else None,
         train_flops=shape_cost if is_training else None,
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,

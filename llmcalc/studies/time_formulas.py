@@ -94,8 +94,8 @@ def time_formulas(
         tokens,
         cached_tokens,
         phase,
-        fuses_elementwise=software_stack.fused,
-        reduces_late=software_stack.reduces_late,
+        fuses_elementwise=software_stack.fuses_elementwise,
+        adds_experts_before_reduction=software_stack.adds_experts_before_reduction,
     )
     pass_work = rank_work(spec, rank_pass)
     time_estimator = TimeEstimator(device_of(hardware), software_stack, NumberFormats(), rank_pass)

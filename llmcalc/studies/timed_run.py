@@ -83,19 +83,19 @@ class TimedRun:
     time_range: the estimate with its range.
     seconds_by_part: part → seconds, which add up to the estimate.
     operations: the priced kernels and messages, each with how often it runs in the estimate.
-    passes: the passes of inference; none in training.
+    inference_passes: the passes of inference; none in training.
     host_wait_seconds: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; in training the largest rank's weights, gradients,
         optimizer states and activations in the layout that was asked for, 0 if its replicas do not divide the batch.
     includes_buffers: whether `resident_bytes` in inference are an engine's, with its buffers; default false.
-    chosen_options: options of the layout that was chosen for a run of devices alone; empty for none.
+    chosen_layout_options: options of the layout that was chosen for a run of devices alone; empty for none.
     is_planned: whether `step_plan` has the memory of the run's precision; default true.
     has_stated_micro_batches: whether layouts were not searched because the micro-batches are stated; default false.
     unpriced_options: options that change the kernels of a training step but not the estimate; default none.
     engine_notes: remarks on the engine's version, the model's class and the run's adapters; default none.
     seconds_of_alternatives: description of other settings → seconds with them.
-    seconds_on: the estimate on another device under another stack.
-    with_short_context: the same decoding pass after fewer tokens, where no length was asked for; default None.
+    estimate_seconds_on: the estimate on another device under another stack.
+    short_context_run: the same decoding pass after fewer tokens, where no length was asked for; default None.
     """
 
     spec: ModelSpec
@@ -112,24 +112,24 @@ class TimedRun:
     time_range: TimeRange
     seconds_by_part: dict[str, float]
     operations: tuple[tuple[float, TimedOperation], ...] = field(repr=False)
-    passes: tuple[RankWork, ...] = field(default=(), repr=False)
+    inference_passes: tuple[RankWork, ...] = field(default=(), repr=False)
     host_wait_seconds: float = 0.0
     resident_bytes: int = 0
     includes_buffers: bool = False
-    chosen_options: str = ""
+    chosen_layout_options: str = ""
     is_planned: bool = True
     has_stated_micro_batches: bool = False
-    include: frozenset[str] = frozenset()
+    included_parts: frozenset[str] = frozenset()
     unpriced_options: tuple[str, ...] = ()
     engine_notes: tuple[str, ...] = ()
     seconds_of_alternatives: dict[str, float] = field(default_factory=dict)
-    seconds_on: Callable[[Device, SoftwareStack], float] | None = field(default=None, repr=False)
-    with_short_context: TimedRun | None = None
+    estimate_seconds_on: Callable[[Device, SoftwareStack], float] | None = field(default=None, repr=False)
+    short_context_run: TimedRun | None = None
 
     @property
-    def not_counted(self) -> tuple[str, ...]:
+    def uncounted_effects(self) -> tuple[str, ...]:
         """The costs that the time estimate leaves out, in words, such as sampling on the host."""
-        includes_sampling = self.phase == "decode" and self.stack.host_sequence > 0
+        includes_sampling = self.phase == "decode" and self.stack.host_seconds_per_sequence > 0
         return tuple(
             text for text in UNCOUNTED_EFFECTS[self.phase] if not (includes_sampling and text == HOST_SAMPLING)
         )
@@ -137,12 +137,12 @@ class TimedRun:
     @property
     def fits(self) -> bool:
         """Whether static bytes fit in the device's memory, or the layout was chosen because it fits."""
-        return bool(self.chosen_options) or self.resident_bytes <= self.hardware.capacity_bytes
+        return bool(self.chosen_layout_options) or self.resident_bytes <= self.hardware.capacity_bytes
 
     @property
     def leaves_layers_on_host(self) -> bool:
         """Whether the run does not fit, and its software runs the layers that do not fit from host memory."""
-        return not self.fits and self.stack.splits_to_host and not self.hardware.unified_memory
+        return not self.fits and self.stack.runs_layers_on_host and not self.hardware.unified_memory
 
     @property
     def seconds_with_host(self) -> float | None:
@@ -182,7 +182,7 @@ class TimedRun:
         return self.tokens / self.seconds
 
     @property
-    def peak(self) -> float:
+    def peak_flops(self) -> float:
         """The device's peak FLOP/s in the number format of the matrix products."""
         return self.device.peak_rates[self.device.format_of(self.number_formats.product_format)]
 
@@ -197,18 +197,18 @@ class TimedRun:
                 self.seq,
                 phase="training",
                 counted_pairs=pairs,
-                include=self.include,
+                included_parts=self.included_parts,
                 adapters=self.step_plan.adapters,
             )
             pass_work = rank_work(self.spec, whole_model_pass)
             return int(pass_work.forward_flops + pass_work.backward_flops)
         workload = Workload(self.sequences, self.seq, self.context, phase=self.phase)
         run_config = RunConfig(workload, Counting(pairs), Execution())
-        return int(FlopCount(self.spec, self.spec.tree(), run_config, self.include).total)
+        return int(FlopCount(self.spec, self.spec.tree(), run_config, self.included_parts).total)
 
     def utilization(self, pairs: Pairs) -> float:
         """Returns the Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B) under a convention."""
-        return self.model_flops(pairs) / (self.seconds * self.devices * self.peak)
+        return self.model_flops(pairs) / (self.seconds * self.devices * self.peak_flops)
 
     @cached_property
     def hardware_utilization(self) -> float:
@@ -221,8 +221,8 @@ class TimedRun:
         """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND for frozen weights."""
         if self.step_plan is None:
             return {"4ND": None, "6ND": None, "8ND": None}
-        active_params = ParameterCount(self.spec, self.spec.tree(), self.include).active
-        seconds = self.tokens * active_params / (self.devices * self.peak * ASSUMED_UTILIZATION)
+        active_params = ParameterCount(self.spec, self.spec.tree(), self.included_parts).active
+        seconds = self.tokens * active_params / (self.devices * self.peak_flops * ASSUMED_UTILIZATION)
         if self.step_plan.adapters is not None:
             return {"4ND": 4 * seconds, "6ND": None, "8ND": None}
         return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.step_plan.recomputed_share else None}
@@ -264,7 +264,7 @@ class TimedRun:
         if self.step_plan is not None:
             raise InputError("--phase training: has no roofline; expected prefill or decode")
         traffic_by_module: dict[str, MemoryTraffic] = {}
-        for pass_work in self.passes:
+        for pass_work in self.inference_passes:
             time_estimator = TimeEstimator(self.device, self.stack, self.number_formats, pass_work.rank_pass)
             for path, kernel in kernel_traffic(pass_work, time_estimator):
                 traffic_by_module[path] = traffic_by_module[path] + kernel if path in traffic_by_module else kernel
@@ -304,4 +304,4 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
     ]
     if timed_run.phase != "training":
         explanations.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
-    return [*explanations, f"not counted: {', '.join(timed_run.not_counted)}"]
+    return [*explanations, f"not counted: {', '.join(timed_run.uncounted_effects)}"]

@@ -26,14 +26,14 @@ def unpriced_options(memory: Memory, software_stack: SoftwareStack) -> list[str]
     """
     settings, default_settings = memory.settings, Settings("training")
     setting_names = list(UNPRICED_SETTINGS)
-    if not software_stack.fused:  # others' kernels are fused already
+    if not software_stack.fuses_elementwise:  # others' kernels are fused already
         setting_names.append("compile")
-    priced_losses = {"fused"} if software_stack.fused else {"eager"}
+    priced_losses = {"fused"} if software_stack.fuses_elementwise else {"eager"}
     if settings.compile:  # which fuses the eager loss, and eager norms
         priced_losses.add("eager")
     if settings.cross_entropy not in priced_losses.union(software_stack.loss_bytes):
         setting_names.append("cross_entropy")
-    has_eager_norms = not software_stack.fused and software_stack.passes.get("norm", 1.0) > 1
+    has_eager_norms = not software_stack.fuses_elementwise and software_stack.accesses_by_verb.get("norm", 1.0) > 1
     if settings.norm == "eager" and not (has_eager_norms or settings.compile):
         setting_names.append("norm")
     if settings.moe not in (None, "dropless", "capacity:1"):

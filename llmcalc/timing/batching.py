@@ -157,7 +157,7 @@ class Replica:
         return 1.0 if self.speculation is None else self.speculation.tokens_per_step
 
     @property
-    def tokens_of_sequence(self) -> int:
+    def step_tokens_per_sequence(self) -> int:
         """The number of tokens that a decoding step computes per sequence: one, plus the drafted tokens."""
         return 1 if self.speculation is None else 1 + self.speculation.drafted_tokens
 
@@ -204,7 +204,9 @@ class Replica:
 
         cached_tokens: cached tokens per sequence.
         """
-        batch_rank_pass = rank_pass(self.stack, self.layout, batch, self.tokens_of_sequence, cached_tokens, "decode")
+        batch_rank_pass = rank_pass(
+            self.stack, self.layout, batch, self.step_tokens_per_sequence, cached_tokens, "decode"
+        )
         target_pass = forward_pass(
             self.spec, self.device, self.stack, batch_rank_pass, self.number_formats, self.layout.pp
         )
@@ -215,7 +217,7 @@ class Replica:
         )
         return target_pass.with_part("draft", draft_seconds)
 
-    def prompts_pass(self, prompt_count: float, has_server_delay: bool = False) -> InferencePass:
+    def pass_of_equal_prompts(self, prompt_count: float, has_server_delay: bool = False) -> InferencePass:
         """Returns the estimated step in which several prompts are processed at once.
 
         has_server_delay: whether a server's time before the first token counts.
@@ -227,7 +229,7 @@ class Replica:
                 whole_prompt_count, request_sizes.computed_tokens, cached_tokens, self.chunk_tokens
             )
         prompt_pass = self._timed_prompts[whole_prompt_count]
-        return prompt_pass.with_part("server", self.stack.first_token) if has_server_delay else prompt_pass
+        return prompt_pass.with_part("server", self.stack.first_token_seconds) if has_server_delay else prompt_pass
 
     @cached_property
     def _timed_prompts(self) -> dict[float, InferencePass]:
@@ -253,10 +255,10 @@ class Replica:
     @cached_property
     def prompt_seconds(self) -> float:
         """The seconds of one prompt on an idle server."""
-        return float(self.prompts_pass(1, has_server_delay=True).seconds)
+        return float(self.pass_of_equal_prompts(1, has_server_delay=True).seconds)
 
     @property
-    def most_prompts(self) -> float:
+    def max_prompts_per_step(self) -> float:
         """The most prompts that a step processes; a long prompt takes several steps."""
         return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed_tokens)
 
@@ -265,7 +267,7 @@ class Replica:
         """The most prompt tokens of a step that a captured CUDA graph can launch; 0 without such graphs."""
         return graph_prompt_tokens(self.spec, self.stack, self.layout.pp)
 
-    def uncaptured_share(self, concurrency: float) -> float:
+    def uncaptured_prompt_share(self, concurrency: float) -> float:
         """The fraction of prompts in steps that have too many tokens for a captured CUDA graph.
 
         The tokens of decoding sequences count, as do those of the prompts that a step has by chance (Poisson).
@@ -273,19 +275,19 @@ class Replica:
         if not self.graph_tokens:
             return 0.0
         tokens_of_prompt = self.chunk_tokens or self.requests.computed_tokens
-        tokens_of_sequence = self.tokens_of_sequence if self.stack.mixed_steps else 0
-        free_tokens = self.graph_tokens - tokens_of_sequence * (concurrency / self.batch_count - 1)
+        step_tokens_per_sequence = self.step_tokens_per_sequence if self.stack.mixed_steps else 0
+        free_tokens = self.graph_tokens - step_tokens_per_sequence * (concurrency / self.batch_count - 1)
         other_prompt_count = math.floor(
-            (free_tokens - tokens_of_prompt) / max(1, tokens_of_prompt - tokens_of_sequence)
+            (free_tokens - tokens_of_prompt) / max(1, tokens_of_prompt - step_tokens_per_sequence)
         )
         mean_other_prompt_count = (concurrency - 1) / self.batch_count / max(1.0, self.steps_after_first_token)
-        return 1.0 - _poisson_probability(other_prompt_count, min(mean_other_prompt_count, self.most_prompts))
+        return 1.0 - _poisson_probability(other_prompt_count, min(mean_other_prompt_count, self.max_prompts_per_step))
 
     @cached_property
     def saturation_concurrency(self) -> float:
         """The concurrency from which on every step processes prompts, so that more requests only wait."""
-        step_count = len(self.prompts_pass(1).timed_passes)
-        return 1 + self.steps_after_first_token * self.most_prompts * self.batch_count / step_count
+        step_count = len(self.pass_of_equal_prompts(1).timed_passes)
+        return 1 + self.steps_after_first_token * self.max_prompts_per_step * self.batch_count / step_count
 
     def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
@@ -311,27 +313,29 @@ class Replica:
             )
         token_seconds_beside_prompts = seconds_added_to_prompt_step(decoding_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
-        uncaptured_share = self.uncaptured_share(concurrency)
+        uncaptured_prompt_share = self.uncaptured_prompt_share(concurrency)
 
         def added_launch_seconds(prompt_count: float) -> float:
             """Returns the mean seconds that steps without CUDA graphs wait for the host, beyond prompts alone."""
-            if not uncaptured_share:
+            if not uncaptured_prompt_share:
                 return 0.0
-            prompt_pass = self.prompts_pass(prompt_count)
-            return uncaptured_share * seconds_without_graphs(
+            prompt_pass = self.pass_of_equal_prompts(prompt_count)
+            return uncaptured_prompt_share * seconds_without_graphs(
                 prompt_pass, self.stack, self.number_formats, self.graph_tokens
             )
 
         def added_seconds_per_prompt(prompt_count: float) -> float:
             """Returns the seconds that each prompt adds to a step with `prompt_count` prompts."""
-            prompt_pass = self.prompts_pass(prompt_count)
+            prompt_pass = self.pass_of_equal_prompts(prompt_count)
             seconds = float(prompt_pass.seconds) + added_launch_seconds(prompt_count)
             return max(0.0, seconds - len(prompt_pass.timed_passes) * saved_seconds) / prompt_count / self.batch_count
 
-        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / steps_after_first_token))
+        prompts_per_step = max(
+            1.0, min(self.max_prompts_per_step, concurrency / self.batch_count / steps_after_first_token)
+        )
         seconds_per_prompt, steps_per_prompt = (
             added_seconds_per_prompt(prompts_per_step),
-            len(self.prompts_pass(1).timed_passes),
+            len(self.pass_of_equal_prompts(1).timed_passes),
         )
         prompt_step_seconds = (
             self.prompt_seconds + added_launch_seconds(1) + steps_per_prompt * token_seconds_beside_prompts
@@ -347,7 +351,7 @@ class Replica:
         tpot = (
             step_seconds + (other_requests * seconds_per_prompt - prompt_wait) / steps_after_first_token
         ) / self.tokens_per_step
-        prompts_in_step = min(self.most_prompts, concurrency)
+        prompts_in_step = min(self.max_prompts_per_step, concurrency)
         burst_seconds_per_prompt = added_seconds_per_prompt(prompts_in_step)
         burst_wait = (other_requests + prompts_in_step - 1) / 2 * burst_seconds_per_prompt
         ttft = busy_prompt_seconds + prompt_wait

@@ -27,12 +27,21 @@ SecondsFunction: TypeAlias = Callable[["CalibrationFactors"], float]
 """A function from calibration factors to the estimated seconds of a run."""
 
 WAIT_CONSTANTS = (
-    "kernel_gap", "host_kernel", "host_prompt_kernel", "host_step", "host_sequence", "first_token",
-    "layer_wait", "exchange_wait", "host_update", "offloaded_update", "dtensor_operation",
-)  # fmt: skip
+    "least_kernel_gap_seconds",
+    "host_seconds_per_kernel",
+    "host_seconds_per_prompt_kernel",
+    "host_seconds_per_step",
+    "host_seconds_per_sequence",
+    "first_token_seconds",
+    "layer_wait_seconds",
+    "exchange_wait_seconds",
+    "host_update_seconds_per_parameter",
+    "offloaded_update_seconds_per_parameter",
+    "host_seconds_per_dtensor_operation",
+)
 """Names of a software stack's constants for seconds in which no kernel runs."""
 
-WAIT_CONSTANTS_BY_FORMAT = "product_wait", "expert_wait", "host_expert"
+WAIT_CONSTANTS_BY_FORMAT = "product_wait_by_format", "expert_wait_by_format", "host_seconds_per_expert"
 """Names of a software stack's waiting constants that have a value for each number format."""
 
 
@@ -45,7 +54,7 @@ class CalibrationFactors:
     network: float = 1.0
     wait: float = 1.0
 
-    def device(self, device: Device) -> Device:
+    def scale_device(self, device: Device) -> Device:
         """Returns the device with compute and memory rates scaled by the factors, itself if they are 1."""
         if self == UNIT_FACTORS:
             return device
@@ -70,7 +79,7 @@ class CalibrationFactors:
             ),
         )
 
-    def stack(self, software_stack: SoftwareStack) -> SoftwareStack:
+    def scale_stack(self, software_stack: SoftwareStack) -> SoftwareStack:
         """Returns the software stack with waits and network times multiplied by the factors (itself if all are 1)."""
         if self == UNIT_FACTORS:
             return software_stack

@@ -105,11 +105,12 @@ class Device:
     domain_devices: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
     link_protocols: protocols of a link over which NCCL sends everything; () (default) of links with one latency.
-    pair_shares: kind of messages between two devices → share of the link that they reach; others: `link_share`.
+    link_share_by_message_kind: kind of messages between two devices → share of the link that they reach; others:
+        `link_share`.
     vendor: maker of the accelerator; empty (default) if unknown.
     is_mesh: whether each link joins two devices of the domain; by default false.
-    gains_of_16_bit_sums: format of products → rate with sums in 16 bits over that with sums in float32, where it is
-        higher; default {}.
+    gain_of_16_bit_sums_by_format: format of products → rate with sums in 16 bits over that with sums in float32, where
+        it is higher; default {}.
     compute_units: compute units, each of which computes a tile of a product's output at a time; 0 (default) if unknown.
     """
 
@@ -123,10 +124,10 @@ class Device:
     network_bandwidth: float
     link_share: float
     latency: float
-    gains_of_16_bit_sums: dict[str, float] = field(default_factory=dict)
+    gain_of_16_bit_sums_by_format: dict[str, float] = field(default_factory=dict)
     compute_units: int = 0
     link_protocols: tuple[LinkProtocol, ...] = ()
-    pair_shares: dict[str, float] = field(default_factory=dict)
+    link_share_by_message_kind: dict[str, float] = field(default_factory=dict)
     is_mesh: bool = False
     vendor: str = ""
 
@@ -136,7 +137,7 @@ class Device:
         `profiled` if kernel tables of its generation are behind the figures, `tested` if only measured runs under this
         software are known; None if neither, or if the software runs on other makers' accelerators alone.
         """
-        if self.vendor and software_stack.runs_on and self.vendor not in software_stack.runs_on:
+        if self.vendor and software_stack.supported_vendors and self.vendor not in software_stack.supported_vendors:
             return None
         if self.evidence != "datasheet":
             return "profiled"
@@ -154,7 +155,7 @@ class Device:
         units_format = self.format_of(dtype)
         rate_share = self.generation.products[units_format]
         if sums_in_16_bits and units_format == "bf16":
-            rate_share *= self.gains_of_16_bit_sums.get(units_format, 1.0)
+            rate_share *= self.gain_of_16_bit_sums_by_format.get(units_format, 1.0)
         else:
             rate_share = self._share_with_float32_sums(rate_share, units_format)
         return (
@@ -166,7 +167,7 @@ class Device:
 
         Where these sums halve the units' rate, that half is reached before power, loads or issue bound the kernel.
         """
-        speedup = self.gains_of_16_bit_sums.get(units_format, 1.0)
+        speedup = self.gain_of_16_bit_sums_by_format.get(units_format, 1.0)
         return min(rate_share * speedup, max(rate_share, self.generation.float32_sums))
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
@@ -294,7 +295,7 @@ class Device:
             ring_passes = 2 if collective_kind == "all_reduce" else 1
             step_count = 1 if collective_kind == "send" else ring_passes * (ranks_in_domain - 1)
             seconds_in_domain = self._link_seconds(link_seconds, message_count, step_count)
-            if self.pair_shares and collective_kind == "all_reduce":
+            if self.link_share_by_message_kind and collective_kind == "all_reduce":
                 kernel_seconds = link_seconds + message_count * PAIR_REDUCTION_SECONDS
                 seconds_in_domain = choose(
                     ranks_in_domain <= 2, minimum(kernel_seconds, seconds_in_domain), seconds_in_domain
@@ -303,7 +304,7 @@ class Device:
 
     def _link_rate(self, ranks_in_domain: Number, collective_kind: str) -> Number:
         """Returns the bytes/s that a device sends over its links to the other ranks in its network domain."""
-        pair_share = self.pair_shares.get(collective_kind, self.link_share)
+        pair_share = self.link_share_by_message_kind.get(collective_kind, self.link_share)
         link_share = choose(ranks_in_domain <= 2, pair_share, self.link_share)
         full_rate = self.link_bandwidth * link_share
         return (
@@ -417,14 +418,16 @@ def _device_of(hardware: Hardware, nic: float | None) -> Device:
         ),
         link_share=pcie_share if is_pcie else generation.link,
         latency=sum(simple_protocol[1:]) if is_pcie else generation.latency,
-        gains_of_16_bit_sums={
+        gain_of_16_bit_sums_by_format={
             format_name: hardware.float16_accumulation_flops[peak_name] / peak_rates[format_name]
             for format_name, peak_name in {"bf16": "float16", "fp8": "float8"}.items()
             if peak_name in hardware.float16_accumulation_flops and format_name in peak_rates
         },
         compute_units=hardware.compute_units.count if hardware.compute_units is not None else 0,
         link_protocols=pcie_protocols if is_pcie else (),
-        pair_shares=PCIE_PAIR_SHARES if is_pcie and has_peer_access and hardware.vendor == "NVIDIA" else {},
+        link_share_by_message_kind=PCIE_PAIR_SHARES
+        if is_pcie and has_peer_access and hardware.vendor == "NVIDIA"
+        else {},
         is_mesh=interconnect is not None and interconnect.is_mesh,
         vendor=hardware.vendor,
     )

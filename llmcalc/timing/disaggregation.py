@@ -83,7 +83,11 @@ class DisaggregatedServer:
     def busy_seconds(self) -> float:
         """The seconds that a prompt replica works per prompt if every step processes as many prompts as possible."""
         replica = self.replica
-        return float(replica.prompts_pass(replica.most_prompts).seconds) / replica.most_prompts / replica.batch_count
+        return (
+            float(replica.pass_of_equal_prompts(replica.max_prompts_per_step).seconds)
+            / replica.max_prompts_per_step
+            / replica.batch_count
+        )
 
     @cached_property
     def sent_bytes(self) -> float:

@@ -57,12 +57,14 @@ def forward_pass(
     graph_tokens = 0 if is_decoding else graph_prompt_tokens(spec, software_stack, pp)
     kernel_seconds = _launched_seconds(timed_pass, software_stack, number_formats, is_decoding, graph_tokens)
     if software_stack.pipelines_prompts and not is_decoding:
-        batch_count = ceil_div(timed_pass.rank_work.tokens, software_stack.prompt_batch)
+        batch_count = ceil_div(timed_pass.rank_work.tokens, software_stack.prompt_batch_tokens)
         pipeline_share = (batch_count + pp - 1) / (batch_count * pp)
         kernel_seconds *= pipeline_share
         timed_pass = timed_pass.scaled_by(pipeline_share)
     hop_seconds = _hop_seconds(spec, device, rank_pass, timed_pass.rank_work.tokens, pp)
-    host_seconds = software_stack.host_step + (software_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)
+    host_seconds = software_stack.host_seconds_per_step + (
+        software_stack.host_seconds_per_sequence * rank_pass.batch if is_decoding else 0.0
+    )
     if software_stack.hides_host and is_decoding and are_equal(pp, 1):
         host_seconds = maximum(0.0, host_seconds - kernel_seconds)
     return InferencePass(
@@ -116,13 +118,13 @@ def _launched_seconds(
 
     graph_tokens: most tokens of a pass whose kernels captured graphs launch; 0 for none.
     """
-    prompt_launch_seconds = 0.0 if is_decoding else software_stack.host_prompt_kernel
+    prompt_launch_seconds = 0.0 if is_decoding else software_stack.host_seconds_per_prompt_kernel
     launches = timed_pass.launches(
-        software_stack.kernels,
+        software_stack.launches_by_verb,
         graph_tokens,
         software_stack.casts_inputs and number_formats.product_format in NARROW_FORMATS,
     )
-    return maximum(timed_pass.seconds, launches * max(software_stack.host_kernel, prompt_launch_seconds))
+    return maximum(timed_pass.seconds, launches * max(software_stack.host_seconds_per_kernel, prompt_launch_seconds))
 
 
 def graph_prompt_tokens(spec: ModelSpec, software_stack: SoftwareStack, pp: Number = 1) -> int:
@@ -130,7 +132,7 @@ def graph_prompt_tokens(spec: ModelSpec, software_stack: SoftwareStack, pp: Numb
 
     pp: pipeline stages.
     """
-    is_captured = (are_equal(pp, 1) and not spec.towers) or not software_stack.graphs_text_only
+    is_captured = (are_equal(pp, 1) and not spec.towers) or not software_stack.has_graphs_of_text_models_only
     return software_stack.prompt_graph_tokens if is_captured else 0
 
 
@@ -196,7 +198,7 @@ def prefill(
         part_name: sum(chunk_pass.seconds_by_part[part_name] for chunk_pass in chunk_passes)
         for part_name in ("kernels", "host", "hops")
     }
-    part_seconds["server"] = software_stack.first_token if has_server_delay else 0.0
+    part_seconds["server"] = software_stack.first_token_seconds if has_server_delay else 0.0
     return InferencePass(
         sum(part_seconds.values()),
         part_seconds,
@@ -239,11 +241,11 @@ def rank_pass(
         tp=layout.tp,
         etp=layout.etp,
         ep=layout.ep,
-        fuses_elementwise=software_stack.fused,
-        reduces_late=software_stack.reduces_late,
+        fuses_elementwise=software_stack.fuses_elementwise,
+        adds_experts_before_reduction=software_stack.adds_experts_before_reduction,
         gathered_ranks=layout.dp if gathers_tokens else 0,
         fuses_gates=software_stack.fuses_gates,
         moves_all_rows=software_stack.moves_all_rows and gathers_tokens,
-        padded_sparse_heads=software_stack.sparse_heads,
-        include=extra_parts,
+        padded_sparse_heads=software_stack.padded_sparse_heads,
+        included_parts=extra_parts,
     )

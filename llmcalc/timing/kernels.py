@@ -139,8 +139,8 @@ class RankPass:
     cp_comm: exchange of keys and values between the ranks of a sequence.
     sequence_parallel: whether activations between tensor-parallel products are divided by tokens.
     fuses_elementwise: whether neighbouring element-wise steps are one kernel.
-    regathers: whether products gather their input tokens again in the backward pass.
-    reduces_late: whether partial sums of experts are weighted and added before ranks reduce them.
+    regathers_inputs: whether products gather their input tokens again in the backward pass.
+    adds_experts_before_reduction: whether partial sums of experts are weighted and added before ranks reduce them.
     gathered_ranks: replicas of attention whose tokens every expert rank gathers, to add the sums of its own experts;
         1 where expert ranks share all tokens, 0 (default) where each token is sent to the ranks of its experts.
     moves_all_rows: whether expert ranks also move the rows of other ranks' experts, as zeros.
@@ -149,7 +149,7 @@ class RankPass:
         0 (default) where prompts have no such kernel and expand the latents.
     attention: implementation of attention, which decides the FLOPs of its backward pass.
     counted_pairs: convention of the query-key pairs that FLOPs count.
-    include: optional parts of the model that run.
+    included_parts: optional parts of the model that run.
     adapters: what is trained in place of the weights; None (default) for the weights.
     """
 
@@ -164,15 +164,15 @@ class RankPass:
     cp_comm: ContextExchange = "p2p"
     sequence_parallel: bool = False
     fuses_elementwise: bool = True
-    regathers: bool = True
-    reduces_late: bool = False
+    regathers_inputs: bool = True
+    adds_experts_before_reduction: bool = False
     gathered_ranks: int = 0
     moves_all_rows: bool = False
     fuses_gates: bool = False
     padded_sparse_heads: int = 0
     attention: AttentionImplementation = "flash"
     counted_pairs: Pairs = "causal"
-    include: frozenset[str] = frozenset()
+    included_parts: frozenset[str] = frozenset()
     adapters: Adapters | None = None
 
     @property

@@ -69,17 +69,21 @@ def with_attention(software_stack: SoftwareStack, implementation: str | None) ->
     if implementation not in ("eager", "sdpa-math") or software_stack.attention == "scores":
         return software_stack
     eager_kernels = {
-        verb: software_stack.kernels[f"eager_{verb}"]
+        verb: software_stack.launches_by_verb[f"eager_{verb}"]
         for verb in ("attention",)
-        if f"eager_{verb}" in software_stack.kernels
+        if f"eager_{verb}" in software_stack.launches_by_verb
     }
-    return software_stack.model_copy(update={"attention": "scores", "kernels": software_stack.kernels | eager_kernels})
+    return software_stack.model_copy(
+        update={"attention": "scores", "launches_by_verb": software_stack.launches_by_verb | eager_kernels}
+    )
 
 
 def with_cudnn_attention(software_stack: SoftwareStack) -> SoftwareStack:
     """Returns a software stack whose scaled_dot_product_attention runs cuDNN's kernel, if it calls that function."""
     return (
-        software_stack.model_copy(update={"attention": "cudnn"}) if software_stack.torch_attention else software_stack
+        software_stack.model_copy(update={"attention": "cudnn"})
+        if software_stack.uses_torch_attention
+        else software_stack
     )
 
 
@@ -92,7 +96,12 @@ def with_schedule(software_stack: SoftwareStack, schedule: Schedule) -> Software
     if schedule != "dualpipe":
         return software_stack
     return software_stack.model_copy(
-        update={"hidden": {**software_stack.hidden, "ep": max(software_stack.hidden.get("ep", 0.0), FULL_OVERLAP.ep)}}
+        update={
+            "hidden_share_by_group": {
+                **software_stack.hidden_share_by_group,
+                "ep": max(software_stack.hidden_share_by_group.get("ep", 0.0), FULL_OVERLAP.ep),
+            }
+        }
     )
 
 
@@ -114,7 +123,9 @@ def with_loss(software_stack: SoftwareStack, cross_entropy: str | None) -> Softw
     loss_bytes = software_stack.loss_bytes.get(cross_entropy or "")
     if loss_bytes is None:
         return software_stack
-    return software_stack.model_copy(update={"logit_bytes": loss_bytes[0], "logit_gradient_bytes": loss_bytes[1]})
+    return software_stack.model_copy(
+        update={"bytes_per_logit": loss_bytes[0], "gradient_bytes_per_logit": loss_bytes[1]}
+    )
 
 
 def with_norms(software_stack: SoftwareStack, norm: str | None) -> SoftwareStack:
@@ -122,11 +133,21 @@ def with_norms(software_stack: SoftwareStack, norm: str | None) -> SoftwareStack
 
     norm: the value of `--norm`; None for the stack's own norms, which those of fused software are anyway.
     """
-    if norm not in ("fused", "liger") or software_stack.fused:
+    if norm not in ("fused", "liger") or software_stack.fuses_elementwise:
         return software_stack
-    passes = {verb: kernel_constant for verb, kernel_constant in software_stack.passes.items() if verb != "norm"}
-    kernels = {verb: kernel_constant for verb, kernel_constant in software_stack.kernels.items() if verb != "norm"}
-    return software_stack.model_copy(update={"passes": passes, "kernels": kernels, "fuses_gates": norm == "liger"})
+    accesses_by_verb = {
+        verb: kernel_constant for verb, kernel_constant in software_stack.accesses_by_verb.items() if verb != "norm"
+    }
+    launches_by_verb = {
+        verb: kernel_constant for verb, kernel_constant in software_stack.launches_by_verb.items() if verb != "norm"
+    }
+    return software_stack.model_copy(
+        update={
+            "accesses_by_verb": accesses_by_verb,
+            "launches_by_verb": launches_by_verb,
+            "fuses_gates": norm == "liger",
+        }
+    )
 
 
 NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
@@ -144,10 +165,10 @@ def with_16_bit_adapters(software_stack: SoftwareStack) -> SoftwareStack:
 
     Unchanged too if the stack's adapters cast no input, as they are in 16 bits anyway.
     """
-    input_cast_bytes, _ = software_stack.adapter_bytes.get("input", (0.0, 0.0))
-    if software_stack.fused or not input_cast_bytes:
+    input_cast_bytes, _ = software_stack.adapter_bytes_per_element.get("input", (0.0, 0.0))
+    if software_stack.fuses_elementwise or not input_cast_bytes:
         return software_stack
-    return software_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
+    return software_stack.model_copy(update={"adapter_bytes_per_element": NARROW_ADAPTER_BYTES})
 
 
 ADAMW_STATE_BYTES = 8.0
@@ -181,12 +202,16 @@ def with_optimizer(
     changed_bytes += STEPWISE_ADAMW * state_bytes * is_stepwise
     if not changed_bytes and not flops and not is_on_host:
         return software_stack
-    update = software_stack.host_update or software_stack.offloaded_update if is_on_host else software_stack.host_update
+    update = (
+        software_stack.host_update_seconds_per_parameter or software_stack.offloaded_update_seconds_per_parameter
+        if is_on_host
+        else software_stack.host_update_seconds_per_parameter
+    )
     return software_stack.model_copy(
         update={
             "optimizer_bytes": software_stack.optimizer_bytes + changed_bytes,
             "optimizer_flops": flops,
-            "host_update": update,
+            "host_update_seconds_per_parameter": update,
         }
     )
 
@@ -210,7 +235,9 @@ def with_overlapped_groups(
         name: hidden_share if name in overlapped_parallel_groups else 0.0
         for name, hidden_share in usual_hidden_shares.items()
     }
-    return software_stack.model_copy(update={"hidden": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)})
+    return software_stack.model_copy(
+        update={"hidden_share_by_group": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)}
+    )
 
 
 def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> SoftwareStack:
@@ -228,7 +255,9 @@ def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> Software
         )
     return software_stack.model_copy(
         update={
-            "hidden": {group_name: getattr(FULL_OVERLAP, group_name) for group_name in overlapped_parallel_groups},
+            "hidden_share_by_group": {
+                group_name: getattr(FULL_OVERLAP, group_name) for group_name in overlapped_parallel_groups
+            },
             "overlapped_stages": (0, 1, 2, 3),
         }
     )

@@ -25,12 +25,12 @@ BISECTION_COUNT = 60
 """Number of halvings in the search for the acceptance chance of a drafted token."""
 
 
-def tokens_of_step(drafted_tokens: int, acceptance: float) -> float:
+def expected_tokens_per_step(drafted_tokens: int, acceptance: float) -> float:
     """Returns the mean number of tokens that a decoding step generates after `drafted_tokens` drafted tokens."""
     return (1 - acceptance ** (drafted_tokens + 1)) / (1 - acceptance)
 
 
-def acceptance_of_length(length: float, drafted_tokens: int) -> float:
+def acceptance_for_accepted_length(length: float, drafted_tokens: int) -> float:
     """Returns a drafted token's probability of acceptance, from the mean number of tokens per step.
 
     Engines print that number: vLLM as `Mean acceptance length`, SGLang as `accept len`.
@@ -47,7 +47,7 @@ def acceptance_of_length(length: float, drafted_tokens: int) -> float:
         middle_acceptance = (lower_bound + upper_bound) / 2
         lower_bound, upper_bound = (
             (middle_acceptance, upper_bound)
-            if tokens_of_step(drafted_tokens, middle_acceptance) < length
+            if expected_tokens_per_step(drafted_tokens, middle_acceptance) < length
             else (lower_bound, middle_acceptance)
         )
     return lower_bound
@@ -70,7 +70,7 @@ class Speculation:
     @property
     def tokens_per_step(self) -> float:
         """The mean number of tokens that a step generates."""
-        return tokens_of_step(self.drafted_tokens, self.acceptance)
+        return expected_tokens_per_step(self.drafted_tokens, self.acceptance)
 
     @property
     def drafts_a_block(self) -> bool:

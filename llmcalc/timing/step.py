@@ -98,7 +98,7 @@ class StepPlan:
     cp_comm: Any = "p2p"
     schedule: Schedule = "1f1b"
     stage_sizes: tuple[int, ...] | None = None
-    include: frozenset[str] = frozenset()
+    included_parts: frozenset[str] = frozenset()
     adapters: Adapters | None = None
 
     @classmethod
@@ -131,10 +131,10 @@ class StepPlan:
             cp=self.cp,
             cp_comm=self.cp_comm,
             sequence_parallel=self.sequence_parallel,
-            fuses_elementwise=software_stack.fused,
+            fuses_elementwise=software_stack.fuses_elementwise,
             fuses_gates=software_stack.fuses_gates,
-            regathers=software_stack.regathers,
-            include=self.include,
+            regathers_inputs=software_stack.regathers_inputs,
+            included_parts=self.included_parts,
             adapters=self.adapters,
         )
 
@@ -182,34 +182,36 @@ class StepTime:
     seconds: of the step.
     seconds_by_part: work of the slowest stage, pipeline bubble, data parallelism and update, which add up to it.
     timed_pass: the micro-batch of a rank that has all layers.
-    slowest_seconds, mean_seconds: seconds of a micro-batch on the slowest rank of the pipeline, and on average.
+    slowest_rank_seconds, mean_rank_seconds: seconds of a micro-batch on the slowest rank of the pipeline, and on
+        average.
     """
 
     seconds: Number
     seconds_by_part: dict[str, Number]
     timed_pass: TimedPass = field(repr=False)
-    slowest_seconds: Number = 0.0
-    mean_seconds: Number = 0.0
+    slowest_rank_seconds: Number = 0.0
+    mean_rank_seconds: Number = 0.0
 
 
 class LayerCosts(NamedTuple):
     """The seconds and parameters of a micro-batch per kind of layer; recomputed forward passes are separate.
 
-    both_passes_seconds, repeated_pass_seconds: seconds of both passes, and of a forward pass that runs again, per kind.
+    layer_seconds_of_both_passes, recomputed_forward_seconds: seconds of both passes, and of a forward pass that runs
+        again, per kind.
     start_seconds, head_seconds: of what runs before the first and after the last layer.
     dense_params, expert_params: parameters per kind; of experts, those of all expert ranks.
-    end_params: parameters before and after the layers.
+    params_outside_layers: parameters before and after the layers.
     adapter_params: parameters of low-rank adapters per kind; empty if the weights are trained.
     """
 
     layer_kinds: tuple[LayerKind, ...]
-    both_passes_seconds: list[Number]
-    repeated_pass_seconds: list[Number]
+    layer_seconds_of_both_passes: list[Number]
+    recomputed_forward_seconds: list[Number]
     start_seconds: Number
     head_seconds: Number
     dense_params: list[Number]
     expert_params: list[Number]
-    end_params: Number
+    params_outside_layers: Number
     adapter_params: list[Number]
 
     def at_index(self, array_index: Any) -> LayerCosts:
@@ -234,12 +236,14 @@ def layer_costs(timed_pass: TimedPass, software_stack: SoftwareStack, step_plan:
     """
     pass_work = timed_pass.rank_work
     kind_indices = range(len(pass_work.layer_kinds))
-    layer_wait = software_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
+    layer_wait_seconds = software_stack.layer_wait_seconds if pass_work.rank_pass.tp > 1 else 0.0
 
     def seconds(kind_index: int, is_backward: bool, skipped_seconds: Number = 0.0) -> Number:
         kernel_seconds = timed_pass.layer_seconds(kind_index, is_backward=is_backward) - skipped_seconds
         return (
-            kernel_seconds + host_wait(timed_pass, software_stack, kind_index, is_backward, kernel_seconds) + layer_wait
+            kernel_seconds
+            + host_wait(timed_pass, software_stack, kind_index, is_backward, kernel_seconds)
+            + layer_wait_seconds
         )
 
     forward_passes = [seconds(kind_index, is_backward=False) for kind_index in kind_indices]
@@ -285,16 +289,18 @@ def host_wait(
 
     kernel_seconds: seconds of the kernels and messages of that direction.
     """
-    launch_count = timed_pass.layer_launches(layer, is_backward, software_stack.kernels, software_stack.captured)
-    host_seconds = launch_count * software_stack.host_kernel
-    if software_stack.host_expert:
-        expert_count = timed_pass.expert_launches(layer, is_backward, software_stack.captured)
-        seconds_by_format = software_stack.host_expert
+    launch_count = timed_pass.layer_launches(
+        layer, is_backward, software_stack.launches_by_verb, software_stack.captured_modules
+    )
+    host_seconds = launch_count * software_stack.host_seconds_per_kernel
+    if software_stack.host_seconds_per_expert:
+        expert_count = timed_pass.expert_launches(layer, is_backward, software_stack.captured_modules)
+        seconds_by_format = software_stack.host_seconds_per_expert
         expert_seconds = seconds_by_format.get(timed_pass.product_format, seconds_by_format["bf16"])
         host_seconds = host_seconds + expert_count * expert_seconds
-    if software_stack.dtensor_operation:
-        dtensor_count = timed_pass.dtensor_operations(layer, is_backward, software_stack.dtensor_operations)
-        host_seconds = host_seconds + dtensor_count * software_stack.dtensor_operation
+    if software_stack.host_seconds_per_dtensor_operation:
+        dtensor_count = timed_pass.dtensor_operations(layer, is_backward, software_stack.dtensor_operations_by_kind)
+        host_seconds = host_seconds + dtensor_count * software_stack.host_seconds_per_dtensor_operation
     return maximum(0.0, host_seconds * timed_pass.host_launch - kernel_seconds)
 
 
@@ -326,14 +332,14 @@ def rank_layers(
 class PipelineRanks(NamedTuple):
     """The seconds of the slowest and of the average pipeline rank, and the most parameters of a rank.
 
-    slowest_seconds, mean_seconds: of a micro-batch on the slowest rank, and on average.
+    slowest_rank_seconds, mean_rank_seconds: of a micro-batch on the slowest rank, and on average.
     dense_params, expert_params: parameters of the rank that has most of each.
     mean_layers: layers of a rank, on average.
     adapter_params: parameters of low-rank adapters, of the rank that has most; None if the weights are trained.
     """
 
-    slowest_seconds: Number
-    mean_seconds: Number
+    slowest_rank_seconds: Number
+    mean_rank_seconds: Number
     dense_params: Number
     expert_params: Number
     mean_layers: Number
@@ -353,7 +359,7 @@ def pipeline_ranks(
     seconds = [
         both_pass_seconds + recompute * repeated_seconds
         for both_pass_seconds, repeated_seconds in zip(
-            costs.both_passes_seconds, costs.repeated_pass_seconds, strict=True
+            costs.layer_seconds_of_both_passes, costs.recomputed_forward_seconds, strict=True
         )
     ]
     seconds_of_ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
@@ -366,7 +372,7 @@ def pipeline_ranks(
     return PipelineRanks(
         reduce(maximum, seconds_of_ranks),
         sum(seconds_of_ranks) / pp,
-        largest_rank_sum(costs.dense_params) + costs.end_params / min(2, pp),
+        largest_rank_sum(costs.dense_params) + costs.params_outside_layers / min(2, pp),
         largest_rank_sum(costs.expert_params),
         sum(map(sum, layers)) / pp,
         largest_rank_sum(costs.adapter_params) if costs.adapter_params else None,
@@ -382,7 +388,7 @@ def idle_micro_batches(schedule: Schedule, pp: int) -> float:
     """Returns the idle time of a rank under a special schedule, in units of one micro-batch's passes."""
     micro_batch_count = 4 * pp
     step_timetable = timetable(pipeline(Layout(pp=pp, schedule=schedule), micro_batch_count))
-    return float(step_timetable.time) / 3 - micro_batch_count
+    return float(step_timetable.total_time) / 3 - micro_batch_count
 
 
 def training_step(spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan) -> StepTime:
@@ -423,16 +429,16 @@ def _step_seconds(
     """Returns the seconds of a step: micro-batches, bubble, data-parallel messages and optimizer update."""
     hop_seconds, exposed_hop_seconds = _hop_seconds(spec, device, software_stack, step_plan)
     if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
-        idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
+        idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_rank_seconds
     else:
-        idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_seconds
+        idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_rank_seconds
     bubble_seconds = idle_seconds + 2 * hop_seconds + exposed_hop_seconds
-    pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
+    pipeline_seconds = step_plan.micro_batches * ranks.slowest_rank_seconds
     message_seconds, updated_params = _data_parallel_seconds(step_plan, device, software_stack, ranks)
     parameters = sum(ranks.trained_params(step_plan.ep))
     update_seconds = (
-        software_stack.host_update * updated_params
-        if software_stack.host_update
+        software_stack.host_update_seconds_per_parameter * updated_params
+        if software_stack.host_update_seconds_per_parameter
         else device.memory_seconds(
             software_stack.optimizer_bytes * updated_params + UPDATE_BYTES_PER_PARAMETER * parameters
         )
@@ -448,8 +454,8 @@ def _step_seconds(
         pipeline_seconds + bubble_seconds + message_seconds + update_seconds,
         part_seconds,
         timed_pass,
-        ranks.slowest_seconds,
-        ranks.mean_seconds,
+        ranks.slowest_rank_seconds,
+        ranks.mean_rank_seconds,
     )
 
 
@@ -462,7 +468,7 @@ def _hop_seconds(
     pipeline is full. Stages are the outermost axis of the ranks. So a domain of fast links holds whole stages where
     they are small, and in full domains at most one neighbor of such a stage is in another domain.
     """
-    is_divided = step_plan.sequence_parallel or software_stack.scatters_hops
+    is_divided = step_plan.sequence_parallel or software_stack.scatters_stage_messages
     sent_bytes = 2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1)
     near_seconds = device.hop_seconds(sent_bytes, 1)
     far_seconds = device.hop_seconds(sent_bytes, step_plan.devices)
@@ -489,7 +495,7 @@ def _exposed_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) 
     """
     if step_plan.schedule in ("zb-h1", "dualpipe"):
         return 0
-    exposed_chunks = choose(step_plan.vpp > 1, 0, 1) if software_stack.hides_hops else step_plan.vpp
+    exposed_chunks = choose(step_plan.vpp > 1, 0, 1) if software_stack.hides_stage_messages else step_plan.vpp
     messages = 2 if software_stack.sends_before_receiving else 1
     return choose(step_plan.pp > 1, step_plan.micro_batches * exposed_chunks * messages, 0)
 
@@ -534,12 +540,12 @@ def _data_parallel_seconds(
     reduced_micro_batches = choose(sends_once, 1, step_plan.micro_batches) if step_plan.zero == 2 else 1
     exposed_seconds = _exposed_seconds_of_chunks(
         gather_seconds,
-        (1 - BACKWARD_WORK_SHARE) * ranks.slowest_seconds,
+        (1 - BACKWARD_WORK_SHARE) * ranks.slowest_rank_seconds,
         software_stack.hidden_share("weights"),
         step_plan,
     ) + _exposed_seconds_of_chunks(
         reduction_seconds,
-        BACKWARD_WORK_SHARE * ranks.slowest_seconds,
+        BACKWARD_WORK_SHARE * ranks.slowest_rank_seconds,
         software_stack.hidden_share("dp"),
         step_plan,
         reduced_micro_batches,
@@ -547,7 +553,7 @@ def _data_parallel_seconds(
     if step_plan.zero == 3:
         message_seconds = gather_seconds + reduction_seconds
         exposed_seconds_per_pass = _exposed_seconds(
-            message_seconds, step_plan.micro_batches * ranks.slowest_seconds, software_stack.hidden_share("dp")
+            message_seconds, step_plan.micro_batches * ranks.slowest_rank_seconds, software_stack.hidden_share("dp")
         )
         exposed_seconds = choose(sends_once, exposed_seconds, exposed_seconds_per_pass)
     return exposed_seconds, updated_params
@@ -604,11 +610,13 @@ def _data_group_seconds(
     """
     sends_weight_format = step_plan.dtype == "fp32" and not software_stack.sends_gradient_buffers
     gradient_bytes = (FP32_BYTES if sends_weight_format else software_stack.gradient_bytes) * trained_params
-    if software_stack.bucket == "layer":
+    if software_stack.bucket_parameters == "layer":
         bucket_count = layers
     else:
         bucket_count = maximum(
-            1, trained_params / maximum(software_stack.bucket, software_stack.bucket_per_rank * ranks)
+            1,
+            trained_params
+            / maximum(software_stack.bucket_parameters, software_stack.bucket_parameters_per_rank * ranks),
         )
     pass_count = choose(_sends_once_per_step(step_plan, software_stack), 1, step_plan.micro_batches)
     reduce_count = pass_count if step_plan.zero >= 2 else 1
@@ -623,7 +631,7 @@ def _data_group_seconds(
         "all_gather", shard_ranks, weight_bytes, rank_stride, message_count=bucket_count
     )
     reduction_kind: CollectiveKind = (
-        "all_reduce" if software_stack.reduces_all and step_plan.zero < 3 else "reduce_scatter"
+        "all_reduce" if software_stack.all_reduces_gradients and step_plan.zero < 3 else "reduce_scatter"
     )
     shard_reduction_seconds = device.message_seconds(
         reduction_kind, shard_ranks, gradient_bytes, rank_stride, message_count=bucket_count

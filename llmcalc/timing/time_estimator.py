@@ -74,7 +74,8 @@ ggml-cuda/mmvq.cuh).
 FUSED_HEAD_DIM = 256
 """Largest head size for an accelerator generation's attention kernels: FlashAttention and cuDNN refuse
 more (check_head_dim_size_flash in torch's sdp_utils.cpp), so that torch runs its memory-efficient kernel. Servers have
-kernels of their own, and so has Megatron-Core for a single key of all heads (`SoftwareStack.wide_single_keys`).
+kernels of their own, and so has Megatron-Core for a single key of all heads
+(`SoftwareStack.has_wide_single_key_kernel`).
 """
 
 LOSS_BACKWARD_FACTOR = 0.7
@@ -338,12 +339,12 @@ class TimeEstimator:
     def seconds_before_kernel(self) -> float:
         """The seconds between the launch of a kernel and its start."""
         generation = self.device.generation
-        launch_gap = generation.kernel_start if self.is_training else generation.launch_gap * self.stack.launch
-        return max(launch_gap, self.stack.kernel_gap)
+        launch_gap = generation.kernel_start if self.is_training else generation.launch_gap * self.stack.launch_factor
+        return max(launch_gap, self.stack.least_kernel_gap_seconds)
 
     def _units_format(self, dtype: str) -> str:
         """Returns the number format of the matrix units that run products of a number format."""
-        return self.stack.quantized if dtype == QUANTIZED_FORMAT else dtype
+        return self.stack.quantized_product_format if dtype == QUANTIZED_FORMAT else dtype
 
     def product_rate(self, dtype: str) -> float:
         """Returns the FLOP/s of matrix products in a number format."""
@@ -351,9 +352,9 @@ class TimeEstimator:
         if dtype == QUANTIZED_FORMAT and unit_format == "int8" and self.device.generation.block_quantized:
             return self.device.peak_rates["int8"] * self.device.generation.block_quantized
         has_own_units = self.device.format_of(unit_format) == unit_format  # else kernels decode weights to 16 bits
-        efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
+        efficiency = self.stack.rate_share_by_format.get(dtype, 1.0) if has_own_units else 1.0
         if self.device.generation.matrix_units:
-            efficiency *= self.stack.product
+            efficiency *= self.stack.product_rate_share
         return self.device.product_rate(unit_format, self.is_training, self.stack.sums_in_16_bits) * efficiency
 
     def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
@@ -396,8 +397,10 @@ class TimeEstimator:
             self, f"_{kernel.kind.replace('-', '_')}_seconds"
         )(kernel)
         launched_directions: set[bool] = set()
-        is_in_graph = not (self.is_training or self.stack.host_kernel)
-        launch_counts = self.stack.kernels.get(kernel.step_verb, kernel.launches) if is_in_graph else kernel.launches
+        is_in_graph = not (self.is_training or self.stack.host_seconds_per_kernel)
+        launch_counts = (
+            self.stack.launches_by_verb.get(kernel.step_verb, kernel.launches) if is_in_graph else kernel.launches
+        )
         for is_backward, compute_seconds, memory_seconds in seconds_by_direction:
             if is_backward and not self.is_training:
                 continue
@@ -406,7 +409,7 @@ class TimeEstimator:
             )
             launched_directions.add(is_backward)
             if is_in_graph and launch_seconds:
-                launch_seconds += self.product_wait(kernel)
+                launch_seconds += self.product_wait_by_format(kernel)
             yield TimedOperation(
                 kernel.path,
                 kernel.kind,
@@ -421,18 +424,20 @@ class TimeEstimator:
                 kernel.ends_layer,
             )
 
-    def product_wait(self, kernel: Kernel) -> float:
+    def product_wait_by_format(self, kernel: Kernel) -> float:
         """Returns the seconds that a product in a CUDA graph takes beyond its memory reads and the gap before it.
 
         Those of all experts' products belong to the last one. A kernel that decodes the weights takes further seconds.
         """
         is_last_expert_product = kernel.kind == "experts" and kernel.path.endswith("down_proj")
-        waits_by_format = self.stack.expert_wait if is_last_expert_product else self.stack.product_wait
+        waits_by_format = (
+            self.stack.expert_wait_by_format if is_last_expert_product else self.stack.product_wait_by_format
+        )
         if kernel.kind != "product" and not is_last_expert_product:
             return 0.0
         dtype = self._inference_format(kernel)
         decoding_wait = waits_by_format.get(QUANTIZED_FORMAT, 0.0) if dtype == QUANTIZED_FORMAT else 0.0
-        if is_last_expert_product and dtype == QUANTIZED_FORMAT and self.stack.server:
+        if is_last_expert_product and dtype == QUANTIZED_FORMAT and self.stack.is_server:
             decoding_wait += self.device.generation.decoded_experts
         return waits_by_format.get(self.device.format_of(self._units_format(dtype)), 0.0) + decoding_wait
 
@@ -459,7 +464,7 @@ class TimeEstimator:
             if dtype != QUANTIZED_FORMAT or not self.stack.reads_before_products:
                 read_seconds = device.memory_seconds(read_bytes + value_bytes)
                 yield False, compute_seconds, maximum(read_seconds, vector_seconds)
-                if self.stack.copies_weights_from:
+                if self.stack.least_tokens_to_copy_weights:
                     yield False, 0.0, device.memory_seconds(choose(copied_bytes > 0, weight_bytes + copied_bytes, 0.0))
                 return
             bytes_read_first = choose(self._is_vector_product(kernel), 0.0, weight_bytes)
@@ -518,7 +523,7 @@ class TimeEstimator:
         if kernel.step_verb != "linear" or kernel.in_16_bits or not self.number_formats.has_block_scales:
             return seconds
         rate_share, seconds_per_inner_element, tuned_share = self.device.generation.block_scaled
-        if self.stack.tunes_products:
+        if self.stack.has_tuned_products:
             return seconds / tuned_share
         tile_seconds = seconds_per_inner_element * kernel.k if kernel.launches[0] else 0.0
         return maximum(seconds / rate_share, tile_seconds)
@@ -529,7 +534,7 @@ class TimeEstimator:
 
     def vector_rate(self, kernel: Kernel) -> Number:
         """Returns the bytes/s at which a matrix-vector kernel reads a product's weights; inf for other kernels."""
-        if not self.stack.vector_kernels:
+        if not self.stack.has_vector_kernels:
             return inf
         return choose(self._is_vector_product(kernel), self.device.vector_rate, inf)
 
@@ -541,7 +546,7 @@ class TimeEstimator:
         self, kernel: Kernel, is_backward: bool, compute_seconds: Number, weight_bytes: Number, activation_bytes: Number
     ) -> Iterator[tuple[bool, Number, Number]]:
         """Yields the kernel times of a training product; experts' weights move in a kernel of their own."""
-        if kernel.kind == "experts" and self.stack.separate_experts:
+        if kernel.kind == "experts" and self.stack.launches_experts_separately:
             yield is_backward, 0.0, self.device.memory_seconds(weight_bytes)
             yield is_backward, compute_seconds, self.device.memory_seconds(activation_bytes)
         else:
@@ -558,7 +563,7 @@ class TimeEstimator:
 
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
         """
-        is_fused = self.stack.fused_experts and kernel.kind == "experts"
+        is_fused = self.stack.fuses_expert_activation and kernel.kind == "experts"
         is_down_projection = kernel.path.endswith("down_proj")
         return kernel.launches[0] > 0 and not (is_fused and is_down_projection), not is_fused or is_down_projection
 
@@ -566,7 +571,7 @@ class TimeEstimator:
         """The fraction of a large product's rate that the grouped kernel of all experts reaches."""
         if kernel.kind != "experts":
             return 1.0
-        return self.stack.expert_products.get(self.device.format_of(self._units_format(dtype)), 1.0)
+        return self.stack.expert_rate_share_by_format.get(self.device.format_of(self._units_format(dtype)), 1.0)
 
     def _row_padding_ratio(self, kernel: Kernel, dtype: str) -> Number:
         """The ratio of computed rows to a product's rows; matrix units compute whole tiles of rows."""
@@ -580,23 +585,23 @@ class TimeEstimator:
 
         0 for a kernel that decodes the weights that it multiplies. element_count: of the weights, in all passes.
         """
-        fewest_tokens = self.stack.copies_weights_from
+        fewest_tokens = self.stack.least_tokens_to_copy_weights
         if dtype != QUANTIZED_FORMAT or not fewest_tokens or not self.device.generation.matrix_units:
             return 0.0
         return choose(kernel.m >= fewest_tokens, 2.0 * element_count, 0.0)
 
     def _prompt_pass_count(self, kernel: Kernel) -> Number:
         """The number of times that the weights are read for a prompt, whose tokens software splits into batches."""
-        most_tokens = self.stack.prompt_batch
+        most_tokens = self.stack.prompt_batch_tokens
         if not most_tokens or self.rank_pass.phase == "decode":
             return 1.0
         return maximum(1.0, (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) / most_tokens)
 
     def _expert_load_imbalance(self, kernel: Kernel) -> Number:
         """The ratio of the busiest rank's time for expert products to the time under even loads."""
-        if kernel.kind != "experts" or not self.stack.uneven_ranks:
+        if kernel.kind != "experts" or not self.stack.slowdown_of_busiest_rank:
             return 1.0
-        return 1 + self.stack.uneven_ranks * log2(self.rank_pass.ep)
+        return 1 + self.stack.slowdown_of_busiest_rank * log2(self.rank_pass.ep)
 
     def _inference_format(self, kernel: Kernel) -> str:
         """Returns the number format in which an inference run computes a product."""
@@ -621,8 +626,8 @@ class TimeEstimator:
 
     def _expert_weights_share(self) -> float:
         """Returns the share of the memory rate at which a pass reads experts' weights."""
-        prompt_share = self.stack.prompt_expert_weights if self.rank_pass.phase == "prefill" else None
-        return self.stack.expert_weights if prompt_share is None else prompt_share
+        prompt_share = self.stack.prompt_expert_weight_rate_share if self.rank_pass.phase == "prefill" else None
+        return self.stack.expert_weight_rate_share if prompt_share is None else prompt_share
 
     def experts_read(self, kernel: Kernel) -> Number:
         """Returns the expected number of distinct experts that a pass's tokens select: E · (1 − (1 − k/E)^T).
@@ -630,7 +635,7 @@ class TimeEstimator:
         Tokens that a batch decodes together select the same experts more often than by chance. Of expert-parallel ranks
         it is that of the rank with most of them, for which all others wait.
         """
-        shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
+        shared_experts = self.stack.repeated_expert_share if self.rank_pass.phase == "decode" else 0.0
         tokens = 1 + (kernel.routed_tokens / self._prompt_pass_count(kernel) - 1) * (1 - shared_experts)
         read_probability = 1 - (1 - kernel.selection_chance) ** tokens
         mean_experts, ranks = kernel.expert_count * read_probability, self.rank_pass.ep
@@ -646,9 +651,11 @@ class TimeEstimator:
         cache_bytes = kernel.cache_elements * self.number_formats.cache_bits / 8
         if rank_pass.phase == "decode":
             key_heads = kernel.kv_heads if kernel.kv_heads > 1 else KEY_HEADS_OF_LATENTS
-            if self.stack.copies_cache:  # reads the cache and writes it with the token's entries
+            if self.stack.copies_cache_per_token:  # reads the cache and writes it with the token's entries
                 cache_bytes *= 3
-            if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
+            if (
+                self.stack.copies_key_heads and kernel.kv_heads != kernel.heads
+            ):  # reads the cache, writes and reads copies
                 cache_bytes *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
             compute_seconds = (
@@ -663,9 +670,9 @@ class TimeEstimator:
                 2.0
                 * scores
                 * (kernel.key_width + kernel.k)
-                * (self.stack.unaligned_heads if has_unaligned_dim else 1.0)
+                * (self.stack.unaligned_head_slowdown if has_unaligned_dim else 1.0)
             )
-            score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
+            score_bytes = SCORE_BYTES if self.stack.fuses_elementwise else EAGER_SCORE_BYTES
             compute_seconds, memory_seconds = (
                 score_flops / self.product_rate("bf16"),
                 device.memory_seconds(score_bytes * scores),
@@ -676,12 +683,12 @@ class TimeEstimator:
             return
         older_kernels = device.generation.older_attention
         efficiency = older_kernels.get(self.stack.attention, 1.0)
-        has_own_kernels = self.stack.server or (self.stack.wide_single_keys and kernel.kv_heads == 1)
+        has_own_kernels = self.stack.is_server or (self.stack.has_wide_single_key_kernel and kernel.kv_heads == 1)
         if maximum(kernel.key_width, kernel.k) > FUSED_HEAD_DIM and not has_own_kernels:
             efficiency = min(efficiency, older_kernels["triton"])
         efficiency *= device.sustained_share() if self.is_training else 1.0
         flops_of_passes, key_count = kernel.flops, kernel.keys_per_query
-        if self.stack.reads_masks and not are_equal(
+        if self.stack.reads_window_masks and not are_equal(
             kernel.keys_per_query, kernel.n
         ):  # a window is a mask, and no pair is skipped
             key_count = kernel.n
@@ -721,8 +728,8 @@ class TimeEstimator:
         yield False, 0.0, self.device.memory_seconds(2 * kernel.cache_elements * STATE_BITS / 8)
 
     def _elementwise_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        traffic_factor = 1.0 if self.stack.fused else self.stack.passes.get(kernel.step_verb, 1.0)
-        if self.stack.fused_experts and kernel.path.endswith(".experts"):
+        traffic_factor = 1.0 if self.stack.fuses_elementwise else self.stack.accesses_by_verb.get(kernel.step_verb, 1.0)
+        if self.stack.fuses_expert_activation and kernel.path.endswith(".experts"):
             traffic_factor = 0.0
         for is_backward in (False, True):
             yield (
@@ -736,12 +743,14 @@ class TimeEstimator:
     def _expert_bias_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds in which expert biases, times the routing weights, are added to expert outputs."""
         for is_backward in (False, True):
-            moved_bytes = self.stack.expert_bias_bytes[is_backward] * kernel.m * kernel.n
+            moved_bytes = self.stack.expert_bias_bytes_per_element[is_backward] * kernel.m * kernel.n
             yield is_backward, 0.0, self.device.memory_seconds(moved_bytes)
 
     def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
-        input_bytes, output_bytes = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
+        input_bytes, output_bytes = (
+            self.stack.adapter_bytes_per_element.get(name, (0.0, 0.0)) for name in ("input", "output")
+        )
         for is_backward in (False, True):
             moved_bytes = kernel.m * (kernel.k * input_bytes[is_backward] + kernel.n * output_bytes[is_backward])
             yield is_backward, 0.0, self.device.memory_seconds(moved_bytes)
@@ -759,19 +768,19 @@ class TimeEstimator:
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         logit_count = kernel.m * kernel.n
-        logit_bytes = self.stack.logit_bytes if self.is_training else 4.0
-        gradient_bytes = self.stack.logit_gradient_bytes
+        bytes_per_logit = self.stack.bytes_per_logit if self.is_training else 4.0
+        gradient_bytes = self.stack.gradient_bytes_per_logit
         if gradient_bytes is None:
-            gradient_bytes = LOSS_BACKWARD_FACTOR * logit_bytes
-        yield False, 0.0, self.device.memory_seconds(logit_count * logit_bytes)
+            gradient_bytes = LOSS_BACKWARD_FACTOR * bytes_per_logit
+        yield False, 0.0, self.device.memory_seconds(logit_count * bytes_per_logit)
         yield True, 0.0, self.device.memory_seconds(logit_count * gradient_bytes)
 
     def _exchange_wait(self, message: Collective) -> Number:
         """Returns the seconds of waiting before one expert all-to-all: half of the wait per layer."""
-        if message.process_group != "ep" or message.is_backward or not self.stack.exchange_wait:
+        if message.process_group != "ep" or message.is_backward or not self.stack.exchange_wait_seconds:
             return 0.0
         exposed_share = 1 - self.stack.hidden_share("ep")
-        return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
+        return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait_seconds / 2, 0.0)
 
     def _collective_kind(self, layer_message: LayerMessage) -> CollectiveKind:
         """Returns the collective that sends a message; training may all-gather tokens and reduce-scatter sums."""
@@ -787,11 +796,15 @@ class TimeEstimator:
         device, rank_pass, message_bytes = self.device, self.rank_pass, message.bytes
         exposed_share = 1 - self.stack.hidden_share(message.process_group, message.collective_kind)
         if message.process_group == "ep" and message.collective_kind != "all_to_all":
-            is_cast = message.collective_kind == "all_gather" and self.stack.gathers_casts
+            is_cast = message.collective_kind == "all_gather" and self.stack.casts_before_gathering
             byte_share = OPERAND_BYTES.get(self.number_formats.product_format, 2.0) / 2 if is_cast else 1.0
             rank_stride = rank_pass.tp
             return device.message_seconds(
-                message.collective_kind, message.ranks, message_bytes * byte_share, rank_stride, self.stack.latency
+                message.collective_kind,
+                message.ranks,
+                message_bytes * byte_share,
+                rank_stride,
+                self.stack.latency_factor,
             )
         collective_kind = self._collective_kind(layer_message)
         if message.process_group == "ep" and collective_kind != "all_to_all":
@@ -824,7 +837,7 @@ class TimeEstimator:
         if self._is_cast_before_gather(layer_message):
             message_bytes = message_bytes * OPERAND_BYTES[self.number_formats.product_format] / 2
         return copy_seconds + exposed_share * device.message_seconds(
-            message.collective_kind, message.ranks, message_bytes, latency=self.stack.latency
+            message.collective_kind, message.ranks, message_bytes, latency=self.stack.latency_factor
         )
 
     def _is_cast_before_gather(self, layer_message: LayerMessage) -> bool:
@@ -858,7 +871,7 @@ class TimeEstimator:
             if layer_message.is_dispatch and self.number_formats.product_format == "fp8" and not self.is_training
             else 1.0
         )
-        if self.rank_pass.phase == "decode" or self.stack.sends_copies:
+        if self.rank_pass.phase == "decode" or self.stack.sends_each_copy:
             return share_of_16_bits
         domain_ranks = maximum(1, floor_div(self.device.domain_devices, self.rank_pass.expert_tp))
         domains = choose(ranks > domain_ranks, maximum(1.0, ranks / domain_ranks), ranks)

@@ -67,7 +67,7 @@ class TestedClass(RatioBounds):
             and self.experts in (None, has_experts)
             and self.device in (None, device_class)
             and self.stack in (None, "tested" if software_stack.rows else "new")
-            and self.server in (None, software_stack.server)
+            and self.server in (None, software_stack.is_server)
             and self.loaded in (None, is_loaded)
             and self.eager in (None, software_stack.is_eager)
         )
@@ -91,7 +91,7 @@ MEASURED_EXPERT_RANKS = 8
 
 def untested_layout_text(software_stack: SoftwareStack, layout: Layout) -> str:
     """Returns what of a server's layout was never measured, as a text; empty if all of it was."""
-    exceeds_measured_ranks = software_stack.server and layout.ep > MEASURED_EXPERT_RANKS
+    exceeds_measured_ranks = software_stack.is_server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if exceeds_measured_ranks else ""
 
 

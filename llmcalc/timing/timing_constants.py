@@ -82,7 +82,7 @@ class AcceleratorGeneration(Record):
 IDENTITY_FIELDS = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
 """Fields of an accelerator generation that are not figures."""
 
-TABLE_FIELDS = ("products", "sustained", "older_attention", "depth", "kernels")
+TABLE_FIELDS = ("products", "sustained", "older_attention", "depth", "launches_by_verb")
 """Figures that are tables; a generation or stack inherits the entries that it does not state, unless its table is
 empty.
 """
@@ -127,8 +127,8 @@ class SoftwareStack(Record):
     name: its name, for `--stack`.
     title: its name on screens.
     phase: whether it trains or runs inference.
-    server: whether it is a server.
-    combines: whether another stack can have its own figures too (`combined_stack`).
+    is_server: whether it is a server.
+    is_combinable: whether another stack can have its own figures too (`combined_stack`).
     versions: versions of the software that the figures hold for.
     rows, sets: number of measured rows that the figures were tested on, and of their sources.
     source: where the figures come from.
@@ -138,101 +138,101 @@ class SoftwareStack(Record):
     title: str
     phase: Literal["training", "inference"]
     like: str = ""
-    combines: bool = False
-    server: bool = False
+    is_combinable: bool = False
+    is_server: bool = False
     vendors: tuple[str, ...] = ()
-    runs_on: tuple[str, ...] = ()
-    fused: bool = True
-    regathers: bool = True
-    reduces_late: bool = False
+    supported_vendors: tuple[str, ...] = ()
+    fuses_elementwise: bool = True
+    regathers_inputs: bool = True
+    adds_experts_before_reduction: bool = False
     attention: Literal["flash", "cudnn", "fa2", "triton", "scores"] = "flash"
-    torch_attention: bool = False
-    wide_single_keys: bool = False
-    hidden: dict[str, float] = {}
+    uses_torch_attention: bool = False
+    has_wide_single_key_kernel: bool = False
+    hidden_share_by_group: dict[str, float] = {}
     hides_all_reduces: bool = False
     overlapped_stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
-    bucket: float | Literal["layer"] = "layer"
-    bucket_per_rank: float = 0.0
-    reduces_all: bool = False
+    bucket_parameters: float | Literal["layer"] = "layer"
+    bucket_parameters_per_rank: float = 0.0
+    all_reduces_gradients: bool = False
     keeps_weights_in_pipelines: bool = False
     gradient_bytes: float = 4.0
     sends_gradient_buffers: bool = False
     optimizer_bytes: float = 30.0
     optimizer_flops: float = 0.0
-    logit_bytes: float = 6.0
-    logit_gradient_bytes: float | None = None
+    bytes_per_logit: float = 6.0
+    gradient_bytes_per_logit: float | None = None
     loss_bytes: dict[str, tuple[float, float]] = {}
-    product: DatasheetShare = 1.0
+    product_rate_share: DatasheetShare = 1.0
     pads_rows: bool = False
-    rates: dict[str, DatasheetShare] = {}
+    rate_share_by_format: dict[str, DatasheetShare] = {}
     sums_in_16_bits: bool = False
-    quantized: Literal["bf16", "int8"] = "bf16"
+    quantized_product_format: Literal["bf16", "int8"] = "bf16"
     reads_before_products: bool = False
-    copies_weights_from: int = Field(0, ge=0)
-    vector_kernels: bool = False
-    prompt_batch: int = Field(0, ge=0)
+    least_tokens_to_copy_weights: int = Field(0, ge=0)
+    has_vector_kernels: bool = False
+    prompt_batch_tokens: int = Field(0, ge=0)
     pipelines_prompts: bool = False
-    halves_float32: bool = False
+    runs_float32_in_16_bits: bool = False
     four_bit_scheme: str | None = None
-    expert_weights: DatasheetShare = 1.0
-    prompt_expert_weights: DatasheetShare | None = None
-    expert_products: dict[str, DatasheetShare] = {}
-    expert_wait: dict[str, float] = {}
-    product_wait: dict[str, float] = {}
-    fused_experts: bool = False
-    separate_experts: bool = False
+    expert_weight_rate_share: DatasheetShare = 1.0
+    prompt_expert_weight_rate_share: DatasheetShare | None = None
+    expert_rate_share_by_format: dict[str, DatasheetShare] = {}
+    expert_wait_by_format: dict[str, float] = {}
+    product_wait_by_format: dict[str, float] = {}
+    fuses_expert_activation: bool = False
+    launches_experts_separately: bool = False
     gathers_tokens: bool = False
-    gathers_casts: bool = False
+    casts_before_gathering: bool = False
     casts_gathered_inputs: bool = False
     most_gathering_ranks: int = Field(0, ge=0)
-    exchange: str = ""
-    sends_copies: bool = False
+    exchange_option: str = ""
+    sends_each_copy: bool = False
     exchange_stack: str = ""
     moves_all_rows: bool = False
     fuses_gates: bool = False
-    splits_to_host: bool = False
-    uneven_ranks: float = 0.0
-    sparse_heads: int = Field(0, ge=0)
-    launch: float = 1.0
-    kernel_gap: float = 0.0
-    kernels: dict[str, tuple[float, float]] = {}
-    host_kernel: float = 0.0
-    host_prompt_kernel: float = 0.0
-    host_expert: dict[str, float] = {}
+    runs_layers_on_host: bool = False
+    slowdown_of_busiest_rank: float = 0.0
+    padded_sparse_heads: int = Field(0, ge=0)
+    launch_factor: float = 1.0
+    least_kernel_gap_seconds: float = 0.0
+    launches_by_verb: dict[str, tuple[float, float]] = {}
+    host_seconds_per_kernel: float = 0.0
+    host_seconds_per_prompt_kernel: float = 0.0
+    host_seconds_per_expert: dict[str, float] = {}
     prompt_graph_tokens: int = Field(0, ge=0)
-    graphs_text_only: bool = False
+    has_graphs_of_text_models_only: bool = False
     casts_inputs: bool = False
-    tunes_products: bool = False
-    captured: tuple[Literal["attn", "mamba", "mlp", "moe", "moe_router"], ...] = ()
-    library_layers: bool = False
+    has_tuned_products: bool = False
+    captured_modules: tuple[Literal["attn", "mamba", "mlp", "moe", "moe_router"], ...] = ()
+    has_library_layers: bool = False
     copies_gathered_tokens: bool = False
-    dtensor_operation: float = 0.0
-    dtensor_operations: dict[str, tuple[float, float]] = {}
-    fastest_host: DatasheetShare = 1.0
-    host_step: float = 0.0
+    host_seconds_per_dtensor_operation: float = 0.0
+    dtensor_operations_by_kind: dict[str, tuple[float, float]] = {}
+    fastest_host_share: DatasheetShare = 1.0
+    host_seconds_per_step: float = 0.0
     hides_host: bool = False
     steps_ahead: int = Field(0, ge=0)
-    host_sequence: float = 0.0
-    first_token: float = 0.0
-    latency: float = 1.0
-    layer_wait: float = 0.0
-    hides_hops: bool = False
-    scatters_hops: bool = False
+    host_seconds_per_sequence: float = 0.0
+    first_token_seconds: float = 0.0
+    latency_factor: float = 1.0
+    layer_wait_seconds: float = 0.0
+    hides_stage_messages: bool = False
+    scatters_stage_messages: bool = False
     sends_before_receiving: bool = False
-    exchange_wait: float = 0.0
-    unaligned_heads: float = 1.0
+    exchange_wait_seconds: float = 0.0
+    unaligned_head_slowdown: float = 1.0
     keeps_unaligned_sizes: bool = False
-    reads_masks: bool = False
-    copies_cache: bool = False
-    repeats_heads: bool = False
-    shared_experts: DatasheetShare = 0.0
+    reads_window_masks: bool = False
+    copies_cache_per_token: bool = False
+    copies_key_heads: bool = False
+    repeated_expert_share: DatasheetShare = 0.0
     mixed_steps: bool = True
     stops_early: bool = False
-    host_update: float = 0.0
-    offloaded_update: float = 2e-9
-    passes: dict[str, float] = {}
-    expert_bias_bytes: tuple[float, float] = (0.0, 0.0)
-    adapter_bytes: dict[Literal["input", "output"], tuple[float, float]] = {}
+    host_update_seconds_per_parameter: float = 0.0
+    offloaded_update_seconds_per_parameter: float = 2e-9
+    accesses_by_verb: dict[str, float] = {}
+    expert_bias_bytes_per_element: tuple[float, float] = (0.0, 0.0)
+    adapter_bytes_per_element: dict[Literal["input", "output"], tuple[float, float]] = {}
     versions: str
     rows: int = Field(ge=0)
     sets: int = Field(ge=0)
@@ -241,8 +241,10 @@ class SoftwareStack(Record):
     def check_fields(self) -> None:
         if (self.rows == 0) != (self.sets == 0):
             raise ValueError(f"{self.name}: rows and sets; expected both or none")
-        if self.host_expert and "bf16" not in self.host_expert:
-            raise ValueError(f"{self.name}: host_expert without bf16; expected it, which other formats have too")
+        if self.host_seconds_per_expert and "bf16" not in self.host_seconds_per_expert:
+            raise ValueError(
+                f"{self.name}: host_seconds_per_expert without bf16; expected it, which other formats have too"
+            )
 
     @property
     def on_fastest_host(self) -> SoftwareStack | None:
@@ -250,10 +252,13 @@ class SoftwareStack(Record):
 
         None for a stack whose launch times were measured on hosts of one speed.
         """
-        if self.fastest_host == 1.0:
+        if self.fastest_host_share == 1.0:
             return None
         return self.model_copy(
-            update={name: getattr(self, name) * self.fastest_host for name in ("host_kernel", "dtensor_operation")}
+            update={
+                name: getattr(self, name) * self.fastest_host_share
+                for name in ("host_seconds_per_kernel", "host_seconds_per_dtensor_operation")
+            }
         )
 
     def gathers_on(self, replicas: int, expert_ranks: int) -> bool:
@@ -264,7 +269,7 @@ class SoftwareStack(Record):
     @property
     def is_eager(self) -> bool:
         """Whether the host launches every kernel of a layer by itself, except those that a library fuses."""
-        return self.host_kernel > 0 and not self.library_layers
+        return self.host_seconds_per_kernel > 0 and not self.has_library_layers
 
     def hidden_share(self, process_group: str, message_kind: str = "") -> float:
         """Returns the fraction of a group's messages that computation hides; for gathered weights, by default dp's
@@ -272,7 +277,9 @@ class SoftwareStack(Record):
 
         message_kind: the kind of the message, such as `all_reduce`; default any.
         """
-        group_share = self.hidden.get(process_group, self.hidden.get("dp", 0.0) if process_group == "weights" else 0.0)
+        group_share = self.hidden_share_by_group.get(
+            process_group, self.hidden_share_by_group.get("dp", 0.0) if process_group == "weights" else 0.0
+        )
         is_exposed = process_group == "tp" and message_kind == "all_reduce" and not self.hides_all_reduces
         return min(group_share, 0.0) if is_exposed else group_share
 
@@ -287,7 +294,7 @@ def software_stacks() -> dict[str, SoftwareStack]:
 DESCRIPTION_FIELDS = IDENTITY_FIELDS | {
     "title",
     "phase",
-    "combines",
+    "is_combinable",
     "exchange_stack",
     "versions",
     "rows",
@@ -297,7 +304,7 @@ DESCRIPTION_FIELDS = IDENTITY_FIELDS | {
 """Fields of a software stack that are not figures."""
 
 
-EXCHANGE_FIGURES = frozenset({"sends_copies", "gathers_tokens"})
+EXCHANGE_FIGURES = frozenset({"sends_each_copy", "gathers_tokens"})
 """Figures about the exchange of experts' tokens; a software stack that states one replaces the inherited one."""
 
 
@@ -322,10 +329,10 @@ def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
     ):
         return False
     exchange_names = [
-        name for name in stack_names if stacks[name].combines and EXCHANGE_FIGURES & tables_by_name[name].keys()
+        name for name in stack_names if stacks[name].is_combinable and EXCHANGE_FIGURES & tables_by_name[name].keys()
     ]
     return len(exchange_names) <= 1 and all(
-        stacks[stack_name].combines
+        stacks[stack_name].is_combinable
         and stacks[stack_name].phase == stacks[first_stack_name].phase
         and _base_stack_name(stack_name) == _base_stack_name(first_stack_name)
         for stack_name in setting_names

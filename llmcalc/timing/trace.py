@@ -86,7 +86,7 @@ class StepSeconds:
     prompt_seconds: (tokens of prompts, mean tokens of theirs in the cache) → of a step with prompts.
     server_seconds: of the server before a first token.
     tokens_per_step: tokens that a decoding step gives each sequence.
-    tokens_of_sequence: tokens that a decoding step computes of each sequence, the drafted ones too.
+    step_tokens_per_sequence: tokens that a decoding step computes of each sequence, the drafted ones too.
     graph_tokens: most tokens of a step with prompts whose kernels captured graphs launch; 0 (default) for none.
     added_launch_seconds: (tokens of prompts, mean tokens of theirs in the cache) → of what the host's launches add to a
         step whose prompts would fit into a graph without the decoding sequences.
@@ -97,7 +97,7 @@ class StepSeconds:
     prompt_seconds: SecondsFunction
     server_seconds: float
     tokens_per_step: float = 1.0
-    tokens_of_sequence: int = 1
+    step_tokens_per_sequence: int = 1
     graph_tokens: int = 0
     added_launch_seconds: SecondsFunction = lambda *_: 0.0
 
@@ -110,7 +110,7 @@ class StepSeconds:
         seconds = self.prompt_seconds(tokens, earlier_tokens)
         if not sequences:
             return seconds
-        if tokens + sequences * self.tokens_of_sequence > self.graph_tokens >= tokens:
+        if tokens + sequences * self.step_tokens_per_sequence > self.graph_tokens >= tokens:
             seconds += self.added_launch_seconds(tokens, earlier_tokens)
         return seconds + self.added_decoding_seconds(sequences, cached_tokens)
 
@@ -143,9 +143,9 @@ class StepSeconds:
                 lambda *sizes: seconds_added_to_prompt_step(batch_seconds(*sizes)), sequences, context_lengths
             ),
             _tabulated_seconds(lambda *sizes: float(time_prompt(*sizes).seconds), most_tokens, context_lengths),
-            replica.stack.first_token,
+            replica.stack.first_token_seconds,
             replica.tokens_per_step,
-            replica.tokens_of_sequence,
+            replica.step_tokens_per_sequence,
             replica.graph_tokens,
             _tabulated_seconds(exact_launch_seconds, min(most_tokens, max(1, replica.graph_tokens)), context_lengths),
         )

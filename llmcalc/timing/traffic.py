@@ -47,7 +47,9 @@ def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterat
     lossless_estimator = replace(
         time_estimator,
         device=device,
-        stack=time_estimator.stack.model_copy(update={"expert_weights": 1.0, "prompt_expert_weights": None}),
+        stack=time_estimator.stack.model_copy(
+            update={"expert_weight_rate_share": 1.0, "prompt_expert_weight_rate_share": None}
+        ),
     )
     for kernel in rank_work.kernels:
         run_count = float(kernel.runs_per_layer * rank_work.layer_count(kernel.layer_kind_index))

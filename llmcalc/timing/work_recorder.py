@@ -57,7 +57,7 @@ IDENTITY_VERBS = frozenset({"dropout", "repeat"})
 """
 
 VERBS_BEFORE_REDUCTION = frozenset({"combine", "to_tokens", "add", "dropout", "mul"})
-"""Verbs that can run on partial sums, which ranks reduce later (`RankPass.reduces_late`).
+"""Verbs that can run on partial sums, which ranks reduce later (`RankPass.adds_experts_before_reduction`).
 
 The other factor of `mul` is whole, such as the gate of a shared expert.
 """
@@ -246,7 +246,7 @@ class WorkRecorder(PlacementTracker):
 
     def _run_step(self, operation: Step) -> None:
         self.gathering_verb = operation.verb
-        if self.rank_pass.reduces_late and self._has_partial_sum_output(operation):
+        if self.rank_pass.adds_experts_before_reduction and self._has_partial_sum_output(operation):
             self.placements[id(operation.output_values[0].storage)] = "partial"
         else:
             super()._run_step(operation)
@@ -791,8 +791,8 @@ def _record_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     work_recorder = WorkRecorder(
         layout_of_rank,
         rank_pass.run_config(rank_pass.cp),
-        included_parts=rank_pass.include,
-        regathers=rank_pass.regathers,
+        included_parts=rank_pass.included_parts,
+        regathers_inputs=rank_pass.regathers_inputs,
         rank_pass=rank_pass,
     )
     return work_recorder.record(cached_rank_program(spec, program_layout))

@@ -61,7 +61,7 @@ def fields_of_branch(branch: ModuleScope) -> dict[str, Any]:
     return found
 
 
-def differing_names(alternatives: AlternativeBranches) -> list[str]:
+def differing_flag_names(alternatives: AlternativeBranches) -> list[str]:
     """Returns the forms whose contents differ from the first form's."""
     first, *others = alternatives.branches
     expected = fields_of_branch(alternatives.branches[first])
@@ -72,7 +72,7 @@ def differing_names(alternatives: AlternativeBranches) -> list[str]:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_all_forms_hold_the_same(example: Component) -> None:
     for alternatives in alternatives_in(around_a_model(example).program().root):
-        assert not differing_names(alternatives)
+        assert not differing_flag_names(alternatives)
 
 
 @in_one_test
@@ -148,11 +148,11 @@ def test_forms_that_hold_something_else_are_found() -> None:
         recorder.state("state", *x.axes)
         return narrow(recorder, x)
 
-    assert not differing_names(recorded(narrow, narrow))
+    assert not differing_flag_names(recorded(narrow, narrow))
     for other in (
         lambda recorder, x: recorder.linear("map", x, Axis("inner", 4)),
         lambda recorder, x: recorder.linear("other", x, Axis("inner", 3)),
         lambda recorder, x: recorder.linear("map", x, Axis("inner", 3), bias=True),
         stateful,
     ):
-        assert differing_names(recorded(narrow, other)) == ["step"]
+        assert differing_flag_names(recorded(narrow, other)) == ["step"]

@@ -229,11 +229,11 @@ def test_latents_of_a_paged_cache_are_read_in_place() -> None:
 
 def test_weights_that_are_stored_in_another_way_do_not_count() -> None:
     spec = llmcalc.load("smollm2-135m").model
-    counted, not_counted = (
+    counted, uncounted_effects = (
         replay_inference(spec, InferenceConfig(seq=32, counts_weights=weights)) for weights in (True, False)
     )
-    assert not_counted.set_up_bytes == 0
-    assert counted.peak[1].bytes - not_counted.peak[1].bytes == counted.set_up_bytes
+    assert uncounted_effects.set_up_bytes == 0
+    assert counted.peak[1].bytes - uncounted_effects.peak[1].bytes == counted.set_up_bytes
 
 
 def test_blocks_of_the_allocator_are_no_less() -> None:

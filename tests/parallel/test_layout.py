@@ -38,7 +38,7 @@ def test_neighbours_are_of_one_tensor_group() -> None:
 
 def test_experts_have_groups_of_their_own() -> None:
     layout = Layout(tp=4, dp=4, ep=8, etp=1)
-    assert (layout.expert_dp, layout.expert_shards, layout.shards) == (2, 2, 4)
+    assert (layout.expert_dp, layout.expert_shard_count, layout.shard_count) == (2, 2, 4)
     assert [layout.coordinates(rank).ep for rank in range(16)] == [*range(8), *range(8)]
     assert [layout.coordinates(rank).edp for rank in range(16)] == [0] * 8 + [1] * 8
 

@@ -51,7 +51,7 @@ MICRO_BATCH = Workload(batch=BATCH, seq=SEQ)
 def sent_by_fsdp(layout: Layout, micro_batches: int) -> Collectives:
     """What the first rank sends in forward and backward passes under FSDP2, over tensor parallelism if there is any."""
     groups = ("replicas", "dp") if layout.hsdp_replicas > 1 else ("dp",)
-    sizes = (layout.hsdp_replicas, layout.shards) if layout.hsdp_replicas > 1 else (layout.dp,)
+    sizes = (layout.hsdp_replicas, layout.shard_count) if layout.hsdp_replicas > 1 else (layout.dp,)
     formats = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     with fake_rank(0, layout.world_size):
         mesh = init_device_mesh("cpu", (*sizes, layout.tp), mesh_dim_names=(*groups, "tp"))

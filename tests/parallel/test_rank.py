@@ -79,7 +79,7 @@ def plan(spec: ModelSpec, tp: int) -> dict[str, ParallelStyle]:
 
 def sharded(spec: ModelSpec, layout: Layout) -> nn.Module:
     """The reference on this rank: FSDP2 over tensor parallelism, and over the ranks that hold the same experts."""
-    mesh = grid(layout.hsdp_replicas, layout.shards, tp=layout.tp)
+    mesh = grid(layout.hsdp_replicas, layout.shard_count, tp=layout.tp)
     with torch.device("meta"):
         model = spec.reference()
     names = [name for name, _ in model.named_modules()]
@@ -89,8 +89,8 @@ def sharded(spec: ModelSpec, layout: Layout) -> nn.Module:
     if spec.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
     if layout.ep > 1:
-        copies = layout.expert_dp // layout.expert_shards
-        experts = grid(copies, layout.expert_shards, ep=layout.ep, etp=layout.expert_tp)
+        copies = layout.expert_dp // layout.expert_shard_count
+        experts = grid(copies, layout.expert_shard_count, ep=layout.ep, etp=layout.expert_tp)
         over = experts["ep", "etp"] if layout.expert_tp > 1 else experts["ep"]
         for name, module in model.named_modules():
             if name.endswith("mlp.experts"):
@@ -127,7 +127,7 @@ def expected(spec: ModelSpec, layout: Layout, rank: int) -> Counter[tuple[str, t
     found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
     for one in weight_shards(rank_program(spec, layout, rank)):
         at = layout.coordinates(rank)
-        ranks = layout.expert_shards if one.is_expert else layout.shards
+        ranks = layout.expert_shard_count if one.is_expert else layout.shard_count
         index = (at.edp if one.is_expert else at.dp * layout.cp + at.cp) % ranks  # replicas of all parts are outermost
         rows, *rest = one.tensor.shape
         row = torch.Size(rest).numel() * 4

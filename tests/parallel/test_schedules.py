@@ -133,7 +133,7 @@ def test_dualpipe_as_its_readme_has_it(p: int, m: int) -> None:
     assert found.idle_time == pytest.approx((p // 2 - 1) * ((1 + 2) + 2 - 3 * 1))
     faster = ran(m, PassDurations(4, 4, 4, overlapped_time=9), pp=p, schedule="dualpipe")  # F&B of 9 in place of 4 + 8
     idle = max(
-        faster.time - faster.busy_time(rank) for rank in range(p)
+        faster.total_time - faster.busy_time(rank) for rank in range(p)
     )  # the middle ranks; the others have fewer pairs
     assert idle == pytest.approx((p // 2 - 1) * (9 + 8 - 3 * 4))
 
@@ -314,18 +314,18 @@ def test_in_flight_is_the_same_counted_three_ways(found: Timetable) -> None:
         assert held.total == peak
         sizes, rest = range(3, 3 + p.chunk_count), [1] * p.chunk_count
         weighed = [
-            sum(a * n for a, n in zip(sizes, held.awaiting_backward, strict=True)) + sum(held.awaiting_weights)
+            sum(a * n for a, n in zip(sizes, held.awaiting_backward, strict=True)) + sum(held.awaiting_weight_gradients)
             for held in course
         ]
         assert p.peak_in_flight(rank, sizes, rest)[0] == max(weighed)
-        assert all(min(*held.awaiting_backward, *held.awaiting_weights) >= 0 for held in course)
+        assert all(min(*held.awaiting_backward, *held.awaiting_weight_gradients) >= 0 for held in course)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(runs())
 def test_ranks_run_one_thing_at_a_time_and_never_longer_than_one_after_the_other(found: Timetable) -> None:
     work = sum(found.busy_time(rank) for rank in range(found.pipeline.ranks))
-    assert found.time <= work + found.pass_durations.send_time * found.message_count
+    assert found.total_time <= work + found.pass_durations.send_time * found.message_count
     for rank, spans in enumerate(found.spans_by_rank):
         free = 0.0
         for action, start, end in spans:

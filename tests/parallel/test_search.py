@@ -23,7 +23,7 @@ from llmcalc.parallel.layout_search import (
     UNDIVIDED_SEQUENCE,
     UNEVEN_ROUNDS,
     LayoutSearch,
-    check_planned,
+    check_plannable_layout,
     divisible_batch,
     even_stage_sizes,
     search_layouts,
@@ -348,10 +348,10 @@ def test_pipelines_are_tried_where_nothing_else_is_possible() -> None:
 
 def test_nearest_layouts_of_a_search_are_those_that_it_tries() -> None:
     deepspeed = framework_named("deepspeed").layout_rules
-    check_planned(Layout(dp=384), deepspeed, 2304, 1)
+    check_plannable_layout(Layout(dp=384), deepspeed, 2304, 1)
     for layout, batch in ((Layout(dp=384), 2048), (Layout(tp=2, dp=128), 2048)):
         with pytest.raises(InputError):
-            check_planned(layout, deepspeed, batch, 1)
+            check_plannable_layout(layout, deepspeed, batch, 1)
     assert (divisible_batch(384, 2048, 1), divisible_batch(384, 100, 2)) == (2304, 768)
 
 

@@ -54,7 +54,7 @@ def test_stages_with_the_same_kinds_of_layers_share_a_program() -> None:
 
 
 def sizes(program: RankFlow) -> list[int]:
-    return [shard.elements for shard in weight_shards(program)]
+    return [shard.element_count for shard in weight_shards(program)]
 
 
 def test_the_number_of_stages_is_in_errors_alone() -> None:

@@ -148,7 +148,7 @@ def test_linear_attention_has_the_bits_of_the_checkpoints_recipe(hub_id: str, ve
     """
     settings = {"max_model_len": 4096, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     server = engine_memory(hub_id, engine=f"vllm=={version}", hardware="rtx-pro-6000", **settings)
-    assert round(server.bytes_of("weights") / 2**30, 2) == logged_gib
+    assert round(server.term_bytes("weights") / 2**30, 2) == logged_gib
 
 
 def test_linear_attention_of_a_path_is_that_of_the_id(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_linear_attention_of_a_path_is_that_of_the_id(tmp_path: Path) -> None:
     of_id = engine_memory(
         "RedHatAI/Qwen3-Next-80B-A3B-Instruct-FP8-dynamic", engine="vllm", hardware="h200", max_model_len=4096
     )
-    assert of_path.result.bytes_of("weights") == of_id.bytes_of("weights")
+    assert of_path.result.term_bytes("weights") == of_id.term_bytes("weights")
 
 
 def test_qwens_checkpoints_in_gptq_convert_experts_and_networks_alone() -> None:
@@ -321,11 +321,11 @@ def test_metas_maverick_has_its_experts_alone_in_8_bits(tmp_path: Path) -> None:
     """A rank of 8 H100 has 48.8682 GiB (https://github.com/vllm-project/vllm/issues/16152)."""
     server = {"engine": "vllm==0.8.3", "hardware": "h100", "tensor_parallel_size": 8, "max_model_len": 8192}
     rank = engine_memory("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", **server)
-    assert rank.bytes_of("weights") / 2**30 == pytest.approx(48.8682, rel=0.0015)
+    assert rank.term_bytes("weights") / 2**30 == pytest.approx(48.8682, rel=0.0015)
     script = tmp_path / "serve.sh"
     script.write_text("vllm serve /models/Llama-4-Maverick-17B-128E-Instruct-FP8 -tp 8 --max-model-len 8192\n")
     of_path = llmcalc.memory(launch=script, engine="vllm==0.8.3", hardware="h100").result
-    assert of_path.bytes_of("weights") == rank.bytes_of("weights")
+    assert of_path.term_bytes("weights") == rank.term_bytes("weights")
 
 
 def test_glm_5_in_fp8_has_scales_of_blocks() -> None:

@@ -38,7 +38,7 @@ SPEC, DEVICE, STACK = load_preset("llama3-8b").model, device_of(find_hardware("h
 def pricer(batch: int, tokens: int, is_prompt: bool = False) -> Callable[[CalibrationFactors], float]:
     def seconds(factors: CalibrationFactors) -> float:
         run = prefill if is_prompt else decode
-        return float(run(SPEC, factors.device(DEVICE), factors.stack(STACK), batch, tokens).seconds)
+        return float(run(SPEC, factors.scale_device(DEVICE), factors.scale_stack(STACK), batch, tokens).seconds)
 
     return seconds
 

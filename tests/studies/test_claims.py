@@ -384,8 +384,8 @@ def test_1f1b_waits_p_minus_1_over_m_and_interleaving_divides_it_by_v() -> None:
     """Narayanan 2021, §2.2: idle time over ideal time. Exact if all stages take equally long and sends take nothing."""
     for p, v, m in ((4, 2, 8), (8, 4, 64)):
         plain, chunked = (timetable(pipeline(Layout(pp=p, vpp=vpp), m)) for vpp in (1, v))
-        assert Fraction(plain.idle_time) / Fraction(plain.time - plain.idle_time) == Fraction(p - 1, m)
-        assert Fraction(chunked.idle_time) / Fraction(chunked.time - chunked.idle_time) == Fraction(p - 1, m * v)
+        assert Fraction(plain.idle_time) / Fraction(plain.total_time - plain.idle_time) == Fraction(p - 1, m)
+        assert Fraction(chunked.idle_time) / Fraction(chunked.total_time - chunked.idle_time) == Fraction(p - 1, m * v)
 
 
 def test_zero_bubble_h1_waits_a_third_as_long_in_the_same_memory() -> None:

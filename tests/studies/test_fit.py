@@ -133,7 +133,7 @@ def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pyte
     fitting = fit(
         memory(load("smollm2-135m?num_hidden_layers=300").model, Settings(phase="training")), find_hardware("4GiB")
     )
-    assert (fitting.fit.verdict, fitting.batch, fitting.seq) == ("no", 0, 0)
+    assert (fitting.fit.verdict, fitting.largest_batch, fitting.largest_seq) == ("no", 0, 0)
     assert len(replays) == 1
     assert len(fitting.changes) == MAX_CHANGES_OF_DEEP_MODEL
     assert len(replays) == 1 + MAX_CHANGES_OF_DEEP_MODEL

@@ -28,7 +28,7 @@ from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE, Candidate, LayoutRun, sorted_by_memory
 from llmcalc.studies.layout_estimates import LayoutEstimates, RunEstimates
-from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON, LayoutOrder, RankedLayouts, search_budget
+from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON, LayoutOrder, RankedLayouts, new_search_budget
 from llmcalc.studies.layout_replays import LayoutReplays, RankReplay, ReplayedLayout, ReplayTask, StageTask
 from llmcalc.studies.plan import IncompleteSearchError, plan_layouts
 from llmcalc.studies.step_size import default_batch, usual_batch
@@ -169,8 +169,8 @@ def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPa
     whole, early = planned(10**6), planned(100)
     assert not whole.ended_early
     assert early.ended_early
-    assert [candidate.layout.pp for candidate in early.feasible] == [8]
-    assert len(whole.feasible) == 3
+    assert [candidate.layout.pp for candidate in early.fitting_candidates] == [8]
+    assert len(whole.fitting_candidates) == 3
     assert (whole.refusal_counts, early.refusal_counts) == (
         {TOO_MUCH_MEMORY: 1},
         {UNTRIED_REASON: 2, TOO_MUCH_MEMORY: 1},
@@ -209,7 +209,9 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
         ).plan(2, "if none fits")
 
     plan_of_layouts = planned(65)
-    assert sorted(candidate.layout.pp for candidate in plan_of_layouts.feasible) == sorted(estimated) == [2, 4]
+    assert (
+        sorted(candidate.layout.pp for candidate in plan_of_layouts.fitting_candidates) == sorted(estimated) == [2, 4]
+    )
     assert plan_of_layouts.refusal_counts == {TOO_MUCH_MEMORY: 1}
     nearest = planned(15).nearest_candidate
     assert nearest is not None
@@ -232,7 +234,7 @@ def test_a_recomputation_that_a_rank_refuses_is_not_estimated_in_full() -> None:
         FixedReplays(),
         tuple(sizes),
     )
-    assert [candidate.recompute for candidate in layout_order.plan(2).feasible] == ["full", "full"]
+    assert [candidate.recompute for candidate in layout_order.plan(2).fitting_candidates] == ["full", "full"]
     assert estimated == [(2, CONFIGURED_RECOMPUTE), (2, "full"), (1, "full")]
 
 
@@ -384,7 +386,10 @@ def test_a_screen_goes_as_far_beyond_what_does_not_fit_as_a_document() -> None:
         FixedEstimates(step_seconds=lambda run: float(run.layout.dp)),
         FixedReplays(lambda run, _limit: 50 if run.layout.dp >= 2**16 else 200),
     )
-    assert [candidate.layout.dp for candidate in order.plan(5, "never", replay_limit=20).feasible] == [2**16, 2**17]
+    assert [candidate.layout.dp for candidate in order.plan(5, "never", replay_limit=20).fitting_candidates] == [
+        2**16,
+        2**17,
+    ]
 
 
 def test_no_more_replays_are_begun_than_a_plan_may_make() -> None:
@@ -397,7 +402,7 @@ def test_no_more_replays_are_begun_than_a_plan_may_make() -> None:
         FixedReplays(lambda run, _limit: 200, lambda runs, _limit: begun.update(runs)),
     )
     plan = order.plan(5, "never", replay_limit=20)
-    assert (plan.replay_count, len(plan.unreplayed)) == (20, 280)
+    assert (plan.replay_count, len(plan.unreplayed_candidates)) == (20, 280)
     assert len(begun) == 20
 
 
@@ -564,12 +569,12 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
     monkeypatch.setattr(fit_devices, "replayed_bytes", replays)
     record = SimpleNamespace(estimate=estimates)
     one = memory(load(SMALL).model, Settings("training", seq=128))
-    ask = fit_devices.DevicesQuestion(
+    ask = fit_devices.DevicesSearch(
         LayoutEstimates(one, record),
         SimpleNamespace(capacity_bytes=capacity),
         LayoutRequest(devices=1),
         None,
-        search_budget(),
+        new_search_budget(),
     )  # type: ignore[arg-type]
     found = fit_devices._largest_number(ask, Candidate(Layout(), 1, each, capacity, lambda: 0), "batch", 1, 1, 10**6)
     right = (capacity - beside) // each
@@ -669,7 +674,7 @@ def test_the_comparison_of_another_process_is_that_of_the_plan(
 
 
 def test_a_plan_whose_layouts_wait_for_the_host_names_longer_micro_batches(run: Any) -> None:
-    """Of a small model, kernels of one short sequence take less time than their launches (`host_kernel`)."""
+    """Of a small model, kernels of one short sequence take less time than their launches by the host."""
     words = ("plan", SMALL, "--seq", "512", "--devices", "4", "--hardware", "h100", "--framework", "megatron")
     batch = "--global-batch", "64"
     longer = asked(run, *words, *batch)["longer_micro_batches"]
@@ -963,15 +968,15 @@ def test_the_nearest_layout_of_a_spent_search_is_counted_by_its_largest_rank(mon
         return LayoutReplays(EstimatesWithPeaks(model, "megatron", peaks), WorkBudget(units))
 
     with replays(10**9) as unlimited:
-        all_bytes = unlimited.bytes(run_of_layout, None)
+        all_bytes = unlimited.replayed_bytes(run_of_layout, None)
     assert set(replayed) == {0, 1, 2}
     replayed.clear()
     with replays(1) as limited:
-        assert 0 < limited.bytes(run_of_layout, None) <= all_bytes
+        assert 0 < limited.replayed_bytes(run_of_layout, None) <= all_bytes
     assert replayed == [1]
     replayed.clear()
     with replays(10**9, other_stages=1) as bounded:  # the other ranks need no more than twice their estimate
-        bounded.bytes(run_of_layout, None)
+        bounded.replayed_bytes(run_of_layout, None)
     assert set(replayed) == {1}
 
 
@@ -1005,7 +1010,9 @@ def test_a_layout_without_messages_or_replay_is_tried_with_more_recomputation() 
         FixedReplays(),
         ("", "full"),
     ).plan(3, "if none fits")
-    assert [(candidate.layout.pp, candidate.recompute) for candidate in plan_of_layouts.feasible] == [(1, "full")]
+    assert [(candidate.layout.pp, candidate.recompute) for candidate in plan_of_layouts.fitting_candidates] == [
+        (1, "full")
+    ]
     assert plan_of_layouts.refusal_counts == {"what --recompute full sends": 1}
     assert plan_of_layouts.replay_count == 1
 
@@ -1038,7 +1045,7 @@ def test_the_fastest_layout_alone_is_found_by_its_seconds_first(
         FixedReplays(),
         ("", "full"),
     ).plan_of_fastest()
-    assert [candidate.layout.pp for candidate in plan.feasible] == ([] if fastest is None else [fastest])
+    assert [candidate.layout.pp for candidate in plan.fitting_candidates] == ([] if fastest is None else [fastest])
     assert sorted(set(estimated_layouts)) == estimated
     assert plan.refusal_counts == ({TOO_MUCH_MEMORY: 3} if fastest is None else {})
     assert plan.tried_count == 3
@@ -1066,7 +1073,7 @@ def fastest_plan_of_layouts(
         return replayed_bytes.get(replays[-1], 50)
 
     layout_search = LayoutSearch([(Layout(pp=pp), 4) for pp in (4, 2, 1)])
-    layout_search.refuse(InputError("a reason of the search; expected others"))
+    layout_search.count_refusal(InputError("a reason of the search; expected others"))
     plan = LayoutOrder(
         layout_search,
         100,
@@ -1086,11 +1093,11 @@ def test_a_fastest_layout_whose_replay_does_not_fit_gives_way_to_the_next() -> N
     """Not to the same with full recomputation, which is slower than the next layout without."""
     plan, replays = fastest_plan_of_layouts({(1, ""): 150})
     assert replays == [(1, ""), (2, "")]
-    assert [(candidate.layout.pp, candidate.recompute) for candidate in plan.feasible] == [(2, "")]
+    assert [(candidate.layout.pp, candidate.recompute) for candidate in plan.fitting_candidates] == [(2, "")]
     plan, replays = fastest_plan_of_layouts({(1, ""): 150, (2, ""): 150})
-    assert [(candidate.layout.pp, candidate.recompute) for candidate in plan.feasible] == [(1, "full")]
+    assert [(candidate.layout.pp, candidate.recompute) for candidate in plan.fitting_candidates] == [(1, "full")]
     plan, _ = fastest_plan_of_layouts({(pp, recompute): 150 for pp in (1, 2, 4) for recompute in ("", "full")})
-    assert (plan.feasible, plan.unreplayed, plan.ended_early) == ([], [], False)
+    assert (plan.fitting_candidates, plan.unreplayed_candidates, plan.ended_early) == ([], [], False)
     assert plan.refusal_counts == {TOO_MUCH_MEMORY: 3, "a reason of the search": 1}
     assert plan.tried_count == 4
 
@@ -1098,14 +1105,14 @@ def test_a_fastest_layout_whose_replay_does_not_fit_gives_way_to_the_next() -> N
 def test_a_search_for_the_fastest_layout_keeps_what_it_has_when_its_budget_is_spent() -> None:
     plan, replays = fastest_plan_of_layouts({}, work_units=100, units_per_estimate=60)
     assert replays == [(1, "")]
-    assert [candidate.layout.pp for candidate in plan.feasible] == [1]
+    assert [candidate.layout.pp for candidate in plan.fitting_candidates] == [1]
 
 
 def test_a_search_for_the_fastest_layout_that_found_none_in_its_budget_is_that_of_all_layouts() -> None:
     """With a budget of its own, and each refusal counted once."""
     plan, replays = fastest_plan_of_layouts({}, 100, units_per_estimate=60, too_large_stages=(1,))
     assert replays == [(2, "")]
-    assert [candidate.layout.pp for candidate in plan.feasible] == [2]
+    assert [candidate.layout.pp for candidate in plan.fitting_candidates] == [2]
     assert plan.refusal_counts == {UNTRIED_REASON: 1, "a reason of the search": 1}
     assert plan.tried_count == 4
 
@@ -1182,11 +1189,11 @@ def test_a_begun_replay_that_may_end_too_early_is_not_used(
     begun_limit: int | None, limit: int | None, largest: int
 ) -> None:
     model = memory(load(SMALL).model, Settings("training", seq=128))
-    replays = LayoutReplays(EstimatesWithPeaks(model, "torch", (1, 2)), search_budget())
+    replays = LayoutReplays(EstimatesWithPeaks(model, "torch", (1, 2)), new_search_budget())
     replays._calls = BegunCalls()
     run = LayoutRun(Layout(pp=2), 2, CONFIGURED_RECOMPUTE)
-    replays.begin([run], begun_limit)
-    assert replays.bytes(run, byte_limit=limit) == largest
+    replays.start_replays([run], begun_limit)
+    assert replays.replayed_bytes(run, byte_limit=limit) == largest
 
 
 class BegunStages:
@@ -1230,12 +1237,12 @@ def test_stages_of_a_layout_are_replayed_apart(
     """Three processes have a stage each, and the work of ranks counts as if one process had replayed the layout."""
     model = memory(load(SMALL).model, Settings("training", seq=128))
     run = LayoutRun(Layout(pp=3, pp_layout=(2, 1, 3)), 3, CONFIGURED_RECOMPUTE)
-    replays = LayoutReplays(EstimatesWithPeaks(model, "megatron", peaks), search_budget())
+    replays = LayoutReplays(EstimatesWithPeaks(model, "megatron", peaks), new_search_budget())
     replays._calls = calls = BegunStages(dict(enumerate(bytes_of_ranks)))
-    replays.begin([run], 200)
+    replays.start_replays([run], 200)
     assert [task.ranks for task in calls.begun] == begun
     units_before = SIMULATED_WORK.units
-    assert replays.bytes(run, byte_limit=200) == largest
+    assert replays.replayed_bytes(run, byte_limit=200) == largest
     assert (calls.asked, SIMULATED_WORK.units - units_before) == (asked, units)
     assert {task.ranks for task in calls.forgotten} == set(begun)
 

@@ -510,8 +510,8 @@ def test_the_place_of_a_layout(run: Any) -> None:
 def test_a_layout_that_a_replay_refuses_has_no_place() -> None:
     """Place 1 was a layout that is not in the table, since its replay did not fit."""
     layout_plan: Any = llmcalc.plan(SMALL, "h100", devices=4, seq=128, rows=3).result
-    first, second, *others = layout_plan.ranked_layouts.feasible
-    refused_plan = replace(layout_plan.ranked_layouts, feasible=[second, *others])
+    first, second, *others = layout_plan.ranked_layouts.fitting_candidates
+    refused_plan = replace(layout_plan.ranked_layouts, fitting_candidates=[second, *others])
     layouts_in_order = [candidate for _, candidate in replace(layout_plan, ranked_layouts=refused_plan).order]
     assert layouts_in_order[:2] == [second, *others][:2]
     assert first not in layouts_in_order

@@ -64,10 +64,15 @@ def servers(case: Case) -> StudiedServers:
 def test_one_request_takes_the_time_of_time(case: Case, servers: StudiedServers) -> None:
     for server in servers.servers[:2]:
         replica, load = server.replica, server.replica.latencies(1)
-        layout = {name: size for name, size in vars(server.sizes).items() if size > 1}
-        if server.sizes.dp > 1 or server.kv_dtype or case.options.get("quantize") or case.options.get("prefix_hit"):
+        layout = {name: size for name, size in vars(server.layout_sizes).items() if size > 1}
+        if (
+            server.layout_sizes.dp > 1
+            or server.kv_dtype
+            or case.options.get("quantize")
+            or case.options.get("prefix_hit")
+        ):
             continue
-        etp = {"etp": server.sizes.tp // server.sizes.ep} if server.sizes.ep > 1 else {}
+        etp = {"etp": server.layout_sizes.tp // server.layout_sizes.ep} if server.layout_sizes.ep > 1 else {}
         options = {"engine": case.options.get("engine", "vllm"), **layout, **etp}
         context = replica.requests.mean_context
         token: Any = llmcalc.time(case.model, case.hardware, "decode", seq=context, **options)
@@ -111,7 +116,7 @@ def test_the_cheapest_is_never_dearer_than_a_typed_one(case: Case, servers: Stud
     cheapest = servers.chosen_server.load_point.cost_per_million
     assert cheapest is not None
     for server in servers.servers[:3]:
-        sizes = {name: size for name, size in vars(server.sizes).items() if name != "dp"}
+        sizes = {name: size for name, size in vars(server.layout_sizes).items() if name != "dp"}
         typed = serve(case, **sizes)
         if typed.chosen_server is not None:
             assert typed.chosen_server.load_point.cost_per_million is not None

@@ -190,10 +190,10 @@ def test_a_first_token_that_is_at_risk_is_said_to_be(run: Any) -> None:
 
 def test_limits_are_compared_with_likely_latencies() -> None:
     load = LoadLatencies(8, 100, ttft=0.1, tpot=0.01, ttft_of_burst=0.4, tpot_of_burst=0.008)
-    assert LatencyLimits(ttft=0.3, tpot=0.01).violated_limits(load) == ""
-    assert LatencyLimits(ttft=0.09).violated_limits(load) == "TTFT above --ttft"
-    assert LatencyLimits(ttft=0.5, tpot=0.009).violated_limits(load) == "TPOT above --tpot"
-    assert LatencyLimits(ttft=0.3, tpot=0.009).violated_limits(load.latencies_in_waves) == "TTFT above --ttft"
+    assert LatencyLimits(ttft=0.3, tpot=0.01).violation_reason(load) == ""
+    assert LatencyLimits(ttft=0.09).violation_reason(load) == "TTFT above --ttft"
+    assert LatencyLimits(ttft=0.5, tpot=0.009).violation_reason(load) == "TPOT above --tpot"
+    assert LatencyLimits(ttft=0.3, tpot=0.009).violation_reason(load.latencies_in_waves) == "TTFT above --ttft"
 
 
 def test_a_fixed_number_of_equal_requests_arrives_in_waves(run: Any) -> None:
@@ -399,7 +399,7 @@ def test_an_encoder_serves_no_tokens() -> None:
 def test_layouts_whose_ranks_a_scheme_cannot_store_are_ruled_out() -> None:
     """Groups of 128 weights divide Qwen3 4B's 9,728 columns over up to 4 ranks; over 8, no rank has whole groups."""
     servers = llmcalc.serve("qwen3-4b", "h100", 1024, 256, concurrency=8, quantize="awq-int4-g128").result
-    assert {server.sizes.tp for server in servers.servers} == {1, 2, 4}
+    assert {server.layout_sizes.tp for server in servers.servers} == {1, 2, 4}
     assert servers.rejection_counts["the layout does not divide the model"] >= 1
     expected = (
         r"--(tp|tensor-parallel-size) 8: of a rank's weights in awq-int4-g128, .*1,216 columns are not a multiple of "
@@ -459,7 +459,7 @@ def test_replicas_whose_devices_are_no_power_of_two_are_tried_where_no_usual_one
     """Of 405B parameters in 16 bits, 8 devices of 80 GB hold too little, and 16 do not divide these devices."""
     served = llmcalc.serve("llama3.1-405b", "h100", input=2000, output=100, devices=devices)
     assert served.report().tables[0].answer == answer
-    assert all(devices % server.sizes.devices <= devices % 12 for server in served.result.servers)
+    assert all(devices % server.layout_sizes.devices <= devices % 12 for server in served.result.servers)
 
 
 def test_more_layouts_are_tried_only_where_no_usual_one_fits() -> None:
@@ -523,7 +523,7 @@ def test_the_start_command_of_many_expert_ranks_starts() -> None:
     assert server.flags["max_num_batched_tokens"] == 2304  # 2,305 tokens would take more than 32 GiB
     plain = llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm", dp=16, enable_expert_parallel=True,
                            max_model_len=2100, max_num_batched_tokens=2304).result  # fmt: skip
-    assert server.memory.bytes_of("non_torch") - plain.bytes_of("non_torch") == 33 * 2**30
+    assert server.memory.term_bytes("non_torch") - plain.term_bytes("non_torch") == 33 * 2**30
     small = llmcalc.serve("qwen3-30b-a3b", "h200", **words).result.servers[0]  # whose buffers hold a whole step
     assert small.flags["all2all_backend"] == "deepep_low_latency"
     assert "max_num_batched_tokens" not in small.flags

@@ -123,12 +123,12 @@ def test_the_budget_is_kept_and_the_model_marked(name: str) -> None:
     shape_study = find_shapes(build_family(own), budget, own)
     assert 2 <= len(shape_study.shapes) <= 12
     assert all(abs(s.parameters / budget.value - 1) <= 0.02 for s in shape_study.shapes)
-    assert all(s.difference == s.parameters / budget.value - 1 for s in shape_study.shapes)
+    assert all(s.cost_difference == s.parameters / budget.value - 1 for s in shape_study.shapes)
     ratios = [s.stack.aspect_ratio for s in shape_study.shapes]
     assert ratios == sorted(ratios)
     (marked,) = [s for s in shape_study.shapes if s.is_target]
     assert (marked.stack.hidden_size, marked.stack.num_hidden_layers) == (own.hidden_size, own.main.num_hidden_layers)
-    assert marked.difference == 0
+    assert marked.cost_difference == 0
 
 
 def test_head_sizes_divide() -> None:

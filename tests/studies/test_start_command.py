@@ -44,7 +44,7 @@ def test_the_command_starts_the_server(case: str, tmp_path: Path) -> None:
             memory = llmcalc.memory(launch=script, hardware=hardware).report().data
         tolerance = 1e-3 if server.quantize and record.name == "vllm" else 0.0
         assert memory["kv_tokens"] == pytest.approx(server.memory.kv_tokens, rel=tolerance), command
-        assert memory["devices"] == server.sizes.devices, command
+        assert memory["devices"] == server.layout_sizes.devices, command
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware, read_hardware
 from llmcalc.sources.preset import Preset
 from llmcalc.studies.server import LayoutSizes, Server
-from llmcalc.studies.serving import cache_flag
+from llmcalc.studies.serving import cache_format_flag
 from llmcalc.timing.batching import LoadLatencies, Replica, RequestSizes
 from llmcalc.timing.calibration import UNIT_FACTORS, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
@@ -279,7 +279,7 @@ class Row:
             return FULL if self["measure"] == "throughput" else RATE
         if self.stack.name in SERVER_STACKS:
             return SERVERS
-        return EAGER if self.stack.host_kernel else CAPTURED
+        return EAGER if self.stack.host_seconds_per_kernel else CAPTURED
 
 
 EAGER_FROM = 8192
@@ -297,8 +297,8 @@ def _stack(software: str, tokens: int = 0) -> SoftwareStack:
         name = engine(name).software_stack(parse_version(version or "0"))
     stack = with_overlap(software_stacks()[name], "none" if software in ONE_CONNECTION else None)
     if software in UNSAMPLED:
-        host_seconds = stack.host_step + stack.host_sequence
-        stack = stack.model_copy(update={"host_step": host_seconds, "host_sequence": 0.0})
+        host_seconds = stack.host_seconds_per_step + stack.host_seconds_per_sequence
+        stack = stack.model_copy(update={"host_seconds_per_step": host_seconds, "host_seconds_per_sequence": 0.0})
     return stack.model_copy(update={"gradient_bytes": 2.0}) if software in GRADIENTS_IN_16_BITS else stack
 
 
@@ -397,10 +397,10 @@ def _prices(
     stack = with_overlapped_groups(with_overlap(_stack(software), None if groups else overlap or None), groups)
     stack = choices.stack(with_attention(stack, attention or None))
     if captured:
-        stack = stack.model_copy(update={"captured": captured})
+        stack = stack.model_copy(update={"captured_modules": captured})
     if on_fastest_host:
         stack = stack.on_fastest_host or stack
-    return StepTimer(spec_of(model), factors.device(device_of_row(*device)), factors.stack(stack))
+    return StepTimer(spec_of(model), factors.scale_device(device_of_row(*device)), factors.scale_stack(stack))
 
 
 def pricer_of(row: Row) -> Callable[[CalibrationFactors], float]:
@@ -454,7 +454,7 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
         row.whole("seq"),
         dtype=dtype,
         recomputed_share=_recomputed_share(row["recompute"]),
-        include=frozenset({"mtp"} if row["mtp"] else ()),
+        included_parts=frozenset({"mtp"} if row["mtp"] else ()),
         adapters=_adapters(row),
         recomputed_modules=frozenset(filter(None, row["recompute_modules"].split("+"))),
         stops_early=prices.stack.stops_early and (row["recompute"] in WHOLE_LAYERS or "/" in row["recompute"]),
@@ -532,9 +532,9 @@ def _replica(
     factors: CalibrationFactors,
 ) -> Replica:
     """A replica. Rows with other loads share it, and what it has computed of prompts."""
-    stack = factors.stack(_stack(software, requests.input_tokens + requests.output_tokens))
+    stack = factors.scale_stack(_stack(software, requests.input_tokens + requests.output_tokens))
     return Replica(
-        spec_of(model), factors.device(device_of_row(hardware, "")), stack, requests, layout, formats, STEP_TOKENS
+        spec_of(model), factors.scale_device(device_of_row(hardware, "")), stack, requests, layout, formats, STEP_TOKENS
     )
 
 
@@ -547,7 +547,7 @@ def _load(concurrency: float, *key: Any) -> LoadLatencies:
 def _load_at_rate(rate: float, sequences: int, *key: Any) -> LoadLatencies:
     """The load of requests that arrive at a rate. sequences: most of them at a time (`--max-num-seqs`)."""
     replica = replace(_replica(*key), waited_step_share=0.5)
-    point = Server(LayoutSizes(), None, None, replica, None, sequences).point_at_rate(rate)
+    point = Server(LayoutSizes(), None, None, replica, None, sequences).load_point_at_rate(rate)
     if point is None:
         raise NotAsked("requests that arrive faster than the estimated server completes them")
     return point.replica_latencies
@@ -581,7 +581,7 @@ def full_server(row: Row) -> tuple[Replica, int]:
     if preset.checkpoint is None and row["precision"] in SCHEMES and "oss" not in row["model"]:
         flags["quantize"] = SCHEMES[row["precision"]]
     if row["kv_bits"] == "8":
-        flags |= cache_flag(record, "fp8")
+        flags |= cache_format_flag(record, "fp8")
     flags |= bench_settings(row)
     memory = record.memory_on(preset, row.hardware, version, flags)
     requests_in_cache = min(
@@ -674,7 +674,7 @@ def _inference_seconds(row: Row, factors: CalibrationFactors) -> float:
         replica.layout, replica.number_formats, replica.spec, replica.device, replica.stack
     )  # fmt: skip
     if row.set in WIDE_PASSES and not (row.set == "llamacpp_r9700" and "/vulkan" in row.id):
-        stack = stack.model_copy(update={"prompt_batch": 2048})
+        stack = stack.model_copy(update={"prompt_batch_tokens": 2048})
     input_tokens, output, load = replica.requests.input_tokens, replica.requests.output_tokens, row.whole("batch")
     batch = max(1, load // layout.dp)
     if measure == "output_rate":

@@ -56,7 +56,7 @@ def test_long_prompts_run_in_chunks() -> None:
     server = replica(requests=REQUESTS["documents"])
     expected = prefill(server.spec, H100, VLLM, 1, 16384, 0, 8192, has_server_delay=True).seconds
     assert server.latencies(1).ttft == expected
-    assert len(server.prompts_pass(1).timed_passes) == 2
+    assert len(server.pass_of_equal_prompts(1).timed_passes) == 2
 
 
 def test_the_passes_of_a_long_prompt_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_more_requests_give_more_tokens_and_longer_waits(name: str, requests: Re
 def test_graphs_launch_steps_by_all_of_their_tokens(changes: dict[str, Any], concurrency: int, share: float) -> None:
     """Of prompts of 128 tokens in steps with those of others, whose number is of a Poisson distribution."""
     server = replica(requests=REQUESTS["short"])
-    assert replace(server, **changes).uncaptured_share(concurrency) == pytest.approx(share, abs=1e-6)
+    assert replace(server, **changes).uncaptured_prompt_share(concurrency) == pytest.approx(share, abs=1e-6)
 
 
 @pytest.mark.parametrize("concurrency", [2, 16, 300])
@@ -136,7 +136,7 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     assert (load.ttft - prompt) / others == pytest.approx(prompt / (prompt + further), rel=1e-9)
     at_once = min(8, concurrency)  # prompts of 1024 tokens in a step of 8192
     saved = token_pass.seconds - seconds_added_to_prompt_step(token_pass) if mixed else 0.0
-    of_each = (server.prompts_pass(at_once).seconds - saved) / at_once
+    of_each = (server.pass_of_equal_prompts(at_once).seconds - saved) / at_once
     wait = (concurrency - 1 + at_once - 1) / 2 * of_each
     assert load.ttft_of_burst - prompt_step == pytest.approx(max(load.ttft - prompt_step, wait), rel=1e-9)
     round_of_burst = prompt_step + (concurrency - 1) * of_each + further
@@ -217,16 +217,19 @@ def test_a_batch_is_padded_to_the_next_captured_graph() -> None:
 
 def test_the_busiest_rank_takes_longer() -> None:
     """Products of experts that are bound by computing; of weights a rank reads its own, whatever the load."""
-    even = VLLM.model_copy(update={"uneven_ranks": 0.0})
+    even = VLLM.model_copy(update={"slowdown_of_busiest_rank": 0.0})
     server = replica("experts", step_tokens=None)
-    assert server.prompts_pass(16).seconds > replace(server, stack=even).prompts_pass(16).seconds
+    assert server.pass_of_equal_prompts(16).seconds > replace(server, stack=even).pass_of_equal_prompts(16).seconds
     assert server.decoding_pass(1).seconds == replace(server, stack=even).decoding_pass(1).seconds
     dense = replica("tensor parallel", step_tokens=None)
-    assert dense.prompts_pass(16).seconds == replace(dense, stack=even).prompts_pass(16).seconds
+    assert dense.pass_of_equal_prompts(16).seconds == replace(dense, stack=even).pass_of_equal_prompts(16).seconds
 
 
 def test_gathered_tokens_in_the_products_format_are_fewer_bytes() -> None:
     gathers = VLLM.model_copy(update={"most_gathering_ranks": 0})
-    casts = gathers.model_copy(update={"gathers_casts": True})
+    casts = gathers.model_copy(update={"casts_before_gathering": True})
     server = replica("attention of each rank", number_formats=NumberFormats("fp8", 8, 8))
-    assert replace(server, stack=casts).prompts_pass(1).seconds < replace(server, stack=gathers).prompts_pass(1).seconds
+    assert (
+        replace(server, stack=casts).pass_of_equal_prompts(1).seconds
+        < replace(server, stack=gathers).pass_of_equal_prompts(1).seconds
+    )

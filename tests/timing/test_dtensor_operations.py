@@ -112,7 +112,7 @@ def timed(tp: int, sequence_parallel: bool = False, micro_batch: int = 1, copies
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_operations_of_a_divided_layer_are_those_of_the_dispatcher(mesh: Any, sequence_parallel: bool) -> None:
-    of_stack = find_stack("fsdp2").dtensor_operations
+    of_stack = find_stack("fsdp2").dtensor_operations_by_kind
     counted = [timed(8, sequence_parallel).dtensor_operations(0, backward, of_stack) for backward in (False, True)]
     assert counted == dispatched(mesh, sequence_parallel)
 

@@ -157,12 +157,18 @@ def test_a_launch_file_states_how_tokens_are_sent(dispatcher: str, options: str,
     )
     assert stack_of_launch(launch, False, True) == expected
     time_stack = find_stack(expected)
-    assert (time_stack.gathers_tokens, bool(time_stack.captured)) == (dispatcher == "allgather", "graphs" in options)
-    assert dispatcher == "allgather" or time_stack.sends_copies is (dispatcher == "alltoall")
-    assert (time_stack.bucket == inf) is ("overlap" not in options)
+    assert (time_stack.gathers_tokens, bool(time_stack.captured_modules)) == (
+        dispatcher == "allgather",
+        "graphs" in options,
+    )
+    assert dispatcher == "allgather" or time_stack.sends_each_copy is (dispatcher == "alltoall")
+    assert (time_stack.bucket_parameters == inf) is ("overlap" not in options)
     other_stack = find_stack(time_stack.exchange_stack)
-    assert (other_stack.captured, other_stack.bucket) == (time_stack.captured, time_stack.bucket)
-    assert other_stack.sends_copies is (dispatcher != "alltoall")
+    assert (other_stack.captured_modules, other_stack.bucket_parameters) == (
+        time_stack.captured_modules,
+        time_stack.bucket_parameters,
+    )
+    assert other_stack.sends_each_copy is (dispatcher != "alltoall")
     without_exchanges = replace(launch, layout=Layout(dp=8))
     assert "alltoall" not in stack_of_launch(without_exchanges, False, True)
 
@@ -252,7 +258,9 @@ def test_wide_expert_parallelism_of_servers_exchanges_a_rank_s_share_of_the_rows
 
 
 def test_experts_on_more_ranks_than_any_measured_server_are_untested() -> None:
-    measured = [int(row["ep"]) for rows in read_sets().values() for row in rows if not row.trains and row.stack.server]
+    measured = [
+        int(row["ep"]) for rows in read_sets().values() for row in rows if not row.trains and row.stack.is_server
+    ]
     assert max(measured) == MEASURED_EXPERT_RANKS
 
 
@@ -348,7 +356,7 @@ def test_megatron_states_groups() -> None:
 def test_ranks_wait_for_the_rank_that_reads_most_experts(ranks: int, tokens: int) -> None:
     """The same as the mean of drawn tokens, which select experts at random, within a fifth."""
     spec = load_preset("qwen3-30b-a3b").model
-    stack = software_stacks()["vllm"].model_copy(update={"shared_experts": 0.0})
+    stack = software_stacks()["vllm"].model_copy(update={"repeated_expert_share": 0.0})
     device = device_of(load_hardware("h100-sxm"))
 
     def experts_read(layout: Layout) -> float:
@@ -369,6 +377,6 @@ def test_ranks_wait_for_the_rank_that_reads_most_experts(ranks: int, tokens: int
 
 def test_launches_of_experts_have_seconds_in_16_bits_for_formats_without_their_own() -> None:
     fields = software_stacks()["megatron"].model_dump()
-    with pytest.raises(ValueError, match="host_expert without bf16"):
-        SoftwareStack(**fields | {"host_expert": {"fp8": 1e-5}})
-    assert SoftwareStack(**fields | {"host_expert": {}}).host_expert == {}
+    with pytest.raises(ValueError, match="host_seconds_per_expert without bf16"):
+        SoftwareStack(**fields | {"host_seconds_per_expert": {"fp8": 1e-5}})
+    assert SoftwareStack(**fields | {"host_seconds_per_expert": {}}).host_seconds_per_expert == {}

@@ -113,7 +113,7 @@ def test_a_layer_launches_what_its_class_runs(preset: str) -> None:
     work = rank_work(load(preset).model, StepPlan(micro_batch=1, seq=64).rank_pass(stack))
     for backward in (False, True):
         counted = sum(
-            kernel.runs_per_layer * stack.kernels.get(kernel.step_verb, kernel.launches)[backward]
+            kernel.runs_per_layer * stack.launches_by_verb.get(kernel.step_verb, kernel.launches)[backward]
             for kernel in work.kernels
             if kernel.layer_kind_index == 0
         )
@@ -152,7 +152,7 @@ def test_a_fused_adapter_launches_what_its_steps_run() -> None:
     with Operations() as backward:  # type: ignore[no-untyped-call]
         loss.backward(gradient)
     counted = [
-        3 * launches for launches in find_stack("unsloth").kernels["adapter"]
+        3 * launches for launches in find_stack("unsloth").launches_by_verb["adapter"]
     ]  # two products, and what is beside
     assert counted == pytest.approx([forward.count - 1, backward.count - 1], abs=0.01)  # without the frozen product
 

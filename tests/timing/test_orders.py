@@ -104,7 +104,7 @@ def check_passes(replica: Replica, context: int, batch: int) -> None:
         return float(decode(spec, device, stack, size, context, layout, formats).seconds)
 
     # llama.cpp's kernels of matrix by vector end at a number of tokens, beyond which its other kernel may be faster
-    batches = [size for size in BATCHES if size <= MAX_VECTOR_KERNEL_TOKENS or not stack.vector_kernels]
+    batches = [size for size in BATCHES if size <= MAX_VECTOR_KERNEL_TOKENS or not stack.has_vector_kernels]
     seconds = [token(size, device) for size in batches]
     check_grows(seconds, f"seconds of a token on {device.name}")
     check_grows([size / time for size, time in zip(batches, seconds, strict=True)], f"tokens/s on {device.name}")

@@ -59,8 +59,8 @@ def test_arguments_of_megatron_state_which_messages_overlap(
 def test_an_option_names_several_groups_whose_messages_overlap() -> None:
     megatron = find_stack("megatron")
     both, alone = with_overlap(megatron, "dp,ep"), with_overlap(megatron, "ep")
-    assert set(both.hidden) == {"dp", "ep"}
-    assert both.hidden["ep"] == alone.hidden["ep"]
+    assert set(both.hidden_share_by_group) == {"dp", "ep"}
+    assert both.hidden_share_by_group["ep"] == alone.hidden_share_by_group["ep"]
     assert with_overlap(megatron, "ep,dp,tp") == with_overlap(megatron, "all")
 
 

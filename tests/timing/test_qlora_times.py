@@ -176,7 +176,7 @@ def test_casts_and_experts_have_kernel_counts_of_their_own() -> None:
         work = rank_work(load_preset(model).model, RankPass(1, 1, 64, adapters=adapters))
         timed_pass = TimedPass(work, [])
         return tuple(
-            float(timed_pass.layer_launches(0, is_backward, find_stack("torch").kernels))
+            float(timed_pass.layer_launches(0, is_backward, find_stack("torch").launches_by_verb))
             for is_backward in (False, True)
         )
 

@@ -76,7 +76,7 @@ def closed_form(layout: Layout, micro_batches: int, forward: Sequence[float]) ->
     kinds = tuple(LayerKind("", (i,)) for i in range(len(forward)))
     costs: Any = load_costs(kinds, [3 * seconds for seconds in forward], list(forward))
     ranks = pipeline_ranks(costs, layout.pp, layout.vpp)
-    return float(micro_batches * ranks.slowest_seconds + (layout.pp - 1) / layout.vpp * ranks.mean_seconds)
+    return float(micro_batches * ranks.slowest_rank_seconds + (layout.pp - 1) / layout.vpp * ranks.mean_rank_seconds)
 
 
 def load_costs(kinds: tuple[LayerKind, ...], both: list[float], forward: list[float]) -> Any:
@@ -95,7 +95,7 @@ def test_pipelines_take_as_long_as_their_orders(layout: Layout) -> None:
     for micro_batches in (8, 32):
         expected = simulated_seconds(layout, micro_batches, equal, [2.0] * len(equal))
         assert closed_form(layout, micro_batches, equal) == pytest.approx(expected, rel=1e-12)
-        assert expected == float(timetable(pipeline(layout, micro_batches)).time)
+        assert expected == float(timetable(pipeline(layout, micro_batches)).total_time)
     rng = random.Random(layout.pp * 10 + layout.vpp)
     for _ in range(20):
         micro_batches = rng.choice((8, 16, 32))
@@ -162,7 +162,7 @@ def test_interleaved_stages_send_beside_more_than_one_micro_batch() -> None:
 
     for network_bandwidth, has_long_messages in ((2e9, True), (2e10, False)):
         whole, chunks = (step(network_bandwidth, *chunks) for chunks in ((1, "1f1b"), (2, "interleaved")))
-        exposed, pass_seconds = whole.seconds_by_part["data"], whole.slowest_seconds
+        exposed, pass_seconds = whole.seconds_by_part["data"], whole.slowest_rank_seconds
         message_seconds = exposed + 0.9 * pass_seconds
         hidden_of_first_chunk = 0.9 * min(message_seconds, 4 * pass_seconds)
         assert (message_seconds > 4 * pass_seconds) == has_long_messages
@@ -210,9 +210,9 @@ def test_layers_of_stages_are_exact() -> None:
         Layout(tp=2, pp=16, dp=64, ep=64, etp=1, zero=1, sequence_parallel=True), 1, 240, 4096, dtype="fp8"
     )
     step = training_step(spec, h100(), MEGATRON, plan)
-    assert step.slowest_seconds > step.mean_seconds
+    assert step.slowest_rank_seconds > step.mean_rank_seconds
     uneven = replace(plan, stage_sizes=(5, 5, *[4] * 12, 3, 0))
-    assert training_step(spec, h100(), MEGATRON, uneven).slowest_seconds > 1.2 * step.slowest_seconds
+    assert training_step(spec, h100(), MEGATRON, uneven).slowest_rank_seconds > 1.2 * step.slowest_rank_seconds
 
 
 def test_parts_and_lines_add_up() -> None:
@@ -400,7 +400,7 @@ def test_an_operation_of_npus_sorts_the_tokens_of_experts() -> None:
 
     def layer_launches(stack: str) -> float:
         passes = time_pass(work, device_of(load_hardware("ascend-910b")), find_stack(stack), NumberFormats())
-        return float(passes.layer_launches(0, False, find_stack(stack).kernels))
+        return float(passes.layer_launches(0, False, find_stack(stack).launches_by_verb))
 
     assert layer_launches("vllm-npu") == layer_launches("vllm-eager") - 4
 
@@ -423,7 +423,7 @@ def test_products_without_rows_compute_no_tile() -> None:
 
 
 def test_a_stacks_share_of_matrix_units_holds_where_there_are_any() -> None:
-    slower = VLLM.model_copy(update={"product": 0.5})
+    slower = VLLM.model_copy(update={"product_rate_share": 0.5})
 
     def prompt(accelerator: str, stack: Any) -> float:
         return float(prefill(llama(), device_of(load_hardware(accelerator)), stack, 1, 4096).seconds)
@@ -581,13 +581,15 @@ def test_small_micro_batches_of_eager_kernels_wait_for_the_host() -> None:
     short, long = (training_step(llama(), h100(), stack, StepPlan(micro_batch=1, seq=seq)) for seq in (64, 16384))
     layers = rank_work(llama(), StepPlan(micro_batch=1, seq=64).rank_pass(stack))
     launches = sum(
-        kernel.runs_per_layer * sum(stack.kernels.get(kernel.step_verb, kernel.launches))
+        kernel.runs_per_layer * sum(stack.launches_by_verb.get(kernel.step_verb, kernel.launches))
         for kernel in layers.kernels
         if kernel.layer_kind_index == 0
     )
-    assert short.slowest_seconds == pytest.approx(32 * launches * stack.host_kernel, rel=0.05)
-    captured = stack.model_copy(update={"host_kernel": 0.0})
-    assert training_step(llama(), h100(), captured, StepPlan(seq=16384)).slowest_seconds == long.slowest_seconds
+    assert short.slowest_rank_seconds == pytest.approx(32 * launches * stack.host_seconds_per_kernel, rel=0.05)
+    captured = stack.model_copy(update={"host_seconds_per_kernel": 0.0})
+    assert (
+        training_step(llama(), h100(), captured, StepPlan(seq=16384)).slowest_rank_seconds == long.slowest_rank_seconds
+    )
 
 
 def test_small_layers_of_megatron_wait_for_the_host_unless_a_graph_holds_them() -> None:
@@ -595,10 +597,10 @@ def test_small_layers_of_megatron_wait_for_the_host_unless_a_graph_holds_them() 
     stack, gpt = find_stack("megatron"), load_preset("gpt2").model
     plan = StepPlan(micro_batch=1, seq=64)
     launched, captured = (
-        training_step(gpt, h100(), software, plan).slowest_seconds
+        training_step(gpt, h100(), software, plan).slowest_rank_seconds
         for software in (stack, find_stack("megatron-layer-graphs"))
     )
-    assert launched == pytest.approx(12 * (9 + 14) * stack.host_kernel, rel=0.05)
+    assert launched == pytest.approx(12 * (9 + 14) * stack.host_seconds_per_kernel, rel=0.05)
     assert captured < launched / 4
     assert not stack.is_eager
 
@@ -627,7 +629,7 @@ def test_the_host_on_a_board_with_grace_launches_more_slowly(accelerator: str) -
     """Megatron-LM's tests: 12 small layers, three micro-batches more, 209 and 214 ms on GB200, 150 and 142 on H100."""
     gpt, device = load_preset("gpt2").model, device_of(load_hardware(accelerator))
     on_grace, on_xeon = (
-        training_step(gpt, board, MEGATRON, StepPlan(micro_batch=1, seq=64)).slowest_seconds
+        training_step(gpt, board, MEGATRON, StepPlan(micro_batch=1, seq=64)).slowest_rank_seconds
         for board in (device, h100())
     )
     assert on_grace / on_xeon == pytest.approx((209 + 214) / (150 + 142), rel=0.02)
@@ -650,15 +652,15 @@ def test_all_reduces_of_tensor_parallel_ranks_are_hidden_by_xla_alone() -> None:
     assert seconds["tp"] == seconds["none"]
 
 
-@pytest.mark.parametrize(("loss", "logit_bytes"), [("eager", 38.0 + 14.0), ("native", 22.0 + 10.0)])
-def test_a_loss_that_is_no_single_kernel_moves_each_logit_several_times(loss: str, logit_bytes: float) -> None:
+@pytest.mark.parametrize(("loss", "bytes_per_logit"), [("eager", 38.0 + 14.0), ("native", 22.0 + 10.0)])
+def test_a_loss_that_is_no_single_kernel_moves_each_logit_several_times(loss: str, bytes_per_logit: float) -> None:
     """Megatron without --cross-entropy-loss-fusion, and with its own fusion, in place of 6 and 4.2 bytes."""
     plan, stack = StepPlan(micro_batch=1, seq=2048), MEGATRON
     fused, stated = (
-        training_step(llama(), h100(), with_loss(stack, name), plan).slowest_seconds for name in (None, loss)
+        training_step(llama(), h100(), with_loss(stack, name), plan).slowest_rank_seconds for name in (None, loss)
     )
     logits = 2048 * llama().vocab_size
-    extra_seconds = h100().memory_seconds(logits * logit_bytes) - h100().memory_seconds(logits * (6.0 + 4.2))
+    extra_seconds = h100().memory_seconds(logits * bytes_per_logit) - h100().memory_seconds(logits * (6.0 + 4.2))
     assert stated - fused == pytest.approx(extra_seconds, rel=0.05)
     assert with_loss(find_stack("fsdp2"), loss) == find_stack("fsdp2")  # what it has already
 
@@ -699,10 +701,10 @@ def test_messages_that_a_stack_does_not_hide() -> None:
         name: training_step(llama(), h100(), stack.model_copy(update=update), plan).seconds_by_part["data"]
         for name, update in {
             "nanotron": {},
-            "scattered": {"reduces_all": False},
-            "gathered beside products": {"hidden": {"dp": 0.9}},
-            "nothing hidden": {"hidden": {}},
-            "in one message": {"bucket": float("inf")},
+            "scattered": {"all_reduces_gradients": False},
+            "gathered beside products": {"hidden_share_by_group": {"dp": 0.9}},
+            "nothing hidden": {"hidden_share_by_group": {}},
+            "in one message": {"bucket_parameters": float("inf")},
         }.items()
     }
     assert seconds["nothing hidden"] > seconds["nanotron"] > seconds["gathered beside products"]
@@ -786,7 +788,9 @@ def test_ranks_wait_before_they_exchange_tokens_of_experts() -> None:
     plan = StepPlan(dp=8, ep=8, micro_batches=4)
 
     def seconds(wait: float, overlap: str | None, plan: StepPlan = plan) -> float:
-        stack = with_overlap(MEGATRON.model_copy(update={"exchange_wait": wait, "host_kernel": 0.0}), overlap)
+        stack = with_overlap(
+            MEGATRON.model_copy(update={"exchange_wait_seconds": wait, "host_seconds_per_kernel": 0.0}), overlap
+        )
         return float(training_step(spec, h100(), stack, plan).seconds)
 
     layers = 48 * plan.micro_batches
@@ -809,7 +813,7 @@ def test_hosts_launch_the_products_of_experts_one_by_one() -> None:
 
     A product takes 33 microseconds with the scales of NVFP4 (its pull 3134), 8 in 16 bits (FlagGems' pull 4855).
     """
-    without = MEGATRON.model_copy(update={"host_expert": {}})
+    without = MEGATRON.model_copy(update={"host_seconds_per_expert": {}})
     for ep, experts, dtype, product_seconds in ((8, 16, "bf16", 8e-6), (64, 2, "fp8", 3.3e-5), (8, 16, "fp4", 3.3e-5)):
         added = [
             seconds - seconds_without
@@ -830,11 +834,11 @@ def test_graphs_of_layers_launch_all_but_the_experts() -> None:
     assert host_seconds("llama3-8b", graphs) == [0, 0]
     launches = [3 + 2 + 2 + 3, 4 + 2 * 2 + 2 + 4]  # of dispatching, of the products, of the activation, of combining
     seconds = [
-        count * graphs.host_kernel + 2 * products * 16 * graphs.host_expert["bf16"]
+        count * graphs.host_seconds_per_kernel + 2 * products * 16 * graphs.host_seconds_per_expert["bf16"]
         for count, products in zip(launches, (1, 2), strict=True)
     ]
     assert host_seconds("qwen3-30b-a3b", graphs, 8) == pytest.approx(seconds)
-    with_fixed_capacity = graphs.model_copy(update={"captured": ("attn", "moe")})
+    with_fixed_capacity = graphs.model_copy(update={"captured_modules": ("attn", "moe")})
     assert host_seconds("qwen3-30b-a3b", with_fixed_capacity, 8) == [0, 0]
 
 
@@ -846,7 +850,7 @@ def test_attention_to_one_wide_key_has_kernels_of_its_own_in_megatron() -> None:
         lines = time_pass(work, h100(), stack, NumberFormats()).operations
         return sum(float(line.compute) for line in lines if line.kind == "attention")
 
-    without = MEGATRON.model_copy(update={"wide_single_keys": False})
+    without = MEGATRON.model_copy(update={"has_wide_single_key_kernel": False})
     triton = h100().generation.older_attention["triton"]
     assert seconds("deepseek-v4-flash", MEGATRON) == pytest.approx(triton * seconds("deepseek-v4-flash", without))
     assert seconds("deepseek-v3", MEGATRON) == seconds("deepseek-v3", without)
@@ -862,7 +866,7 @@ def test_fused_experts_move_no_activation_and_cast_less() -> None:
     assert any(memory(MEGATRON, "elementwise", ""))
     assert not any(memory(graphs, "elementwise", ""))
     # the input of the last product and the gradients of the first ones come from the activation
-    whole = MEGATRON.model_copy(update={"separate_experts": False})
+    whole = MEGATRON.model_copy(update={"launches_experts_separately": False})
     for name, casts in (("down_proj", 1), ("gate_proj", 1), ("up_proj", 1)):
         path = f".{name}"
         assert len(memory(whole, "experts", path)) - len(memory(graphs, "experts", path)) == casts
@@ -897,7 +901,7 @@ def test_each_expert_waits_for_its_own_weights() -> None:
             for backward in (False, True)
         }
 
-    separate, fused = seconds(MEGATRON), seconds(MEGATRON.model_copy(update={"separate_experts": False}))
+    separate, fused = seconds(MEGATRON), seconds(MEGATRON.model_copy(update={"launches_experts_separately": False}))
     rate = device.memory_bandwidth * device.generation.memory
     assert separate[False] - fused[False] == pytest.approx(2 * experts / rate, rel=1e-6)
     assert separate[True] - fused[True] == pytest.approx((2 + 8) * experts / rate, rel=1e-6)
@@ -1041,13 +1045,13 @@ class TestHostAndProductsOfServers:
 
     def test_host_beside_the_device(self) -> None:
         earlier, ahead = (decode(llama(), h100(), stack, 1, 1024) for stack in (find_stack("vllm-2025"), VLLM))
-        assert earlier.seconds_by_part["host"] == VLLM.host_step > 0
+        assert earlier.seconds_by_part["host"] == VLLM.host_seconds_per_step > 0
         assert ahead.seconds_by_part["host"] == 0
         assert ahead.seconds < earlier.seconds
-        slow_host = VLLM.model_copy(update={"host_step": 1.0})
+        slow_host = VLLM.model_copy(update={"host_seconds_per_step": 1.0})
         assert decode(llama(), h100(), slow_host, 1, 1024).seconds == pytest.approx(1.0)
         assert (
-            decode(llama(), h100(), VLLM, 1, 1024, Layout(pp=2)).seconds_by_part["host"] == VLLM.host_step
+            decode(llama(), h100(), VLLM, 1, 1024, Layout(pp=2)).seconds_by_part["host"] == VLLM.host_seconds_per_step
         )  # not overlapped
 
     def test_sglang_hides_the_host_since_its_kernels_of_2026(self) -> None:
@@ -1055,7 +1059,7 @@ class TestHostAndProductsOfServers:
         stack_names = [engine.software_stack((0, 5, number)) for number in (9, 10, 14)]
         assert stack_names == ["sglang-2025", "sglang-0510", "sglang"]
         earlier, _, ahead = (decode(llama(), h100(), find_stack(name), 1, 1024) for name in stack_names)
-        assert earlier.seconds_by_part["host"] == find_stack("sglang").host_step > 0
+        assert earlier.seconds_by_part["host"] == find_stack("sglang").host_seconds_per_step > 0
         assert ahead.seconds_by_part["host"] == 0
 
     def test_units_without_16_bits_multiply_in_float32(self) -> None:
@@ -1076,7 +1080,9 @@ class TestHostAndProductsOfServers:
     def test_all_reduces_of_trainium_take_what_nccom_test_measured(self) -> None:
         """58 microseconds of up to 64 KiB (nccom-test of the documentation of Neuron), 161 times in a token of 70B."""
         trainium, stack = device_of(load_hardware("trainium1")), find_stack("vllm-neuron")
-        assert trainium.message_seconds("all_reduce", 2, 1024, latency=stack.latency) == pytest.approx(58e-6, rel=0.01)
+        assert trainium.message_seconds("all_reduce", 2, 1024, latency=stack.latency_factor) == pytest.approx(
+            58e-6, rel=0.01
+        )
         spec = llmcalc.load("llama2-70b").model
         token = decode(spec, trainium, stack, 1, 256, Layout(tp=16)).seconds
         assert token == pytest.approx(25.18e-3, rel=0.1)  # serve_neuron_trn1
@@ -1151,23 +1157,23 @@ class TestHostAndProductsOfServers:
             assert device_of(find_hardware(name)).generation.name == generation
 
     def test_waits_of_products(self) -> None:
-        without = VLLM.model_copy(update={"product_wait": {}, "expert_wait": {}})
+        without = VLLM.model_copy(update={"product_wait_by_format": {}, "expert_wait_by_format": {}})
         difference = decode(llama(), h100(), VLLM, 1, 8).seconds - decode(llama(), h100(), without, 1, 8).seconds
         products = 4 * 32 + 1  # q with k and v, o, gate with up, and down of 32 layers, and the head
-        assert difference == pytest.approx(products * VLLM.product_wait["bf16"])
+        assert difference == pytest.approx(products * VLLM.product_wait_by_format["bf16"])
 
     @pytest.mark.parametrize("engine", ["vllm", "vllm-2025", "sglang", "tensorrt-llm"])
     def test_decoding_weights_takes_further_seconds(self, engine: str) -> None:
         """Kernel tables: a product whose weights are decoded takes 4 to 8 microseconds more than their bytes say."""
         stack, quantized = find_stack(engine), NumberFormats("quantized", 4.125)
-        without = {name: wait for name, wait in stack.product_wait.items() if name != "quantized"}
-        stack_without = stack.model_copy(update={"product_wait": without})
+        without = {name: wait for name, wait in stack.product_wait_by_format.items() if name != "quantized"}
+        stack_without = stack.model_copy(update={"product_wait_by_format": without})
         seconds, seconds_without = (
             float(decode(llama(), h100(), server, 1, 8, number_formats=quantized).seconds_by_part["kernels"])
             for server in (stack, stack_without)
         )
-        assert 4e-6 <= stack.product_wait["quantized"] <= 8e-6
-        assert seconds - seconds_without == pytest.approx((4 * 32 + 1) * stack.product_wait["quantized"])
+        assert 4e-6 <= stack.product_wait_by_format["quantized"] <= 8e-6
+        assert seconds - seconds_without == pytest.approx((4 * 32 + 1) * stack.product_wait_by_format["quantized"])
 
     def test_prompts_of_decoded_weights_are_slower_before_marlin_of_2025(self) -> None:
         quantized, in_16_bits = NumberFormats("quantized", 4.125), NumberFormats()
@@ -1179,8 +1185,8 @@ class TestHostAndProductsOfServers:
             assert (decoded > 1.2 * plain) is is_slower
 
     def test_calibration_scales_them(self) -> None:
-        scaled = CalibrationFactors(wait=2.0).stack(VLLM)
-        assert scaled.expert_wait == {name: 2 * wait for name, wait in VLLM.expert_wait.items()}
+        scaled = CalibrationFactors(wait=2.0).scale_stack(VLLM)
+        assert scaled.expert_wait_by_format == {name: 2 * wait for name, wait in VLLM.expert_wait_by_format.items()}
 
 
 def test_rows_are_of_one_list() -> None:
@@ -1216,7 +1222,8 @@ def test_piecewise_graphs_launch_short_prompts() -> None:
             assert long > 1.1 * short
             assert float(prefill(model, h100(), stack, 1, 16).seconds_by_part["kernels"]) == pytest.approx(
                 max(
-                    57 * stack.host_prompt_kernel, float(decode(model, h100(), stack, 1, 16).seconds_by_part["kernels"])
+                    57 * stack.host_seconds_per_prompt_kernel,
+                    float(decode(model, h100(), stack, 1, 16).seconds_by_part["kernels"]),
                 ),
                 rel=0.2,
             )
@@ -1282,7 +1289,7 @@ def test_casts_of_narrow_formats_are_launches_of_a_prompt() -> None:
         float(prefill(model, h100(), VLLM, 1, 1024, number_formats=formats).seconds_by_part["kernels"])
         for formats in (NumberFormats(), narrow)
     )
-    assert cast - wide == pytest.approx(28 * 4 * VLLM.host_prompt_kernel)
+    assert cast - wide == pytest.approx(28 * 4 * VLLM.host_seconds_per_prompt_kernel)
 
 
 def test_copies_of_quantized_weights_are_written_and_read() -> None:

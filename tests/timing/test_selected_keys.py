@@ -127,7 +127,7 @@ def test_servers_attend_to_selected_latents_in_prompts_too() -> None:
     (dense,) = kernels(absorbed, "attention", "deepseek-v3")
     assert (dense.key_width, dense.k, dense.head_padding_ratio) == (192, 128, 1)
     server, device = software_stacks()["vllm"], device_of(load_hardware("h200"))
-    without = server.model_copy(update={"sparse_heads": 0})
+    without = server.model_copy(update={"padded_sparse_heads": 0})
     assert prefill(spec(), device, server, 1, 4096).seconds > prefill(spec(), device, without, 1, 4096).seconds
 
 

@@ -166,14 +166,14 @@ def test_ranks_that_gather_tokens_send_them_to_no_expert() -> None:
         return sent
 
     of_tokens = 2 * tokens * 2048
-    replicas = RankPass(tokens, 1, 64, "decode", ep=4, reduces_late=True, gathered_ranks=4)
+    replicas = RankPass(tokens, 1, 64, "decode", ep=4, adds_experts_before_reduction=True, gathered_ranks=4)
     assert messages(replicas) == {
         ("all_gather", "ep", 4, 4 * of_tokens): 1,
         ("reduce_scatter", "ep", 4, 4 * of_tokens): 1,
     }
-    divided = RankPass(tokens, 1, 64, "decode", tp=4, etp=1, ep=4, reduces_late=True, gathered_ranks=1)
+    divided = RankPass(tokens, 1, 64, "decode", tp=4, etp=1, ep=4, adds_experts_before_reduction=True, gathered_ranks=1)
     assert messages(divided) == {("all_reduce", "tp", 4, of_tokens): 2}
-    dense_experts = RankPass(tokens, 1, 64, "decode", tp=4, reduces_late=True, gathered_ranks=1)
+    dense_experts = RankPass(tokens, 1, 64, "decode", tp=4, adds_experts_before_reduction=True, gathered_ranks=1)
     assert messages(dense_experts) == messages(divided)
 
 
@@ -192,7 +192,7 @@ def test_layers_that_share_keys_read_the_cache_of_their_own_window(name: str) ->
 
 def test_a_gated_shared_expert_is_summed_with_the_routed_ones() -> None:
     """The gate multiplies a partial sum, so a layer of Qwen3.5 reduces once after attention and once after experts."""
-    work = rank_work(model("qwen3.5-35b-a3b"), RankPass(1, 1, 64, "decode", tp=2, reduces_late=True))
+    work = rank_work(model("qwen3.5-35b-a3b"), RankPass(1, 1, 64, "decode", tp=2, adds_experts_before_reduction=True))
     sums = Counter(
         layer for layer, message, *_ in work.messages if message.collective_kind == "all_reduce" and layer >= 0
     )
@@ -210,7 +210,7 @@ def test_a_fused_gate_is_one_kernel_that_reads_both_halves() -> None:
 
 
 def test_rows_of_other_ranks_are_moved_but_not_computed() -> None:
-    rank_pass = RankPass(16, 1, 64, "decode", tp=4, etp=1, ep=4, reduces_late=True, gathered_ranks=1)
+    rank_pass = RankPass(16, 1, 64, "decode", tp=4, etp=1, ep=4, adds_experts_before_reduction=True, gathered_ranks=1)
     all_rows = replace(rank_pass, moves_all_rows=True)
     spec = model("qwen3-30b-a3b")
     work, work_on_all = rank_work(spec, rank_pass), rank_work(spec, all_rows)

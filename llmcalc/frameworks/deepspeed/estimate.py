@@ -53,7 +53,7 @@ def transient_bytes(
     if layout.zero == 0:
         copied_bytes = element_bytes * min(BUCKET_ELEMENTS, parameter_count)
         return TransientBytes(gradient_reduction=copied_bytes, optimizer_step=step_bytes)
-    bucket_elements, shard_size = settings.size_in_elements("reduce_bucket_size"), parameter_count // layout.shards
+    bucket_elements, shard_size = settings.size_in_elements("reduce_bucket_size"), parameter_count // layout.shard_count
     buffer_bytes = element_bytes * bucket_elements
     if layout.zero == 3:
         sub_group_share = min(1, settings.sub_group_size / max(1, shard_size))

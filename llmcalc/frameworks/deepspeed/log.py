@@ -36,7 +36,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         "DeepSpeed",
         tuple(memory_terms),
         version=log_values.last_text("version"),
-        oom_flag="train_micro_batch_size_per_gpu",
+        memory_saving_flag="train_micro_batch_size_per_gpu",
     )
 
 
@@ -45,7 +45,9 @@ def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[Log
     if "params" not in log_values:
         return []
     memory_terms = [
-        LogTerm("params", log_values.whole_numbers("params")[-1] * MILLION, "parameters", per_parameter=Fraction(1))
+        LogTerm(
+            "params", log_values.whole_numbers("params")[-1] * MILLION, "parameters", bytes_per_parameter=Fraction(1)
+        )
     ]
     device_count = 1
     if "nodes" in log_values:
@@ -56,9 +58,11 @@ def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[Log
             continue
         if "offload_param" in option_match["options"]:
             largest_layer_bytes = 4 * MILLION * max(log_values.whole_numbers("largest_layer"), default=0)
-            states_term = LogTerm("states", 0, per_parameter=Fraction(18, device_count), constant=largest_layer_bytes)
+            states_term = LogTerm(
+                "states", 0, bytes_per_parameter=Fraction(18, device_count), constant_bytes=largest_layer_bytes
+            )
         else:
-            states_term = LogTerm("states", 0, per_parameter=4 + Fraction(16, device_count))
+            states_term = LogTerm("states", 0, bytes_per_parameter=4 + Fraction(16, device_count))
         memory_terms.append(states_term._replace(value=parse_bytes(option_match["device"])))
         break
     return memory_terms

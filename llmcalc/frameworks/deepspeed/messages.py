@@ -26,23 +26,23 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
     replica_group = replicated_weights.replica_group
     element_bytes = replicated_weights.element_bytes
     if not zero_stage:
-        for bucket_elements in _bucket_sizes(replicated_weights.elements):
+        for bucket_elements in _bucket_sizes(replicated_weights.element_count):
             yield replica_group.message("all_reduce", bucket_elements * element_bytes, 1)
         return
-    reduction_count = replicated_weights.chunk.micro_batches if zero_stage >= 2 else 1
+    reduction_count = replicated_weights.stage_chunk.micro_batches if zero_stage >= 2 else 1
     reduction_kind: CollectiveKind = "reduce_scatter" if zero_stage == 3 else "all_reduce"
-    for bucket_elements in _bucket_sizes(replicated_weights.elements):
+    for bucket_elements in _bucket_sizes(replicated_weights.element_count):
         yield replica_group.message(reduction_kind, bucket_elements * element_bytes, reduction_count)
         yield replica_group.replica_all_reduce(bucket_elements * element_bytes // replica_group.shards, reduction_count)
     if zero_stage < 3:
-        yield replica_group.message("all_gather", replicated_weights.elements * element_bytes, 1)
+        yield replica_group.message("all_gather", replicated_weights.element_count * element_bytes, 1)
         return
-    for weights in _group_by_module(replicated_weights.weights):
+    for weights in _group_by_module(replicated_weights.weight_shards):
         bucket_elements = sum(weight.tensor.size for weight in weights)
         yield replica_group.message(
             "all_gather",
             bucket_elements * element_bytes,
-            2 * replicated_weights.chunk.micro_batches * weights[0].module_count,
+            2 * replicated_weights.stage_chunk.micro_batches * weights[0].module_count,
         )
 
 

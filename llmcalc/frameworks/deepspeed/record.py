@@ -15,7 +15,7 @@ FRAMEWORK = Framework(
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layout_rules=LayoutRules(
-        "deepspeed", default_zero_stage=3, other_zero_stages=(1, 2), untried_sizes=("tp", "cp", "pp", "vpp", "ep")
+        "deepspeed", default_zero_stage=3, other_zero_stages=(1, 2), untried_size_names=("tp", "cp", "pp", "vpp", "ep")
     ),
     implying_options=("with --zero 2", lambda request: request.zero_stage() == 2),
     launcher="deepspeed",

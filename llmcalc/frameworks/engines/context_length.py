@@ -10,13 +10,13 @@ CLASSES_WITH_MODEL_MAX_LENGTH = "Cohere"
 """Prefixes of class names whose configs may have `model_max_length`, which replaces the number of positions."""
 
 
-def stated_length(preset: Preset) -> int | None:
+def stated_context_length(preset: Preset) -> int | None:
     """Returns the context length in tokens: `model_max_length`, else the number of positions; None without either."""
     model_max_length = (preset.config or {}).get("model_max_length")
     return model_max_length if isinstance(model_max_length, int) else longest_sequence(preset.model)
 
 
-def has_unknown_length(preset: Preset) -> bool:
+def has_unknown_context_length(preset: Preset) -> bool:
     """Whether the context length is unknown, because it is `model_max_length` of a config that is not available."""
     return preset.config is None and any(
         class_name.startswith(CLASSES_WITH_MODEL_MAX_LENGTH) for class_name in architectures(preset)

@@ -8,7 +8,7 @@ from ...sources.presets import known_model
 from ...sources.target import load
 
 
-def read_draft(draft_model: str | Preset, draft_flag: str, expected_draft: str) -> Preset:
+def read_draft_model(draft_model: str | Preset, draft_flag: str, expected_draft: str) -> Preset:
     """Returns the draft model that a flag names. Raises `InputError` if it cannot be read.
 
     draft_flag: the flag, as the beginning of messages. expected_draft: what may stand behind it, in words.

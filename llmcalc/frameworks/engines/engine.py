@@ -65,7 +65,7 @@ class FlagChange(NamedTuple):
     flag: str
     kv_tokens: int
     max_concurrency: float
-    starts: bool
+    can_start: bool
     devices: int = 1
 
 
@@ -76,7 +76,7 @@ class EngineMemory:
     terms: the terms of the fullest rank, in the order in which they are taken.
     kv_tokens: tokens of the cache as the engine prints them. block_count: blocks of the cache.
     max_concurrency: requests of the longest length that the caches hold.
-    can_start: whether the engine starts. message: its message where it does not, else empty.
+    can_start: whether the engine starts. startup_error: its message where it does not, else empty.
     max_model_len: the longest request. assumed_flags: flag → its default, where the user gave none.
     devices: number of devices. block_size: tokens of a block.
     notes: remarks for the reader. settings: name of a flag's value → the value in effect.
@@ -99,7 +99,7 @@ class EngineMemory:
     block_count: int
     max_concurrency: float
     can_start: bool
-    message: str
+    startup_error: str
     max_model_len: int
     devices: int
     block_size: int
@@ -130,7 +130,7 @@ class EngineMemory:
         """Whether the engine starts and its caches have room for all users' requests, divided evenly over ranks."""
         return self.can_start and self.max_concurrency >= -(-user_count // self.data_parallel_ranks)
 
-    def bytes_of(self, term_name: str, device: str | None = None) -> int:
+    def term_bytes(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named term of the memory, on one device or all; 0 if there is no such term."""
         return sum(term.bytes for term in self.terms if term.name == term_name and device in (None, term.device))
 
@@ -138,12 +138,12 @@ class EngineMemory:
 class EngineVersion(NamedTuple):
     """A version of an engine, and the range of versions in which the same rules for memory apply.
 
-    version: the version. record: the range of versions whose rules hold, such as `0.21`.
+    version: the version. rules_version: the range of versions whose rules hold, such as `0.21`.
     note: a remark where the version is assumed or newer than the newest record; else empty.
     """
 
     version: str
-    record: str
+    rules_version: str
     note: str = ""
 
 
@@ -157,7 +157,7 @@ class Engine:
 
     name: the word of `--engine`. title: its name on screens.
     flags: () → its flags. rules: () → the `EngineRecord` with the memory rules of its versions.
-    server: (preset, hardware, version, flags) → a server of the model, which the next three functions take.
+    server: (preset, hardware, named_version, flags) → a server of the model, which the next three functions take.
     memory: (server) → the `EngineMemory`.
     flag_changes: (server) → changes that may give more cache, the cheapest first: as users type them, and as values of
         flags.
@@ -167,7 +167,7 @@ class Engine:
     flags_by_term: term → the flag that changes it.
     serving_flags: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the
         longest request); default the flag of the length.
-    model_check: (preset, version) → None; raises `InputError` for a model that the version does not run. None: none is
+    check_model: (preset, version) → None; raises `InputError` for a model that the version does not run. None: none is
         refused by its class.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
     runs_on_processors: whether it runs on processors too, of any maker; default false.
@@ -185,7 +185,7 @@ class Engine:
         None for an engine in which the library's flag is all.
     draft_flags: (method, draft preset or None, tokens of a step) → the flags of speculative decoding; method: `mtp`,
         `ngram` or `model`. None for an engine whose servers with a draft are not modelled.
-    start_words: words of the command that starts it, up to the model's name; empty if none is known.
+    start_command_words: words of the command that starts it, up to the model's name; empty if none is known.
     applied_schemes: scheme of `--quantize` → the flags with which it applies it to published weights as it loads them.
     usual_scheme: scheme of `--quantize` in which its users run weights of 16 bits if nothing else is stated, and the
         remark on it; None (default) for the published weights.
@@ -212,7 +212,7 @@ class Engine:
     alternatives_by_option: Mapping[str, str] = field(default_factory=dict)
     flags_by_term: Mapping[str, str] = field(default_factory=dict)
     serving_flags: LazyFunction | None = None
-    model_check: LazyFunction | None = None
+    check_model: LazyFunction | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     runs_on_processors: bool = False
     plugin_vendors: tuple[str, ...] = ()
@@ -228,7 +228,7 @@ class Engine:
     benchmark_remark: str = ""
     batch_tokens_flag: str = ""
     request_limit_flag: str = ""
-    start_words: tuple[str, ...] = ()
+    start_command_words: tuple[str, ...] = ()
     applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     usual_scheme: tuple[str, str] | None = None
     reads_library_tags: bool = False
@@ -282,9 +282,9 @@ class Engine:
             return self.plugin_stacks[vendor]
         return [stack for first_version, stack in self.stacks_by_version if first_version <= version_numbers][-1]
 
-    def version(self, version_text: str) -> EngineVersion:
+    def named_version(self, version_text: str) -> EngineVersion:
         """Returns the named version (the newest for an empty text), and the version range with the same rules."""
-        engine_version: EngineVersion = self.rules().version_of(version_text)
+        engine_version: EngineVersion = self.rules().named_version(version_text)
         return engine_version
 
     def known_flags(self) -> tuple[Flag, ...]:
@@ -318,10 +318,10 @@ class Engine:
         if self.serving_flags is not None:
             serving_flags: dict[str, Any] = self.serving_flags(preset, flags, user_count, seq)
             return serving_flags
-        length_flag, length_field = self.flags_by_option["--seq"], self.field_of_option("--seq")
-        if seq is not None and flags.get(length_field, seq) != seq:
-            raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
-        return flags | ({} if seq is None else {length_field: seq})
+        length_flag, length_flag_name = self.flags_by_option["--seq"], self.field_of_option("--seq")
+        if seq is not None and flags.get(length_flag_name, seq) != seq:
+            raise InputError(f"--seq {seq}: {length_flag} says {flags[length_flag_name]}; expected one of the two")
+        return flags | ({} if seq is None else {length_flag_name: seq})
 
     def flags_with_request_limit(self, flags: dict[str, Any], user_count: int) -> dict[str, Any]:
         """Returns the flags with a limit of `user_count` concurrent sequences, unless the flags state a limit.
@@ -382,13 +382,13 @@ class Engine:
             )
             tried_flags.append({**flags, **changed_values})
         fewest_devices = min((flag_change.devices for flag_change in flag_changes), default=0)
-        if not any(flag_change.starts and flag_change.devices == fewest_devices for flag_change in flag_changes):
+        if not any(flag_change.can_start and flag_change.devices == fewest_devices for flag_change in flag_changes):
             for change_number, (flag_change, changed_flags) in enumerate(zip(flag_changes, tried_flags, strict=True)):
-                if not flag_change.starts:
+                if not flag_change.can_start:
                     flag_changes[change_number] = self._with_shorter_requests(
                         preset, hardware, engine_version, changed_flags, flag_change
                     )
-        if not any(flag_change.starts for flag_change in flag_changes) and not self.shows_alternatives:
+        if not any(flag_change.can_start for flag_change in flag_changes) and not self.shows_alternatives:
             for layout_flags, engine_memory in self.larger_layouts(
                 self.server(preset, hardware, engine_version, flags), MAX_DEVICES
             ):
@@ -421,7 +421,7 @@ class Engine:
         if not flag_change.kv_tokens:
             return flag_change
         for typed_flag, changed_values in self.flag_changes(server):
-            if typed_flag.startswith(self.spelling(server.length_field)):
+            if typed_flag.startswith(self.spelling(server.length_flag_name)):
                 engine_memory = self.memory_on(preset, hardware, engine_version, {**flags, **changed_values})
                 if engine_memory.can_start:
                     return FlagChange(

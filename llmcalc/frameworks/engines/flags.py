@@ -206,7 +206,7 @@ def memory_neutral_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[
     return [Flag(tuple(names_text.split("|")), flag_kind, is_memory_neutral=True) for names_text in flag_names.split()]
 
 
-def memory_neutral_flags_of(engine_file: str) -> list[Flag]:
+def memory_neutral_flags_of_engine(engine_file: str) -> list[Flag]:
     """Returns the flags in `memory_neutral_flags.toml`, in the same folder as an engine's file, by value type."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("memory_neutral_flags.toml").read_text())
     return [flag for kind, names in flags_by_kind.items() for flag in memory_neutral_flags(names, cast(FlagKind, kind))]
@@ -260,10 +260,10 @@ def _read_scalar(written_value: Any) -> Any:
 
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
     """Returns flags by spelling; a long flag has spellings with hyphens and with underscores."""
-    return {spelling: flag for flag in flags for name in flag.names for spelling in (name, with_hyphens(name))}
+    return {spelling: flag for flag in flags for name in flag.names for spelling in (name, spelling_with_hyphens(name))}
 
 
-def with_hyphens(argument: str) -> str:
+def spelling_with_hyphens(argument: str) -> str:
     """Returns a flag with hyphens for underscores, such as `--max-model-len` for `--max_model_len`."""
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
@@ -334,7 +334,7 @@ def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> 
 
     `--pp` and the like are short for `--pp-size`.
     """
-    typed_flag = with_hyphens(flag_name)
+    typed_flag = spelling_with_hyphens(flag_name)
     equivalents = [spelling for synonyms in EQUIVALENT_FLAGS if typed_flag in synonyms for spelling in synonyms]
     equivalents.append(f"{typed_flag}-size")
     equivalent_flag = next((spelling for spelling in equivalents if spelling in flags_by_name), "")
@@ -363,7 +363,7 @@ def _unknown_flag_error(
     if flag_name in alternatives_by_flag:
         return InputError(f"{flag_name}: {engine_title} has no such flag; expected {alternatives_by_flag[flag_name]}")
     equivalent_suggestion = _suggested_equivalent(flag_name, flags_by_name)
-    if with_hyphens(flag_name) in NAMES_OF_HARDWARE:
+    if spelling_with_hyphens(flag_name) in NAMES_OF_HARDWARE:
         equivalent_suggestion = " Did you mean --hardware?"
     run_options = {*declarations_of(Settings), *declarations_of(LayoutRequest)}
     if keyword_of(flag_name) in run_options and not equivalent_suggestion:
@@ -393,11 +393,11 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
 
     flags_by_name: spelling → flag.
     """
-    flag = flags_by_name.get(flag_name) or flags_by_name.get(with_hyphens(flag_name))
+    flag = flags_by_name.get(flag_name) or flags_by_name.get(spelling_with_hyphens(flag_name))
     if flag is not None:
         return MatchedFlag(flag)
     flag_before_dot, dot, nested_keys = flag_name.partition(".")
-    table_flag = flags_by_name.get(flag_before_dot) or flags_by_name.get(with_hyphens(flag_before_dot))
+    table_flag = flags_by_name.get(flag_before_dot) or flags_by_name.get(spelling_with_hyphens(flag_before_dot))
     if (
         dot
         and table_flag is not None
@@ -408,7 +408,7 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
         matching_flags = {
             known_flag.field_name: known_flag
             for known_spelling, known_flag in flags_by_name.items()
-            if known_spelling.startswith(with_hyphens(flag_name))
+            if known_spelling.startswith(spelling_with_hyphens(flag_name))
         }
         if len(matching_flags) == 1:
             return MatchedFlag(next(iter(matching_flags.values())))
@@ -448,7 +448,7 @@ def split_arguments(
             remaining_arguments += [argument, *argument_queue]
             break
         option_name, equals_sign, attached_value = argument.partition("=")
-        flag = flags_by_name.get(option_name) or flags_by_name.get(with_hyphens(option_name))
+        flag = flags_by_name.get(option_name) or flags_by_name.get(spelling_with_hyphens(option_name))
         if (
             not argument.startswith("-") and flag is not None and equals_sign
         ):  # a variable of the environment: NAME=VALUE
@@ -460,7 +460,7 @@ def split_arguments(
         if (
             option_name in other_arguments
             and option_name not in flags_by_name
-            and with_hyphens(option_name) not in flags_by_name
+            and spelling_with_hyphens(option_name) not in flags_by_name
         ):
             remaining_arguments.append(argument)
             if other_arguments[option_name] and not equals_sign and argument_queue:
@@ -483,10 +483,10 @@ def split_arguments(
                 flag_values[keyword_of(option_name)] = attached_value if equals_sign else argument_queue.popleft()
                 continue
             known_spellings = {
-                with_hyphens(spelling): spelling
+                spelling_with_hyphens(spelling): spelling
                 for spelling in (*(spelling for flag in flags for spelling in flag.names), *other_arguments)
             }
-            suggestion = suggest(with_hyphens(option_name), known_spellings)
+            suggestion = suggest(spelling_with_hyphens(option_name), known_spellings)
             if unknown_flags is None:
                 _check_refused_flags(flags_by_name, arguments)
                 raise _unknown_flag_error(engine_title, option_name, flags_by_name, suggestion, alternatives_by_flag)
@@ -543,7 +543,9 @@ MAX_DEVICES = 64
 def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], flag_name: str) -> Flag | None:
     """Returns the switch that a spelling such as `--no-flag` turns off; None if it turns off no switch."""
     flag = (
-        flags_by_name.get("--" + with_hyphens(flag_name)[5:]) if with_hyphens(flag_name).startswith("--no-") else None
+        flags_by_name.get("--" + spelling_with_hyphens(flag_name)[5:])
+        if spelling_with_hyphens(flag_name).startswith("--no-")
+        else None
     )
     if flag is not None and flag.value_kind == "switch":
         return flag

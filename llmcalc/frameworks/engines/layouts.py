@@ -13,7 +13,7 @@ from .server import EngineServer
 Server = TypeVar("Server", bound=EngineServer)
 
 
-def layouts_of(
+def layouts_with_memory(
     server: Server,
     memory_function: Callable[[Server], EngineMemory],
     device_limit: int,
@@ -28,7 +28,7 @@ def layouts_of(
     memory_function: server → its memory. device_limit: the largest number of devices.
     tp_limit: devices of a machine, which divide each matrix. allows_stages: whether more devices become stages.
     """
-    tp_field, pp_field = server.layout_fields[:2]
+    tp_field, pp_field = server.layout_flag_names[:2]
     tp_size, typed_stage_count = server.flags.get(tp_field), server.flags.get(pp_field)
     data_parallel_ranks = max(1, server.device_count // (server.tp * server.pp))  # data-parallel ranks
     powers_of_two = [2**i for i in range((device_limit // data_parallel_ranks).bit_length())]

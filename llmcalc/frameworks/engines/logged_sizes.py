@@ -22,6 +22,6 @@ class LoggedSizes:
     bytes_by_term: Mapping[str, int]
     settings: Mapping[str, Any]
 
-    def differing_names(self, field_names: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
+    def differing_flag_names(self, field_names: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
         """Returns the names of fields whose logged values differ from those in `settings`."""
         return [flag_name for flag_name in field_names if self.settings.get(flag_name) != settings.get(flag_name)]

@@ -45,15 +45,12 @@ LATENT_KIND, INDEXER_KIND = "latent_attention", "indexer"
 INDEXER_GROUP_ELEMENTS = 128
 """Number of elements of an indexer's key, or of a latent stored beside such a key, that share one float32 scale."""
 
-COMPRESSED_KIND = "compressed_attention"
-"""The kind of KV caches that keep one state for several tokens."""
-
 
 NO_FORMAT_RATIOS: Mapping[str, Fraction] = {}
 """No ratios: recurrent states have the number formats of the classes of transformers."""
 
 
-def float8_bytes(element_count: int) -> int:
+def scaled_float8_bytes(element_count: int) -> int:
     """Returns the bytes of a float8 indexer key or latent, which has a float32 scale per group of elements."""
     return element_count + element_count // INDEXER_GROUP_ELEMENTS * 4
 
@@ -154,7 +151,7 @@ class EngineRank:
         return int(self.preset.model.vocab_size)
 
     @cached_property
-    def number_of_layers(self) -> int:
+    def layer_count(self) -> int:
         """The number of layers in the rank's pipeline stages."""
         return len(self.model.chunks.layers)
 
@@ -215,7 +212,7 @@ class EngineRank:
     def weight_bytes(self) -> int:
         """Bytes of the rank's weights, including its image and audio encoders."""
         try:
-            return int(self.memory_use.weights)
+            return int(self.weight_memory.weights)
         except IndivisibleMatrix as error:
             if self.scheme == "mxfp4" and self.layout.expert_tp > 1:
                 return self._bytes_with_divided_blocks()
@@ -298,9 +295,9 @@ class EngineRank:
 
     def _weight_bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
         """Returns the bytes of a model's weights under a scheme, or under the checkpoint's own scheme for None."""
-        return int(self._memory_use(model, scheme).weights)
+        return int(self._weight_memory_of(model, scheme).weights)
 
-    def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
+    def _weight_memory_of(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
         included_parts = included_part_names(self.includes_mtp, self.includes_towers and bool(self.preset.model.towers))
         return static_memory(model, self._settings(scheme), self.preset.dtype, included_parts, self.preset.checkpoint)
 
@@ -312,21 +309,22 @@ class EngineRank:
         return Settings(phase="inference", **scheme_fields)
 
     @cached_property
-    def memory_use(self) -> MemoryUse:
+    def weight_memory(self) -> MemoryUse:
         """The memory of the rank's weights. Raises `InputError` for weights that a quantization scheme cannot store."""
-        return self._memory_use(self.model, self.scheme)
+        return self._weight_memory_of(self.model, self.scheme)
 
     @cached_property
     def weights_by_component(self) -> dict[str, int]:
         """Bytes of the rank's weights by component (`attention`, `experts`, …)."""
-        memory_use = self.memory_use
-        if memory_use.quantized_size is not None:
+        weight_memory = self.weight_memory
+        if weight_memory.quantized_size is not None:
             return {
-                name: int(stored_bytes.total) for name, stored_bytes in memory_use.quantized_size.by_component.items()
+                name: int(stored_bytes.total)
+                for name, stored_bytes in weight_memory.quantized_size.by_component.items()
             }
         return {
-            component_name: int(packed_bytes(component_bytes, memory_use.dtype))
-            for component_name, component_bytes in memory_use.parameter_count.by_component.items()
+            component_name: int(packed_bytes(component_bytes, weight_memory.dtype))
+            for component_name, component_bytes in weight_memory.parameter_count.by_component.items()
         }
 
     @cached_property
@@ -388,7 +386,9 @@ class EngineRank:
         """Whether an indexer selects the latents that MLA attends to (DeepSeek sparse attention)."""
         return {LATENT_KIND, INDEXER_KIND} <= {cache.kind for cache in self.token_caches}
 
-    def token_bytes(self, cache: TokenCache, element_bytes: Fraction, has_scaled_latents: bool = True) -> Fraction:
+    def cache_bytes_per_token(
+        self, cache: TokenCache, element_bytes: Fraction, has_scaled_latents: bool = True
+    ) -> Fraction:
         """Returns the bytes that one token takes in one layer of a cache.
 
         element_bytes: bytes of a cached element, with its share of scales.
@@ -398,14 +398,18 @@ class EngineRank:
         """
         if cache.kind == INDEXER_KIND:
             return Fraction(
-                float8_bytes(cache.elements_per_token) if self.has_latent_selection else 2 * cache.elements_per_token
+                scaled_float8_bytes(cache.elements_per_token)
+                if self.has_latent_selection
+                else 2 * cache.elements_per_token
             )
         if cache.kind == LATENT_KIND and element_bytes == 1 and has_scaled_latents and self.has_latent_selection:
             rotary_dim = next(
-                mixer.qk_rope_head_dim for mixer, _ in decoder_mixers(self.preset.model) if isinstance(mixer, MLA)
+                mixer.qk_rope_head_dim
+                for mixer, _ in mixers_with_layer_counts(self.preset.model)
+                if isinstance(mixer, MLA)
             )
             latent_dim = cache.elements_per_token - rotary_dim
-            return Fraction(float8_bytes(latent_dim) + 2 * rotary_dim)
+            return Fraction(scaled_float8_bytes(latent_dim) + 2 * rotary_dim)
         return cache.elements_per_token * element_bytes
 
     @property
@@ -425,7 +429,7 @@ class EngineRank:
             if cache_group.width is None
         ]
 
-    def stored_states(
+    def stored_state_caches(
         self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
     ) -> list[StateCache]:
         """Returns recurrent states as engines store them, where a convolution's state is its last k − 1 inputs.
@@ -436,7 +440,7 @@ class EngineRank:
         """
         conv_kernels = {
             conv_kernel
-            for mixer, _ in decoder_mixers(self.preset.model)
+            for mixer, _ in mixers_with_layer_counts(self.preset.model)
             if (conv_kernel := _convolution_state_tokens(mixer))
         }
         kept_input_share = Fraction(1)
@@ -455,7 +459,7 @@ class EngineRank:
         ]
 
     @cached_property
-    def widest_networks(self) -> tuple[int, bool, RankExperts | None]:
+    def widest_network_sizes(self) -> tuple[int, bool, RankExperts | None]:
         """The width of the widest dense feed-forward network, whether it is gated, and the experts on this rank."""
         dense_width, is_gated, rank_experts, expert_layer_count = 0, False, None, 0
         for tree_node in self.model.tree().walk():
@@ -485,10 +489,10 @@ class EngineRank:
         return sum(rope_table.dim * (rope_table.position_count or longest_positions) for rope_table in distinct_tables)
 
     @cached_property
-    def up_projection_size(self) -> int:
+    def up_projection_elements(self) -> int:
         """The number of elements in MLA's up-projections, of which engines make copies for absorbed products."""
         projection_elements = 0
-        for attention, layer_count in decoder_mixers(self.preset.model):
+        for attention, layer_count in mixers_with_layer_counts(self.preset.model):
             if isinstance(attention, MLA):
                 heads = attention.num_attention_heads // self.layout.tp
                 projection_elements += (
@@ -497,11 +501,11 @@ class EngineRank:
         return projection_elements // self.layout.pp
 
 
-def compressed_layers(engine_rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
+def compressed_mixers_with_layer_counts(engine_rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
     """Returns each type of compressed attention in the model, with the number of its layers."""
     return [
         (mixer, count)
-        for mixer, count in decoder_mixers(engine_rank.preset.model)
+        for mixer, count in mixers_with_layer_counts(engine_rank.preset.model)
         if isinstance(mixer, CompressedAttention)
     ]
 
@@ -512,7 +516,7 @@ def compressed_key_bytes(mixer: CompressedAttention) -> int:
     return unrotated_dim + 2 * mixer.qk_rope_head_dim + unrotated_dim // 64 + 1
 
 
-def decoder_mixers(spec: ModelSpec) -> tuple[tuple[Any, int], ...]:
+def mixers_with_layer_counts(spec: ModelSpec) -> tuple[tuple[Any, int], ...]:
     """Returns the decoder's attention and recurrence components, each with its number of layers."""
     return _mixers_of_models.result((spec,), (), lambda: tuple(_find_mixers(spec)))
 
@@ -585,9 +589,9 @@ _mixers_of_models: IdentityCache[tuple[tuple[Any, int], ...]] = IdentityCache(MA
 _shared_ranks: IdentityCache[EngineRank] = IdentityCache(MAX_SHARED_RANKS)
 
 
-def key_head_counts(spec: ModelSpec) -> list[int]:
+def kv_head_counts(spec: ModelSpec) -> list[int]:
     """Returns the number of key and value heads of each attention type in the decoder."""
-    head_counts = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in decoder_mixers(spec))
+    head_counts = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in mixers_with_layer_counts(spec))
     return [int(head_count) for head_count in head_counts if head_count]
 
 
@@ -622,7 +626,7 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
     video_factor: factor of the positions of models with positions of images and videos.
     """
     spec, rope_settings = preset.model, preset.rope_parameters or {}
-    for mixer, _ in decoder_mixers(spec):
+    for mixer, _ in mixers_with_layer_counts(spec):
         attention_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
         rope_scaling = rope_settings.get(attention_kind, {} if "full_attention" in rope_settings else rope_settings)
         table_rows = 0 if position_count is None else _table_rows(rope_scaling, position_count, video_factor)

@@ -123,4 +123,4 @@ def engine_and_version(engine_text: str) -> tuple[Engine, EngineVersion]:
         raise InputError(
             f"--engine {engine_text}: the version is missing; expected such as {engine_name}==0.19, or {engine_name}"
         )
-    return serving_engine, serving_engine.version(version_text)
+    return serving_engine, serving_engine.named_version(version_text)

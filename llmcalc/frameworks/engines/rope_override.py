@@ -48,7 +48,7 @@ def _are_classifier_classes(class_names: Any) -> bool:
     )
 
 
-def preset_with_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
+def preset_with_overridden_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
     """Returns the model with the RoPE scaling that flags set; the same model if they set none.
 
     Raises `InputError` for an override of other fields of the config.

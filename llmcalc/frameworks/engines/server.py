@@ -15,13 +15,13 @@ from ...frozen import frozen
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 from ...workload.setting import option
-from .context_length import has_unknown_length, stated_length
+from .context_length import has_unknown_context_length, stated_context_length
 from .engine import EngineVersion, MemoryTerm
 from .flags import AUTO_WORDS
 from .logged_sizes import RECEIPT_FIELD, LoggedSizes
 from .rank import EngineRank, MissingKernels
 from .registry import engine
-from .rope_override import preset_with_rope
+from .rope_override import preset_with_overridden_rope
 from .versions import VersionNumbers, parse_version
 
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
@@ -32,12 +32,13 @@ DTYPE_WORDS = {"half": "float16", "float": "float32"}
 class EngineServer:
     """A server that runs a model. flags: values by field name; `quantize` is llmcalc's own quantization scheme.
 
-    name: the word of `--engine`. length_field: the name of the flag of the longest request.
-    layout_fields: the names of the flags of the layout's sizes, each 1 by default: of tensor parallelism, of stages,
-        and others.
+    name: the word of `--engine`. length_flag_name: the name of the flag of the longest request.
+    layout_flag_names: the names of the flags of the layout's sizes, each 1 by default: of tensor parallelism, of
+        stages, and others.
     deciding_flags_by_term: term → the flags that decide it beside the layout; all have to be those of the log in a
         receipt.
-    default_length: tokens of the longest request of a model that states no context length; None if it is needed.
+    default_context_length: tokens of the longest request of a model that states no context length; None if it is
+        needed.
     long_request_variable: the environment variable with which requests may be longer than the model's context; empty
         if they may be without one.
     stage_layers_variable: the environment variable with the layers of each pipeline stage; empty without one.
@@ -45,10 +46,10 @@ class EngineServer:
     """
 
     name: ClassVar[str]
-    length_field: ClassVar[str]
-    layout_fields: ClassVar[tuple[str, ...]]
+    length_flag_name: ClassVar[str]
+    layout_flag_names: ClassVar[tuple[str, ...]]
     deciding_flags_by_term: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    default_length: ClassVar[int | None] = None
+    default_context_length: ClassVar[int | None] = None
     long_request_variable: ClassVar[str] = ""
     stage_layers_variable: ClassVar[str] = ""
     runs_float32_in_16_bits: ClassVar[bool] = False
@@ -60,7 +61,7 @@ class EngineServer:
 
     def __post_init__(self) -> None:
         """Applies overrides of RoPE scaling. Raises `InputError` for models and attention that are not modelled."""
-        object.__setattr__(self, "preset", preset_with_rope(self.preset, self.flags))
+        object.__setattr__(self, "preset", preset_with_overridden_rope(self.preset, self.flags))
         if self.preset.model.kind != "decoder":
             raise InputError(
                 f"--engine {self.name}: the model has an encoder, which is not modelled; expected a decoder"
@@ -102,7 +103,7 @@ class EngineServer:
         """Returns the names of kernels that the server needs, as in `MinimumCapability.kernels`."""
         used_kernels = set(engine_rank.weight_kernels)
         if self.cached_element_bytes == 1:
-            used_kernels.add("fp8 latents" if engine_rank.up_projection_size else "fp8 cache")
+            used_kernels.add("fp8 latents" if engine_rank.up_projection_elements else "fp8 cache")
         if engine_rank.has_latent_selection:
             used_kernels.add("sparse attention")
         return frozenset(used_kernels)
@@ -133,12 +134,12 @@ class EngineServer:
     @property
     def tp(self) -> int:
         """The number of tensor-parallel ranks of the server."""
-        return int(self.flags.get(self.layout_fields[0], 1))
+        return int(self.flags.get(self.layout_flag_names[0], 1))
 
     @property
     def pp(self) -> int:
         """The number of pipeline stages of the server."""
-        return int(self.flags.get(self.layout_fields[1], 1))
+        return int(self.flags.get(self.layout_flag_names[1], 1))
 
     @property
     def device_count(self) -> int:
@@ -154,7 +155,7 @@ class EngineServer:
         layer_count = self.preset.model.layer_count
         if layer_count < self.pp:
             raise InputError(
-                f"{engine(self.name).spelling(self.layout_fields[1])} {self.pp}: the model has {layer_count} layers"
+                f"{engine(self.name).spelling(self.layout_flag_names[1])} {self.pp}: the model has {layer_count} layers"
             )
         stages_text = self.flags.get(self.stage_layers_variable)
         if stages_text is not None:
@@ -178,8 +179,8 @@ class EngineServer:
             raise InputError(
                 f"{self.stage_layers_variable}={stages_text}: {len(stated_layers)} stages of {sum(stated_layers)} "
                 "layers; "
-                f"{engine(self.name).spelling(self.layout_fields[1])} {self.pp} and {layer_count} layers of the model "
-                "are to be divided"
+                f"{engine(self.name).spelling(self.layout_flag_names[1])} {self.pp} and {layer_count} layers of the "
+                "model are to be divided"
             )
         return None if len(set(stated_layers)) == 1 else tuple(stated_layers)
 
@@ -225,41 +226,46 @@ class EngineServer:
     @property
     def longest_request(self) -> int:
         """The largest number of tokens in a request. Raises `InputError` if neither a flag nor the model states it."""
-        flag_value = self.flags.get(self.length_field, AUTO_WORDS[0])
-        request_length = self.model_length or self.default_length if flag_value in AUTO_WORDS else flag_value
+        flag_value = self.flags.get(self.length_flag_name, AUTO_WORDS[0])
+        request_length = (
+            self.model_context_length or self.default_context_length if flag_value in AUTO_WORDS else flag_value
+        )
         if not request_length:
-            raise InputError(f"{option(self.length_field)}: missing; the model does not state its context length")
+            raise InputError(f"{option(self.length_flag_name)}: missing; the model does not state its context length")
         return int(request_length)
 
     @property
-    def model_length(self) -> int | None:
+    def model_context_length(self) -> int | None:
         """The model's context length in tokens, which limits requests by default; None if the model states none."""
-        return stated_length(self.preset)
+        return stated_context_length(self.preset)
 
     @property
-    def longest_length(self) -> int | None:
+    def accepted_request_limit(self) -> int | None:
         """The largest request limit, in tokens, that the engine accepts for the model; None if not known."""
-        return None if has_unknown_length(self.preset) else self.model_length
+        return None if has_unknown_context_length(self.preset) else self.model_context_length
 
     @property
-    def missing_variable(self) -> str:
+    def missing_environment_variable(self) -> str:
         """The environment variable without which the engine rejects so long requests; empty if none is needed."""
         allows_long_requests = self.flags.get(self.long_request_variable) in (1, "1", "true")
-        exceeds_known_length = self.longest_length is not None and self.longest_request > self.longest_length
+        exceeds_known_length = (
+            self.accepted_request_limit is not None and self.longest_request > self.accepted_request_limit
+        )
         return self.long_request_variable if exceeds_known_length and not allows_long_requests else ""
 
     @property
     def long_request_note(self) -> str:
         """A note that the engine rejects requests as long as the flag states; empty if it accepts them."""
-        if not self.missing_variable:
+        if not self.missing_environment_variable:
             return ""
         return (
-            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {self.longest_length:,} "
-            f"tokens, which the engine refuses without {self.missing_variable}=1; counted with it"
+            f"{option(self.length_flag_name)} {self.longest_request:,} is more than the model's "
+            f"{self.accepted_request_limit:,} tokens, which the engine refuses without "
+            f"{self.missing_environment_variable}=1; counted with it"
         )
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def effective_defaults(self) -> dict[str, Any]:
         """The values in effect of flags that have defaults, by field name: the user's value or the default."""
         raise NotImplementedError
 
@@ -269,18 +275,18 @@ class EngineServer:
         serving_engine = engine(self.name)
         return {
             serving_engine.spelling(flag_name): default_value
-            for flag_name, default_value in self.defaults.items()
+            for flag_name, default_value in self.effective_defaults.items()
             if flag_name not in self.flags
         }
 
     @property
     def settings(self) -> dict[str, Any]:
         """The values in effect for all flags, by field name, including parallel sizes but not the log's sizes."""
-        effective_values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
+        effective_values = {**dict.fromkeys(self.layout_flag_names, 1), **self.effective_defaults, **self.flags}
         return {name: value for name, value in effective_values.items() if name != RECEIPT_FIELD}
 
     @cached_property
-    def logged_terms(self) -> dict[str, int]:
+    def logged_bytes_by_term(self) -> dict[str, int]:
         """Sizes from the log in bytes, by memory term, if they were measured with this server's flags."""
         logged_sizes: LoggedSizes | None = self.flags.get(RECEIPT_FIELD)
         if logged_sizes is None:
@@ -289,23 +295,23 @@ class EngineServer:
             term_name: logged_bytes
             for term_name, logged_bytes in logged_sizes.bytes_by_term.items()
             if term_name in self.deciding_flags_by_term
-            and not logged_sizes.differing_names(
-                (*self.layout_fields, *self.deciding_flags_by_term[term_name]), self.settings
+            and not logged_sizes.differing_flag_names(
+                (*self.layout_flag_names, *self.deciding_flags_by_term[term_name]), self.settings
             )
         }
 
     def logged_or_computed_bytes(self, term_name: str, computed_bytes: int) -> int:
         """Returns the bytes of a memory term from the log; `computed_bytes` if the log does not state the term."""
-        return self.logged_terms.get(term_name, computed_bytes)
+        return self.logged_bytes_by_term.get(term_name, computed_bytes)
 
     def with_logged_sizes(self, memory_terms: tuple[MemoryTerm, ...]) -> tuple[MemoryTerm, ...]:
         """Returns the memory terms, in which sizes from the log replace computed sizes."""
-        if not self.logged_terms:
+        if not self.logged_bytes_by_term:
             return memory_terms
         log_name = self.flags[RECEIPT_FIELD].log_file
         return tuple(
             memory_term._replace(status="measured", source=log_name, origin=_measured_origin(memory_term, log_name))
-            if memory_term.name in self.logged_terms
+            if memory_term.name in self.logged_bytes_by_term
             else memory_term
             for memory_term in memory_terms
         )

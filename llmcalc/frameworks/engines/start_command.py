@@ -28,11 +28,15 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
     model_hub_id, scheme_flags = hub_id(preset), {} if quantize is None else engine.applied_schemes.get(quantize)
     if quantize is not None and preset.has_quantized_weights:
         return None  # an engine applies a scheme to plain weights alone
-    if model_hub_id is None or scheme_flags is None or not engine.start_words:
+    if model_hub_id is None or scheme_flags is None or not engine.start_command_words:
         return None
     hub_repository, _, hub_revision = model_hub_id.partition("@")
     variable_assignments: list[str] = []
-    command_words = [*engine.start_words, hub_repository, *(["--revision", hub_revision] if hub_revision else [])]
+    command_words = [
+        *engine.start_command_words,
+        hub_repository,
+        *(["--revision", hub_revision] if hub_revision else []),
+    ]
     try:
         for flag_name, flag_value in {**flags, **scheme_flags}.items():
             flag_words = [engine.spelling(flag_name), *([] if flag_value is True else [_typed_value(flag_value)])]

@@ -35,13 +35,13 @@ def parse_version(version_text: str) -> VersionNumbers:
 class VersionRange(Record):
     """A range of versions, from the version `from` to the version `to`, or without an end."""
 
-    start: str = Field(alias="from")
+    start_version: str = Field(alias="from")
     to: str | None = None
 
     @property
     def first_version(self) -> VersionNumbers:
         """The first version in the range, as numbers."""
-        return parse_version(self.start)
+        return parse_version(self.start_version)
 
     @property
     def end_version(self) -> VersionNumbers | None:
@@ -83,7 +83,7 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
     return not link_name or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link_name))
 
 
-def measured_context(
+def measured_cuda_context(
     measured_rows: Iterable[MeasuredCudaContext], hardware: Hardware, device_count: int
 ) -> MeasuredCudaContext:
     """Returns the CUDA context measured with `device_count` ranks, preferably with the accelerator's type of link."""
@@ -111,7 +111,7 @@ RangeType = TypeVar("RangeType", bound=VersionRange)
 RuleType = TypeVar("RuleType", bound=VersionRules)
 
 
-def ranges_at(version_ranges: Iterable[RangeType], version_numbers: VersionNumbers) -> list[RangeType]:
+def ranges_with_version(version_ranges: Iterable[RangeType], version_numbers: VersionNumbers) -> list[RangeType]:
     """Returns the ranges in a list that contain a version, in the list's order."""
     return [
         version_range
@@ -177,7 +177,7 @@ class EngineRecord(Record, Generic[RuleType]):
     versions: tuple[RuleType, ...] = Field(min_length=1)
     messages: dict[str, str]
     added_classes: tuple[AddedModelClasses, ...] = ()
-    least_capabilities: tuple[MinimumCapability, ...] = ()
+    minimum_capabilities: tuple[MinimumCapability, ...] = ()
 
     @model_validator(mode="after")
     def _sort_versions(self) -> Self:
@@ -188,13 +188,13 @@ class EngineRecord(Record, Generic[RuleType]):
 
     def rules(self, version_numbers: VersionNumbers) -> RuleType:
         """Returns the memory rules for a version."""
-        return ranges_at(self.versions, version_numbers)[-1]
+        return ranges_with_version(self.versions, version_numbers)[-1]
 
     def missing_kernels(self, capability: float, version_numbers: VersionNumbers) -> list[MinimumCapability]:
         """Returns the kernels that a version does not have for NVIDIA GPUs of this compute capability."""
         capabilities = {
             kernel_capability.kernels: kernel_capability
-            for kernel_capability in ranges_at(self.least_capabilities, version_numbers)
+            for kernel_capability in ranges_with_version(self.minimum_capabilities, version_numbers)
         }  # the last row of each
         return [
             kernel_capability
@@ -223,7 +223,7 @@ class EngineRecord(Record, Generic[RuleType]):
         """Returns notes if an engine version has no class for the model; none if it has one or if that is unknown."""
         return [*filter(None, [self.missing_class_note(class_names, engine_version)])]
 
-    def version_of(self, version_text: str) -> EngineVersion:
+    def named_version(self, version_text: str) -> EngineVersion:
         """Returns the named version, or the newest for an empty text, with the version range that has the same rules.
 
         Raises `InputError` for a version that is older than all ranges.
@@ -233,15 +233,15 @@ class EngineRecord(Record, Generic[RuleType]):
         earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
         if not earlier_rules:
             raise InputError(
-                f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} "
-                "or newer"
+                f"--engine: {self.title} {version} is older than what was read; expected "
+                f"{self.versions[0].start_version} or newer"
             )
         remark = ""
         if not version_text:
             remark = f"no version is named: {self.title} {self.newest}, the newest that was read"
         elif version_numbers > parse_version(self.newest):
             remark = f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
-        return EngineVersion(version, earlier_rules[-1].start, remark)
+        return EngineVersion(version, earlier_rules[-1].start_version, remark)
 
 
 RecordType = TypeVar("RecordType", bound=Record)

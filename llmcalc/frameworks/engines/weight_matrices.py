@@ -17,7 +17,7 @@ from ...costs.params import params
 from ...costs.quantization.base import StoredBytes, WeightTensor, stored_tensors, unquantized_bytes, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...optional import included_part_names
-from .rank import MAX_SHARED_RANKS, EngineRank, architectures, decoder_mixers
+from .rank import MAX_SHARED_RANKS, EngineRank, architectures, mixers_with_layer_counts
 
 LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
 """Bytes of the smallest tensor with a separate allocator segment, and the divisor of segment sizes."""
@@ -60,7 +60,7 @@ def unsplit_bytes(engine_rank: EngineRank) -> int:
 def _stored_tensors(engine_rank: EngineRank) -> Iterator[tuple[WeightTensor, StoredBytes]]:
     """Yields each tensor of the rank's text model with its stored bytes."""
     included_parts = included_part_names(engine_rank.includes_mtp, with_towers=False)
-    weight_format = engine_rank.memory_use.dtype
+    weight_format = engine_rank.weight_memory.dtype
     if engine_rank.quantization is None:
         for weight_tensor in weight_tensors_of(engine_rank.model.tree(), included_parts):
             yield weight_tensor, unquantized_bytes(weight_tensor.tensor.size, weight_format)
@@ -80,7 +80,7 @@ def unused_projection_bytes(engine_rank: EngineRank, class_names: tuple[str, ...
     if {*architectures(engine_rank.preset)}.isdisjoint(class_names):
         return 0
     unused_elements = 0
-    for mixer, layer_count in decoder_mixers(engine_rank.preset.model):
+    for mixer, layer_count in mixers_with_layer_counts(engine_rank.preset.model):
         if isinstance(mixer, Attention) and (mixer.kv_shared or mixer.attention_k_eq_v):
             key_heads = max(1, (mixer.num_key_value_heads or mixer.num_attention_heads) // engine_rank.layout.tp)
             head_dim = mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads

@@ -90,7 +90,9 @@ def transient_bytes(
             else 0
         )
         bytes_after_head = (
-            round(reduce_bytes + head_gradient_bytes / layout.shards) + element_bytes * layer_elements - gathered_bytes
+            round(reduce_bytes + head_gradient_bytes / layout.shard_count)
+            + element_bytes * layer_elements
+            - gathered_bytes
             if splits_head
             else 0
         )
@@ -114,9 +116,11 @@ def transient_bytes(
     gathered_bytes = element_bytes * (outer_parameters + 2 * layer_elements)
     unsharded_bytes = round(element_bytes * parameter_count * min(1, MAX_ACTIVE_STAGES / layout.vpp))
     unsharded_gradients = max(totals_by_stage) if micro_batches <= layout.pp else parameter_count
-    gradient_bytes = round(trained_share * unsharded_gradients * (fp32_bytes - shard_element_bytes / layout.shards))
+    gradient_bytes = round(
+        trained_share * unsharded_gradients * (fp32_bytes - shard_element_bytes / layout.shard_count)
+    )
     reduced_gradient_bytes = round(
-        trained_share * outer_parameters * (fp32_bytes + shard_element_bytes / layout.shards)
+        trained_share * outer_parameters * (fp32_bytes + shard_element_bytes / layout.shard_count)
     )
     return TransientBytes(
         during_passes=gradient_bytes + (gathered_bytes if layout.reshard else unsharded_bytes),

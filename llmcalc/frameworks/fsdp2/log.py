@@ -26,7 +26,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         return None
     if "params" in log_values:
         parameter_count = log_values.whole_numbers("params")[-1]
-        memory_terms.insert(0, LogTerm("params", parameter_count, "parameters", per_parameter=Fraction(1)))
+        memory_terms.insert(0, LogTerm("params", parameter_count, "parameters", bytes_per_parameter=Fraction(1)))
     return ParsedLog(
         "torchtitan",
         "torchtitan",
@@ -34,5 +34,5 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         model=log_values.last_text("model"),
         device=log_values.last_text("gpu"),
         total_bytes=log_values.last_size("total"),
-        oom_flag="--training.local_batch_size",
+        memory_saving_flag="--training.local_batch_size",
     )

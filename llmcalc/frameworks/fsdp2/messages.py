@@ -24,11 +24,11 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
     """
     layout, group = replicated_weights.layout, replicated_weights.replica_group
     if not layout.zero:
-        yield group.message("all_reduce", replicated_weights.elements * FLOAT32_BYTES, 1)
+        yield group.message("all_reduce", replicated_weights.element_count * FLOAT32_BYTES, 1)
         return
     elements_outside_layers: Number = 0
     sizes_by_group: dict[tuple[object, ...], tuple[Number, int]] = {}
-    for weight in replicated_weights.weights:
+    for weight in replicated_weights.weight_shards:
         row_count, *other_axis_sizes = weight.tensor.shape
         padded_elements = shard_rows(row_count, group.shards, 0) * group.shards
         for axis_size in other_axis_sizes:
@@ -43,7 +43,7 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
             previous_elements + padded_elements * (weight.module_count // len(layers)),
             len(layers),
         )
-    pass_count = replicated_weights.chunk.micro_batches if layout.pp == 1 else 1
+    pass_count = replicated_weights.stage_chunk.micro_batches if layout.pp == 1 else 1
     gathers_per_step = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
     for padded_elements, layer_count, layer_repeats in [
         *((padded_elements, layer_count, gathers_per_step) for padded_elements, layer_count in sizes_by_group.values()),

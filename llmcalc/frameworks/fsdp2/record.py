@@ -20,7 +20,7 @@ FRAMEWORK = Framework(
     layout_rules=LayoutRules(
         "fsdp2",
         default_zero_stage=3,
-        untried_sizes=("ep",),
+        untried_size_names=("ep",),
         sequence_parallel=True,
         needs_full_pipeline=True,
         divides_weights=True,

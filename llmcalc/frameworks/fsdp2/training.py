@@ -276,7 +276,7 @@ def sharding_of_rank(
     shard_index = coordinates.dp % ranks_per_replica * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
     frozen_dtype = DTYPES[fsdp_settings.frozen_dtype] if fsdp_settings.frozen_dtype else None
     rank_sharding = FsdpSharding(
-        layout.shards,
+        layout.shard_count,
         shard_index,
         layout.hsdp_replicas,
         *number_formats,
@@ -290,7 +290,7 @@ def sharding_of_rank(
     )
     if layout.ep == 1:
         return rank_sharding
-    expert_shards = layout.expert_shards
+    expert_shards = layout.expert_shard_count
     is_wrapped = (
         fsdp_settings.wraps_whole_experts
         or expert_shards * layout.hsdp_replicas > 1

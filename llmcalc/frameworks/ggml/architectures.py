@@ -80,4 +80,6 @@ def check_encoder(
 
 def _registered_name(preset: Preset, engine_record: GgmlEngineRecord, class_name: str) -> str:
     """Returns the name under which llama.cpp's converter registers a class of a config."""
-    return class_name if preset.config is not None else engine_record.other_names.get(class_name, class_name)
+    return (
+        class_name if preset.config is not None else engine_record.registered_class_by_name.get(class_name, class_name)
+    )

@@ -10,7 +10,7 @@ from ...errors import InputError
 from ...sources.preset import Preset
 from ..engines.engine import HOST_DEVICE, EngineMemory
 from .engine_memory import engine_memory
-from .layer_fit import fit_server, is_all_on_gpus
+from .layer_fit import fit_server, has_all_layers_on_gpus
 from .server import BufferSizes, GgmlServer
 
 SMALL_CACHE_TYPE = "q8_0"
@@ -27,7 +27,7 @@ def memory(server: GgmlServer) -> EngineMemory:
     """Returns the memory of a server once --fit has changed its flags."""
     fitted_server = fit_server(server)
     fitted_memory = engine_memory(fitted_server.server, fitted_server.buffers, fitted_server.notes)
-    fitted_memory = replace(fitted_memory, has_all_layers_on_devices=is_all_on_gpus(fitted_server))
+    fitted_memory = replace(fitted_memory, has_all_layers_on_devices=has_all_layers_on_gpus(fitted_server))
     if not fitted_server.notes:
         return fitted_memory
     assumed_flags = {**engine_memory(server, fitted_server.buffers).assumed_flags}

@@ -50,7 +50,7 @@ def ggml_engine(
         flags=LazyFunction(engine_package, "flags:flags"),
         rules=LazyFunction(engine_package, "server:read_record"),
         server=LazyFunction(engine_package, f"server:{server_factory}"),
-        model_check=LazyFunction(engine_package, "server:check_model"),
+        check_model=LazyFunction(engine_package, "server:check_model"),
         memory=LazyFunction(functions_folder, f"{functions_file}:memory"),
         flag_changes=LazyFunction(functions_folder, f"{functions_file}:flag_changes"),
         larger_layouts=LazyFunction(functions_folder, f"{functions_file}:larger_layouts"),

@@ -87,7 +87,7 @@ def engine_memory(
         block_count=server.cache_cells,
         max_concurrency=float(server.stream_count) if server.stream_count > 1 else server.cache_cells / request_length,
         can_start=not startup_error,
-        message=startup_error,
+        startup_error=startup_error,
         max_model_len=request_length,
         devices=max(1, len(server.devices)),
         block_size=1,
@@ -188,8 +188,8 @@ SMALL_GPU_CONTEXTS = 8
 def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
     """Returns a note if a small GPU may suffice, whose CUDA context is smaller than the counted one; else empty."""
     needed_on_gpu = max((buffers.bytes_on(device) for device in server.devices), default=server.hardware.memory_bytes)
-    is_small_gpu = server.hardware.capacity_bytes <= SMALL_GPU_CONTEXTS * server.context_bytes
-    if not is_small_gpu or needed_on_gpu > server.free_bytes + server.context_bytes:
+    is_small_gpu = server.hardware.capacity_bytes <= SMALL_GPU_CONTEXTS * server.cuda_context_bytes
+    if not is_small_gpu or needed_on_gpu > server.free_bytes + server.cuda_context_bytes:
         return ""
     return (
         f"{server.engine_record.context.mib} MiB are counted for CUDA's context, as on large GPUs; a small one takes "
@@ -225,7 +225,7 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
             "the encoder of images (--mmproj) is a file of its own and is not counted; llama-server -hf loads it too: "
             "--mmproj F16 counts it"
         )
-    if any(layer.entries or layer.index_width for layer in server.model.layers):
+    if any(layer.compressed_caches or layer.index_width for layer in server.model.layers):
         server_remarks.append(
             "the graph of an indexer or of compressed entries is not modelled: compute buffers take more"
         )

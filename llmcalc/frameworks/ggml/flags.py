@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engines.flags import Flag, memory_neutral_flags_of, refused_flags
+from ..engines.flags import Flag, memory_neutral_flags_of_engine, refused_flags
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
@@ -52,7 +52,7 @@ SHARED_FLAGS = (
 )  # fmt: skip
 """Flags that change memory, and flags that are refused by name."""
 
-MEMORY_NEUTRAL_FLAGS = memory_neutral_flags_of(__file__)
+MEMORY_NEUTRAL_FLAGS = memory_neutral_flags_of_engine(__file__)
 """Flags that change no memory of the server's buffers."""
 
 

@@ -130,52 +130,54 @@ LAYER_TENSOR_NAMES = {
 
 
 class GgufTensor(NamedTuple):
-    """A tensor of a GGUF file. layer: the index of its layer; None if it is outside the layers."""
+    """A tensor of a GGUF file. layer_index: the index of its layer; None if it is outside the layers."""
 
     name: str
     nbytes: int
-    layer: int | None
+    layer_index: int | None
 
 
 class LatentSizes(NamedTuple):
-    """The sizes of latent attention (MLA). query_rank: 0 if the query is not compressed."""
+    """The sizes of latent attention (MLA). q_lora_rank: 0 if the query is not compressed."""
 
     kv_lora_rank: int
     rope_dim: int
     nope_dim: int
     value_dim: int
-    query_rank: int
+    q_lora_rank: int
 
 
 class DeltaNetSizes(NamedTuple):
-    """The sizes of a Gated DeltaNet. key_width: width of all query heads. kernel: width of the convolution."""
+    """The sizes of a Gated DeltaNet. key_width: width of all query heads."""
 
-    value_heads: int
+    value_head_count: int
     key_dim: int
     value_dim: int
     key_width: int
-    kernel: int
+    convolution_kernel_size: int
 
     @property
     def channels(self) -> int:
         """The number of channels of the convolution, which are those of queries, keys and values."""
-        return 2 * self.key_width + self.value_heads * self.value_dim
+        return 2 * self.key_width + self.value_head_count * self.value_dim
 
 
 class CompressedEntries(NamedTuple):
     """A cache with one compressed entry per `tokens_per_entry` tokens.
 
-    width: elements of an entry. pending_width: elements of a token that is not in an entry yet.
+    width: elements of an entry. pending_token_width: elements of a token that is not in an entry yet.
     """
 
     tokens_per_entry: int
     width: int
-    pending_width: int
+    pending_token_width: int
 
     @property
     def state_elements(self) -> int:
         """The number of stored elements for tokens that do not yet fill an entry; doubled if entries overlap."""
-        return self.pending_width * self.tokens_per_entry * (2 if self.pending_width > 2 * self.width else 1)
+        return (
+            self.pending_token_width * self.tokens_per_entry * (2 if self.pending_token_width > 2 * self.width else 1)
+        )
 
 
 @dataclass
@@ -183,14 +185,14 @@ class LayerShape:
     """The sizes of a layer that determine its compute graph and its cache.
 
     head_count: query heads. key_width, value_width: cached elements of a token, over all heads. window: tokens that it
-    attends to; None for all. latent: the sizes of latent attention.
+    attends to; None for all. latent_sizes: the sizes of latent attention.
     state_elements: elements of its recurrent states and of the inputs that its convolutions keep.
-    delta_net: the sizes of a Gated DeltaNet. gate_width: width of a gate of attention's output.
-    width: width of a dense network. is_gated: whether networks have a gate.
+    delta_net: the sizes of a Gated DeltaNet. attention_gate_width: width of a gate of attention's output.
+    feed_forward_width: width of a dense network. is_gated: whether networks have a gate.
     expert_count, top_k, expert_width, shared_width: experts, how many a token uses, their width, and that of the shared
         one.
     index_width, index_value_width: cached elements of a token's keys for an indexer, and of the values beside them that
-    nothing reads. entries: caches with one entry for several tokens.
+    nothing reads. compressed_caches: caches with one entry for several tokens.
     per_layer_width: width of the layer's vector of each token (Gemma 4 E2B), 0 without one.
     """
 
@@ -199,11 +201,11 @@ class LayerShape:
     key_width: int = 0
     value_width: int = 0
     window: int | None = None
-    latent: LatentSizes | None = None
+    latent_sizes: LatentSizes | None = None
     state_elements: int = 0
     delta_net: DeltaNetSizes | None = None
-    gate_width: int = 0
-    width: int = 0
+    attention_gate_width: int = 0
+    feed_forward_width: int = 0
     is_gated: bool = False
     expert_count: int = 0
     top_k: int = 0
@@ -211,7 +213,7 @@ class LayerShape:
     shared_width: int = 0
     index_width: int = 0
     index_value_width: int = 0
-    entries: tuple[CompressedEntries, ...] = ()
+    compressed_caches: tuple[CompressedEntries, ...] = ()
     per_layer_width: int = 0
 
 
@@ -317,7 +319,7 @@ class GgufModel:
         """
         layer_count = len(self.layers)
         loaded_tensors = tuple(
-            tensor for tensor in self.stored_tensors if tensor.layer is None or tensor.layer < layer_count
+            tensor for tensor in self.stored_tensors if tensor.layer_index is None or tensor.layer_index < layer_count
         )
         if any(tensor.name == OUTPUT_TENSOR for tensor in loaded_tensors):
             return loaded_tensors
@@ -341,7 +343,9 @@ class GgufModel:
         layer_count = len(self.layers)
         if self.gguf_file is not None and self.quantize is None:
             return tuple(
-                tensor for tensor in self.stored_tensors if tensor.layer is not None and tensor.layer >= layer_count
+                tensor
+                for tensor in self.stored_tensors
+                if tensor.layer_index is not None and tensor.layer_index >= layer_count
             )
         all_weights = weight_tensors_of(self.preset.model.tree(), frozenset({MTP.name}))
         mtp_weights = [
@@ -436,7 +440,7 @@ def _layer_group_nodes(tree_node: NodePosition) -> Iterator[NodePosition]:
 def _layer_shape(layer: NodePosition) -> LayerShape:
     """Returns a layer's sizes, read from the layer's operations."""
     layer_shape = LayerShape()
-    query_rank = conv_width = kernel_size = 0
+    q_lora_rank = conv_width = kernel_size = 0
     for tree_node in layer.walk():
         layer_op, op_name = tree_node.node.op, tree_node.node.name
         if tree_node.roles & {"kept", "idle"}:
@@ -450,7 +454,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
             if isinstance(absorbed_op, AttentionCore):
                 latent_rank = int(absorbed_op.v_dim)
                 rope_dim = int(absorbed_op.qk_dim) - latent_rank
-                layer_shape.latent = LatentSizes(
+                layer_shape.latent_sizes = LatentSizes(
                     latent_rank, rope_dim, int(layer_op.qk_dim) - rope_dim, int(layer_op.v_dim), 0
                 )
         elif isinstance(layer_op, State):
@@ -462,7 +466,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
             value_width = int(layer_op.heads) * int(layer_op.value_dim)
             delta_net_sizes = int(layer_op.heads), int(layer_op.key_dim), int(layer_op.value_dim)
             layer_shape.delta_net = DeltaNetSizes(
-                *delta_net_sizes, key_width=(conv_width - value_width) // 2, kernel=kernel_size
+                *delta_net_sizes, key_width=(conv_width - value_width) // 2, convolution_kernel_size=kernel_size
             )
         elif isinstance(layer_op, ExpertLinear) and op_name in ("up_proj", "fc1"):
             layer_shape.expert_count = int(layer_op.num_experts)
@@ -470,22 +474,22 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
             layer_shape.expert_width = int(layer_op.n_out)
         elif isinstance(layer_op, Linear):
             if op_name == "q_a_proj":
-                query_rank = int(layer_op.n_out)
+                q_lora_rank = int(layer_op.n_out)
             elif op_name == "gate_proj" and tree_node.kind == "attention":
-                layer_shape.gate_width = int(layer_op.n_out)
+                layer_shape.attention_gate_width = int(layer_op.n_out)
             elif op_name == "gate" and tree_node.path.endswith("per_layer_input.gate"):
                 layer_shape.per_layer_width = int(layer_op.n_out)
             elif op_name in ("up_proj", "fc1") and tree_node.kind == "shared_expert":
                 layer_shape.shared_width = int(layer_op.n_out)
             elif op_name in ("up_proj", "fc1") and tree_node.kind == "feed_forward":
-                layer_shape.width = int(layer_op.n_out)
+                layer_shape.feed_forward_width = int(layer_op.n_out)
             layer_shape.is_gated |= op_name == "gate_proj" and tree_node.kind in ("feed_forward", "shared_expert")
     if layer_shape.expert_count:
         layer_shape.is_gated |= any(node.node.name == "gate_proj" and node.kind == "experts" for node in layer.walk())
-    if layer_shape.latent is not None:
-        layer_shape.latent = layer_shape.latent._replace(query_rank=query_rank)
+    if layer_shape.latent_sizes is not None:
+        layer_shape.latent_sizes = layer_shape.latent_sizes._replace(q_lora_rank=q_lora_rank)
         layer_shape.key_width, layer_shape.value_width = (
-            layer_shape.latent.kv_lora_rank + layer_shape.latent.rope_dim,
+            layer_shape.latent_sizes.kv_lora_rank + layer_shape.latent_sizes.rope_dim,
             0,
         )
     elif layer_shape.index_width:
@@ -501,8 +505,8 @@ def _reads_no_tokens(tree_node: NodePosition) -> bool:
 def _add_cache_sizes(layer_shape: LayerShape, cache: KVCache | EntryCache) -> None:
     """Adds the sizes of a cache to the sizes of its layer."""
     if isinstance(cache, EntryCache):
-        layer_shape.entries += (
-            CompressedEntries(int(cache.tokens_per_entry), int(cache.width), int(cache.pending_width)),
+        layer_shape.compressed_caches += (
+            CompressedEntries(int(cache.tokens_per_entry), int(cache.width), int(cache.pending_token_width)),
         )
     elif cache.cache_kind == INDEXER_KIND:
         layer_shape.index_width = int(cache.width)

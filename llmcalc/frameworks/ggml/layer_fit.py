@@ -38,7 +38,7 @@ def host_layers(fitted_server: FittedServer) -> int:
     return host_layer_count + len(placement.host_experts) + len(placement.partial_layers)
 
 
-def is_all_on_gpus(fitted_server: FittedServer) -> bool:
+def has_all_layers_on_gpus(fitted_server: FittedServer) -> bool:
     """Whether the host holds no cache and no tensors of the model except embeddings."""
     tensor_devices = (
         fitted_server.placement.device(tensor)

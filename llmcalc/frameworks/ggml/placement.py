@@ -99,7 +99,7 @@ class LayerDevices:
 
 def is_embedding(tensor: GgufTensor) -> bool:
     """Whether a tensor is an embedding table, which by default is on the host."""
-    return tensor.layer is None and (tensor.name == EMBEDDING_TENSOR or "embd" in tensor.name)
+    return tensor.layer_index is None and (tensor.name == EMBEDDING_TENSOR or "embd" in tensor.name)
 
 
 @dataclass(frozen=True)
@@ -122,17 +122,17 @@ class TensorDevices:
         for tensor_override in self.overrides:
             if tensor_override.pattern.matches(tensor.name):
                 return tensor_override.device
-        if tensor.layer is not None:
-            if tensor.layer in self.host_experts and EXPERT_TENSORS.match(tensor.name):
+        if tensor.layer_index is not None:
+            if tensor.layer_index in self.host_experts and EXPERT_TENSORS.match(tensor.name):
                 return HOST_DEVICE
-            if tensor.layer in self.host_networks and NETWORK_TENSORS.match(tensor.name):
+            if tensor.layer_index in self.host_networks and NETWORK_TENSORS.match(tensor.name):
                 return HOST_DEVICE
             for layer_index, expert_parts, device in self.partial_layers:
-                if layer_index == tensor.layer and any(
+                if layer_index == tensor.layer_index and any(
                     re.match(rf"blk\.{layer_index}\.ffn_{part}(_|\.)", tensor.name) for part in expert_parts
                 ):
                     return device
-            return self.layer_devices.device(tensor.layer)
+            return self.layer_devices.device(tensor.layer_index)
         return HOST_DEVICE if is_embedding(tensor) else self.layer_devices.device(self.layer_devices.layer_count)
 
     @property

@@ -117,18 +117,18 @@ class GgmlServer(GgmlSettings):
         bytes_by_device[encoder_device(self.flags, self.devices)] += self.encoder_bytes
         return bytes_by_device
 
-    def layer_cache(self, layer: LayerShape) -> tuple[int, int]:
+    def cache_bytes_of_layer(self, layer: LayerShape) -> tuple[int, int]:
         """Returns the bytes of a layer's cached keys and values over all streams; recurrent states count as keys.
 
         Keys of an indexer, and entries for several tokens, count as keys too.
         """
         index_key_bytes, index_value_bytes = self._indexer_cache(layer)
-        if layer.latent is not None:
+        if layer.latent_sizes is not None:
             key_bytes, value_bytes = self._latent_cache(layer)
             return key_bytes + index_key_bytes, value_bytes
-        stream_count = self.slot_count if layer.entries else self.stream_count
+        stream_count = self.slot_count if layer.compressed_caches else self.stream_count
         cell_count = self.window_cells(layer.window) * stream_count
-        if layer.entries:
+        if layer.compressed_caches:
             index_key_bytes += self._entry_cache(layer)
         key_bytes = cell_count * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
         value_bytes = cell_count * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
@@ -163,13 +163,13 @@ class GgmlServer(GgmlSettings):
             round_up(-(-self.sequence_cells // compressed_entries.tokens_per_entry), cell_padding)
             * cache_bytes(self.key_type, compressed_entries.width)
             + 4 * compressed_entries.state_elements
-            for compressed_entries in layer.entries
+            for compressed_entries in layer.compressed_caches
         )
         return entry_bytes * self.slot_count
 
     def _latent_cache(self, layer: LayerShape) -> tuple[int, int]:
-        assert layer.latent is not None
-        cell_count, (latent_rank, rope_dim, nope_dim, value_dim, _) = self.cache_cells, layer.latent
+        assert layer.latent_sizes is not None
+        cell_count, (latent_rank, rope_dim, nope_dim, value_dim, _) = self.cache_cells, layer.latent_sizes
         if self.latent_mode == 0:
             key_bytes = cell_count * cache_bytes(self.key_type, layer.head_count * (nope_dim + rope_dim))
             return key_bytes, cell_count * cache_bytes(self.value_type, layer.head_count * value_dim)
@@ -187,7 +187,7 @@ class GgmlServer(GgmlSettings):
         bytes_by_device: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
             device = tensor_placement.layer_devices.device(i) if self.is_cache_on_layer_device else HOST_DEVICE
-            bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.layer_cache(layer))
+            bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.cache_bytes_of_layer(layer))
         return bytes_by_device
 
     def compute_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
@@ -216,11 +216,11 @@ class GgmlServer(GgmlSettings):
             logit_rows=logit_rows,
             cells_by_window={window_size: self.window_cells(window_size) for window_size in window_sizes},
             uses_flash_attention=self.uses_flash_attention,
-            layer_cache=self.layer_cache,
+            cache_bytes_of_layer=self.cache_bytes_of_layer,
             key_type_bytes=cache_bytes(self.key_type, 256),
             value_type_bytes=cache_bytes(self.value_type, 256),
-            streams=self.stream_count,
-            sequences=self.slot_count,
+            stream_count=self.stream_count,
+            sequence_count=self.slot_count,
             latent_mode=self.latent_mode,
             attention_batch_mib=int(self.flags.get("attention_max_batch", version_rules.attention_max_batch)),
             fused_experts=bool(self.flags.get("fused_moe", version_rules.fused_moe)),
@@ -269,8 +269,8 @@ class GgmlServer(GgmlSettings):
         version_rules = self.rules.graph_rules
         tensors_by_layer: dict[int, list[GgufTensor]] = {}
         for tensor in self.model.tensors:
-            if tensor.layer is not None:
-                tensors_by_layer.setdefault(tensor.layer, []).append(tensor)
+            if tensor.layer_index is not None:
+                tensors_by_layer.setdefault(tensor.layer_index, []).append(tensor)
         layer_keys: list[Hashable] = []
         for i, layer in layers.items():
             layer_tensors = tensors_by_layer.get(i, ())
@@ -320,7 +320,7 @@ class GgmlServer(GgmlSettings):
         """The tensors of multi-token-prediction modules, which are in a separate file or in the model's file."""
         if self.modules_file is None:
             return self.model.mtp_tensors
-        shared_tensors = (tensor for tensor in self.modules_file.tensors if tensor.layer is None)
+        shared_tensors = (tensor for tensor in self.modules_file.tensors if tensor.layer_index is None)
         return (*self.modules_file.mtp_tensors, *shared_tensors)
 
     def module_buffers(self, tensor_placement: TensorDevices) -> BufferSizes:
@@ -341,7 +341,9 @@ class GgmlServer(GgmlSettings):
         cache_device = (
             tensor_placement.layer_devices.device(layer_count) if self.is_cache_on_layer_device else HOST_DEVICE
         )
-        cache_sizes = {cache_device: sum(sum(module_server.layer_cache(module_shape)) for module_shape in mtp_modules)}
+        cache_sizes = {
+            cache_device: sum(sum(module_server.cache_bytes_of_layer(module_shape)) for module_shape in mtp_modules)
+        }
         module_layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
         return BufferSizes(
             tensor_sizes,
@@ -351,9 +353,9 @@ class GgmlServer(GgmlSettings):
 
     def with_flags(self, **changed_flags: Any) -> GgmlServer:
         """Returns the server with changed flags, which shares the model."""
-        return self.share_model_with(replace(self, flags={**self.flags, **changed_flags}))
+        return self.reuse_model_of(replace(self, flags={**self.flags, **changed_flags}))
 
-    def share_model_with(self, other_server: GgmlServer) -> GgmlServer:
+    def reuse_model_of(self, other_server: GgmlServer) -> GgmlServer:
         """Gives another server this server's model, so that it is read only once, and returns the other server."""
         other_server.__dict__["model"] = self.model
         other_server.__dict__["draft_model"] = self.draft_model

@@ -40,8 +40,8 @@ class GgmlSettings(EngineServer):
     """
 
     name: ClassVar[str] = "llama.cpp"
-    length_field: ClassVar[str] = "ctx_size"
-    layout_fields: ClassVar[tuple[str, ...]] = ()
+    length_flag_name: ClassVar[str] = "ctx_size"
+    layout_flag_names: ClassVar[tuple[str, ...]] = ()
 
     engine_record: GgmlEngineRecord
     reserved_bytes: int = 0
@@ -53,7 +53,7 @@ class GgmlSettings(EngineServer):
         if self.drafted_tokens and self.rules.outputs == "tokens":
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
             first_version = next(
-                (rules.start for rules in self.engine_record.versions if rules.outputs == "sequences"),
+                (rules.start_version for rules in self.engine_record.versions if rules.outputs == "sequences"),
                 "",
             )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
@@ -247,7 +247,7 @@ class GgmlSettings(EngineServer):
         return not self.flags.get("no_kv_offload", False)
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def effective_defaults(self) -> dict[str, Any]:
         """The values in effect of flags that have defaults, by field name: the user's value or the default."""
         return {
             "ctx_size": self.context_tokens,
@@ -290,7 +290,7 @@ class GgmlSettings(EngineServer):
         return layer_count if flag_text == "all" or int(flag_text) < 0 else min(int(flag_text), layer_count)
 
     @property
-    def context_bytes(self) -> int:
+    def cuda_context_bytes(self) -> int:
         """The bytes in use on a GPU before llama.cpp allocates; 0 on Metal, which reports its whole limit as free.
 
         Source: `ggml_metal_device_get_memory`; logs of Macs list as much free as in total.
@@ -301,7 +301,7 @@ class GgmlSettings(EngineServer):
     @property
     def free_bytes(self) -> int:
         """The free bytes of a GPU when the server starts."""
-        return max(0, self.hardware.capacity_bytes - self.context_bytes - self.reserved_bytes)
+        return max(0, self.hardware.capacity_bytes - self.cuda_context_bytes - self.reserved_bytes)
 
     @property
     def is_fit_enabled(self) -> bool:

@@ -18,7 +18,7 @@ from ...costs.draft import check_draft, target_state_reader
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ...sources.presets import known_checkpoint
-from ..engines.draft_models import read_draft
+from ..engines.draft_models import read_draft_model
 
 DRAFT_TOKENS = 3
 """Default number of drafted tokens (--spec-draft-n-max; common/common.h, `common_params_speculative_draft`)."""
@@ -87,7 +87,9 @@ def draft_model_of(flags: Mapping[str, Any], target_model: Preset) -> Preset | N
     if named_checkpoint is not None:
         draft_model = named_checkpoint[0]
     else:
-        draft_model = read_draft(str(draft_name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
+        draft_model = read_draft_model(
+            str(draft_name), "--model-draft", "a GGUF file, a folder or a hub id as its model"
+        )
     if target_state_reader(draft_model.model) is not None:
         raise InputError(f"--model-draft {draft_model.name}: reads hidden states of its target, which is not modelled")
     check_draft(target_model.model, draft_model.model, target_model.name, f"--model-draft: {draft_model.name}")

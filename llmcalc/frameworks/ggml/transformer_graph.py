@@ -60,10 +60,10 @@ class GraphRules:
 class GraphSettings:
     """The settings of a server that determine its compute graph.
 
-    tokens: tokens of a micro-batch. logit_rows: rows of logits. streams: caches with sequences of their own.
+    tokens: tokens of a micro-batch. logit_rows: rows of logits. stream_count: caches with sequences of their own.
     cells_by_window: cells of the cache by window (None: full layers).
     uses_flash_attention: whether attention is one operation.
-    layer_cache: a layer → the bytes of its keys and of its values.
+    cache_bytes_of_layer: a layer → the bytes of its keys and of its values.
     key_type_bytes, value_type_bytes: bytes of 256 cached keys, and of 256 values.
     latent_mode: 0 where latent attention is expanded; ik's mode of it.
     attention_batch_mib: ik's bound on one product of latent attention, 0 for none. fused_experts: ik's -fmoe.
@@ -76,11 +76,11 @@ class GraphSettings:
     logit_rows: int
     cells_by_window: Mapping[int | None, int]
     uses_flash_attention: bool
-    layer_cache: Callable[[LayerShape], tuple[int, int]]
+    cache_bytes_of_layer: Callable[[LayerShape], tuple[int, int]]
     key_type_bytes: int = 512
     value_type_bytes: int = 512
-    streams: int = 1
-    sequences: int = 1
+    stream_count: int = 1
+    sequence_count: int = 1
     latent_mode: int = 0
     attention_batch_mib: int = 0
     fused_experts: bool = False
@@ -190,9 +190,9 @@ class ModelGraph:
     def mask(self, window: int | None) -> Tensor:
         """Returns the attention mask for layers with this window, in 16 bits for flash attention."""
         if window not in self._masks:
-            tokens = self.settings.tokens // self.settings.streams
+            tokens = self.settings.tokens // self.settings.stream_count
             padded_rows = -(-tokens // MASK_ROW_MULTIPLE) * MASK_ROW_MULTIPLE if self.rules.pad_mask else tokens
-            mask_cells = self.settings.cells_by_window[window] * self.settings.streams
+            mask_cells = self.settings.cells_by_window[window] * self.settings.stream_count
             uses_flash_attention = self.settings.uses_flash_attention
             element_bytes = F16_BYTES if uses_flash_attention and self.rules.mask_f16 else F32_BYTES
             mask_input = Tensor(
@@ -240,12 +240,12 @@ class ModelGraph:
         cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST_DEVICE
         key_cache, value_cache = (
             Tensor(cache_bytes, operation_name="cache", device=cache_device)
-            for cache_bytes in settings.layer_cache(layer)
+            for cache_bytes in settings.cache_bytes_of_layer(layer)
         )
         head_dim, heads = layer.head_dim, layer.head_count
         key_heads = max(1, layer.key_width // head_dim) if head_dim else 1
         value_dim = layer.value_width // key_heads
-        gate_width = layer.gate_width if settings.has_query_gates else 0
+        gate_width = layer.attention_gate_width if settings.has_query_gates else 0
         query_and_gate = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head_dim + gate_width, normed_input, tokens)
         if not layer.key_width:
             return self._attention_over_shared_cache(i, layer, query_and_gate, key_cache, value_cache)
@@ -324,21 +324,21 @@ class ModelGraph:
 
     def latent_attention(self, i: int, layer: LayerShape, layer_input: Tensor) -> Tensor:
         """Adds multi-head latent attention: expands keys and values from latents, or absorbs the products (-mla)."""
-        assert layer.latent is not None
-        settings, tokens, latent_sizes = self.settings, self.settings.tokens, layer.latent
-        latent_rank, rope_dim, nope_dim, _, query_rank = latent_sizes
+        assert layer.latent_sizes is not None
+        settings, tokens, latent_sizes = self.settings, self.settings.tokens, layer.latent_sizes
+        latent_rank, rope_dim, nope_dim, _, q_lora_rank = latent_sizes
         heads, head_dim = layer.head_count, nope_dim + rope_dim
         cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST_DEVICE
-        cache = Tensor(settings.layer_cache(layer)[0], operation_name="cache", device=cache_device)
+        cache = Tensor(settings.cache_bytes_of_layer(layer)[0], operation_name="cache", device=cache_device)
         query_source = layer_input
-        if query_rank:
+        if q_lora_rank:
             query_source = self.norm(
                 f"blk.{i}.attn_q_a_norm.weight",
                 i,
-                self.matmul(f"blk.{i}.attn_q_a.weight", i, query_rank, layer_input, tokens),
+                self.matmul(f"blk.{i}.attn_q_a.weight", i, q_lora_rank, layer_input, tokens),
             )
         query = self.matmul(
-            f"blk.{i}.attn_q_b.weight" if query_rank else f"blk.{i}.attn_q.weight",
+            f"blk.{i}.attn_q_b.weight" if q_lora_rank else f"blk.{i}.attn_q.weight",
             i,
             heads * head_dim,
             query_source,
@@ -385,12 +385,12 @@ class ModelGraph:
         cache_device: str,
     ) -> Tensor:
         """Adds latent attention to a cache that holds the expanded keys and values of every head."""
-        assert layer.latent is not None
-        tokens, (_, rope_dim, nope_dim, value_dim, _) = self.settings.tokens, layer.latent
+        assert layer.latent_sizes is not None
+        tokens, (_, rope_dim, nope_dim, value_dim, _) = self.settings.tokens, layer.latent_sizes
         heads = layer.head_count
         key_cache, value_cache = (
             Tensor(cache_bytes, operation_name="cache", device=cache_device)
-            for cache_bytes in self.settings.layer_cache(layer)
+            for cache_bytes in self.settings.cache_bytes_of_layer(layer)
         )
         keys_and_values = self.matmul(
             f"blk.{i}.attn_kv_b.weight", i, heads * (nope_dim + value_dim), normed_latent, tokens
@@ -415,9 +415,9 @@ class ModelGraph:
 
         -amb bounds the MiB of the expanded keys and values of one group of heads.
         """
-        assert layer.latent is not None
+        assert layer.latent_sizes is not None
         settings, tokens = self.settings, self.settings.tokens
-        _, rope_dim, nope_dim, value_dim, _ = layer.latent
+        _, rope_dim, nope_dim, value_dim, _ = layer.latent_sizes
         cells, heads = settings.cells_by_window[layer.window], layer.head_count
         heads_per_group, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32_BYTES // MIB
         memory_limit_mib = settings.attention_batch_mib
@@ -466,9 +466,9 @@ class ModelGraph:
         self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
         """Adds latent attention to the cached latents themselves, with absorbed products."""
-        assert layer.latent is not None
+        assert layer.latent_sizes is not None
         settings, tokens = self.settings, self.settings.tokens
-        latent_rank, rope_dim, _, value_dim, _ = layer.latent
+        latent_rank, rope_dim, _, value_dim, _ = layer.latent_sizes
         cells, heads = settings.cells_by_window[layer.window], layer.head_count
         up_projection = self._weight(f"blk.{i}.attn_kv_b.weight", i)
         absorbed_query = self._new_tensor((latent_rank, tokens, heads), up_projection, query_nope)
@@ -604,8 +604,8 @@ class ModelGraph:
 
     def delta_net(self, i: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
-        tokens, sequence_count, heads = self.settings.tokens, self.settings.sequences, net_sizes.value_heads
-        cached_inputs = (net_sizes.kernel - 1) * net_sizes.channels
+        tokens, sequence_count, heads = self.settings.tokens, self.settings.sequence_count, net_sizes.value_head_count
+        cached_inputs = (net_sizes.convolution_kernel_size - 1) * net_sizes.channels
         state_elements = heads * net_sizes.key_dim * net_sizes.value_dim
         value_shape = (net_sizes.value_dim, heads, tokens)
         input_cache, state_cache = (Tensor(0, operation_name="cache", device=self.device_of_layer(i)) for _ in range(2))
@@ -747,7 +747,7 @@ class ModelGraph:
         if not layer.head_count and not layer.state_elements:
             return None
         normed_input = self.norm(f"blk.{i}.attn_norm.weight", i, residual_stream)
-        if layer.latent is not None:
+        if layer.latent_sizes is not None:
             attention_output = self.latent_attention(i, layer, normed_input)
         elif layer.head_count:
             attention_output = self.attention(i, layer, normed_input)
@@ -761,13 +761,13 @@ class ModelGraph:
 
     def _with_feed_forward(self, i: int, layer: LayerShape, residual_stream: Tensor, tokens: int) -> Tensor:
         """Adds layer `i`'s feed-forward network or experts to the residual stream, and returns the sum."""
-        if not layer.width and not layer.expert_count:
+        if not layer.feed_forward_width and not layer.expert_count:
             return residual_stream
         normed_input = self.norm(f"blk.{i}.ffn_norm.weight", i, residual_stream)
         if (
-            layer.expert_count and layer.width
+            layer.expert_count and layer.feed_forward_width
         ):  # Gemma 4 26B-A4B: a dense network beside the experts, each with its norms
-            dense_output = self.network(i, "", layer.width, layer.is_gated, normed_input, tokens)
+            dense_output = self.network(i, "", layer.feed_forward_width, layer.is_gated, normed_input, tokens)
             dense_output = self.norm(f"blk.{i}.post_ffw_norm_1.weight", i, dense_output)
             normed_input = self.norm(f"blk.{i}.pre_ffw_norm_2.weight", i, residual_stream)
             network_output = self.norm(
@@ -780,7 +780,7 @@ class ModelGraph:
                 shared_output = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed_input, tokens)
                 network_output = self._inplace_result(network_output, network_output, shared_output)
         else:
-            network_output = self.network(i, "", layer.width, layer.is_gated, normed_input, tokens)
+            network_output = self.network(i, "", layer.feed_forward_width, layer.is_gated, normed_input, tokens)
         if self.weight_location(f"blk.{i}.post_ffw_norm.weight") is not None:
             network_output = self.norm(f"blk.{i}.post_ffw_norm.weight", i, network_output)
         return self._inplace_result(network_output, network_output, residual_stream)

@@ -63,13 +63,14 @@ class GgmlEngineRecord(EngineRecord[GgmlRules]):
     compute_logs: logs compared with our compute buffers.
     registered_classes: classes of text models that become GGUF files which the engine loads (`classes_source`).
     registered_encoders: classes of models whose encoder (--mmproj) does; empty if not read.
-    other_names: class of transformers → the registered class with the same layers, for models without a config.
+    registered_class_by_name: class of transformers → the registered class with the same layers, for models without a
+        config.
     """
 
     classes_source: str
     registered_classes: tuple[str, ...] = Field(min_length=1)
     registered_encoders: tuple[str, ...] = ()
-    other_names: dict[str, str] = {}
+    registered_class_by_name: dict[str, str] = {}
     context: DeviceContext
     fit_margin_mib: int = Field(ge=0)
     fit_ctx: int = Field(ge=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engines.flags import Flag, memory_neutral_flags_of, refused_flags
+from ..engines.flags import Flag, memory_neutral_flags_of_engine, refused_flags
 from ..ggml.flags import MEMORY_NEUTRAL_FLAGS, SHARED_FLAGS, cache_types
 
 FLAGS = (
@@ -37,7 +37,7 @@ FLAGS = (
         switch_names="--dsa|-dsa --fused-indexer-topk|-fidx",
     ),
     *refused_flags("experts that are loaded later", switch_names="--defer-experts --prefetch-experts"),
-    *memory_neutral_flags_of(__file__),
+    *memory_neutral_flags_of_engine(__file__),
     *MEMORY_NEUTRAL_FLAGS,
 )
 

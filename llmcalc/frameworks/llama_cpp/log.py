@@ -162,15 +162,15 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         total_bytes=next(iter(_device_memory_sizes(log_values)), None),
         flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values, memory_terms),
         scheme=log_values.last_text("file_type").lower().replace(" - ", "_"),
-        message=next((log_line.strip() for log_line in log_text.lines_with(*STOP_HINTS)), ""),
+        stop_message=next((log_line.strip() for log_line in log_text.lines_with(*STOP_HINTS)), ""),
         note=OLLAMA_PLAN_NOTE if has_planned_sizes and memory_terms else "",
-        wrong_term=failed_buffer,
+        too_large_term=failed_buffer,
         suggested_flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(
             failed_buffer, "num_ctx" if is_ollama else "--ctx-size"
         )
         if is_out_of_memory
         else "",
-        oom_flag="num_ctx" if is_ollama else "--ctx-size",
+        memory_saving_flag="num_ctx" if is_ollama else "--ctx-size",
         cache_tokens=max(log_values.whole_numbers("ctx_size"), default=0),
         cache_dtype=cache_formats.pop() if len(cache_formats) == 1 else "",
     )

@@ -47,7 +47,7 @@ class ExplainedLog:
     """A log with computed memory sizes. parsed_log: the log's contents. terms: logged and computed sizes.
 
     preset, hardware, version: what the computation is for; None where the log and the user name none.
-    wrong_term: the term that differs most, or that prevents the start; empty for none.
+    too_large_term: the term that differs most, or that prevents the start; empty for none.
     suggested_flag: the flag that changes this term; empty if none is known.
     missing_inputs: unknown inputs, without which terms are not computed. notes: remarks.
     devices: number of devices of the computed server; 1 by default.
@@ -58,7 +58,7 @@ class ExplainedLog:
     preset: Preset | None = None
     hardware: Hardware | None = None
     version: EngineVersion | None = None
-    wrong_term: str = ""
+    too_large_term: str = ""
     suggested_flag: str = ""
     missing_inputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

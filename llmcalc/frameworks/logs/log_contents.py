@@ -34,15 +34,16 @@ class LogTerm(NamedTuple):
     name: `weights`, `kv_cache`, `allocated`, ….
     value: the size, in `unit`.
     device: the device that has it, where a log has terms of several.
-    per_parameter, constant: where the program computes it from the number of parameters: by which rule. 0 for no rule.
+    bytes_per_parameter, constant_bytes: where the program computes it from the number of parameters: by which rule. 0
+        for no rule.
     """
 
     name: str
     value: int
     unit: TermUnit = "bytes"
     device: str = ""
-    per_parameter: Fraction = Fraction(0)
-    constant: int = 0
+    bytes_per_parameter: Fraction = Fraction(0)
+    constant_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,13 @@ class ParsedLog:
     terms: the memory sizes in the log. kind: whether it is a start-up or an out-of-memory message.
     version, model, device: as printed; empty where the log has none. total_bytes: the device's memory.
     free_bytes: free bytes of the device before the engine loaded weights; None if the log does not state them.
-    flags: name of a flag's value → value, as printed. has_arguments: whether flags that are not there are defaults.
+    flags: name of a flag's value → value, as printed. has_complete_arguments: whether flags that are not there are
+        defaults.
     scheme: how the weights are stored, as `--quantize` names it; empty where the log does not say.
-    message: why the program stopped, in its words. refused_to_start: whether it refused to start by a rule of its own.
-    wrong_term, suggested_flag: the term that the log itself shows to be too large, and what changes it.
-    oom_flag: what makes the program allocate less while it runs.
+    stop_message: why the program stopped, in its words. refused_to_start: whether it refused to start by a rule of its
+        own.
+    too_large_term, suggested_flag: the term that the log itself shows to be too large, and what changes it.
+    memory_saving_flag: what makes the program allocate less while it runs.
     cache_tokens, cache_dtype: the cache's length and number format, where they follow from the log alone.
     note: a remark on the start that the log shows; empty for none.
     layout_note: a remark on the layout where the names of processes show it, and no arguments do; empty for none.
@@ -73,13 +76,13 @@ class ParsedLog:
     total_bytes: int | None = None
     free_bytes: int | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
-    has_arguments: bool = False
+    has_complete_arguments: bool = False
     scheme: str = ""
-    message: str = ""
+    stop_message: str = ""
     refused_to_start: bool = False
-    wrong_term: str = ""
+    too_large_term: str = ""
     suggested_flag: str = ""
-    oom_flag: str = ""
+    memory_saving_flag: str = ""
     cache_tokens: int = 0
     cache_dtype: str = ""
     note: str = ""
@@ -89,11 +92,11 @@ class ParsedLog:
 class LinePattern(NamedTuple):
     """A regular expression that is tried only in lines with a fixed text.
 
-    hint: a part of the line. expression: matches in the hint or after it; its groups are named as the values.
+    required_text: a part of the line. regex: matches in the hint or after it; its groups are named as the values.
     """
 
-    hint: str
-    expression: re.Pattern[str]
+    required_text: str
+    regex: re.Pattern[str]
 
 
 def line_pattern(line_hint: str, line_regex: str) -> LinePattern:

@@ -65,9 +65,9 @@ def read_log(file_name: str, log_text: LogText) -> ParsedLog:
         kind="oom",
         terms=(*chosen_log.terms, *torch_log.terms),
         total_bytes=chosen_log.total_bytes or torch_log.total_bytes,
-        message=torch_log.message,
-        wrong_term=torch_log.wrong_term,
-        suggested_flag=torch_log.suggested_flag or chosen_log.oom_flag,
+        stop_message=torch_log.stop_message,
+        too_large_term=torch_log.too_large_term,
+        suggested_flag=torch_log.suggested_flag or chosen_log.memory_saving_flag,
     )
 
 

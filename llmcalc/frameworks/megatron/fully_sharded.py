@@ -256,7 +256,7 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
         layer_index = next((path_part for path_part in parameter.path if isinstance(path_part, int)), None)
         parameters_by_group.setdefault((layer_index, parameter.is_expert, parameter.is_trained), []).append(parameter)
     largest_bucket_elements = settings.ddp_bucket_size or max(
-        SMALLEST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * layout.shards
+        SMALLEST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * layout.shard_count
     )
     buckets = []
     for (layer_index, is_expert, _), group_parameters in parameters_by_group.items():
@@ -266,7 +266,7 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
             else _parameter_groups(group_parameters, largest_bucket_elements)
         ):
             ordered_parameters = sorted(bucket_parameters, key=_elements_per_row, reverse=True)
-            shard_count = layout.expert_shards if is_expert else layout.shards
+            shard_count = layout.expert_shard_count if is_expert else layout.shard_count
             bucket_elements, element_ranges = _pack_bucket(ordered_parameters, shard_count)
             buckets.append(ShardedBucket(ordered_parameters, layer_index, bucket_elements, shard_count, element_ranges))
     return buckets

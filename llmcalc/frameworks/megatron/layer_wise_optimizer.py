@@ -44,7 +44,7 @@ def make_unsplit_buffer(
     The costliest tensors come first, each in the shard with the emptiest to compute.
     bucket_elements: elements after which a bucket ends; None for a single bucket.
     """
-    shard_count = layout.expert_shards if is_expert else layout.shards
+    shard_count = layout.expert_shard_count if is_expert else layout.shard_count
     bucket_divisor = math.lcm(
         shard_count, BUCKET_ALIGNMENT, BUCKET_ALIGNMENT_FOR_BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1
     )

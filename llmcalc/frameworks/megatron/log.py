@@ -35,5 +35,5 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         return None
     if "billions" in log_values:
         parameter_count = round(Fraction(log_values.last_text("billions")) * BILLION)
-        memory_terms.insert(0, LogTerm("params", parameter_count, "parameters", per_parameter=Fraction(1)))
-    return ParsedLog("megatron", "Megatron-LM", tuple(memory_terms), oom_flag="--micro-batch-size")
+        memory_terms.insert(0, LogTerm("params", parameter_count, "parameters", bytes_per_parameter=Fraction(1)))
+    return ParsedLog("megatron", "Megatron-LM", tuple(memory_terms), memory_saving_flag="--micro-batch-size")

@@ -19,17 +19,17 @@ WEIGHT_SHARDING_STAGE = 3
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages for the weights of a group of replicas."""
-    group, gradient_bytes = replicated_weights.replica_group, replicated_weights.elements * FLOAT32_BYTES
+    group, gradient_bytes = replicated_weights.replica_group, replicated_weights.element_count * FLOAT32_BYTES
     if not replicated_weights.layout.zero:
         yield group.message("all_reduce", gradient_bytes, 1)
         return
     reduction_count = (
-        replicated_weights.chunk.micro_batches if replicated_weights.layout.zero == WEIGHT_SHARDING_STAGE else 1
+        replicated_weights.stage_chunk.micro_batches if replicated_weights.layout.zero == WEIGHT_SHARDING_STAGE else 1
     )
     gather_count = 2 * reduction_count if replicated_weights.layout.zero == WEIGHT_SHARDING_STAGE else 1
     yield group.message("reduce_scatter", gradient_bytes, reduction_count)
     yield group.replica_all_reduce(gradient_bytes // group.shards, 1)
-    yield group.message("all_gather", replicated_weights.elements * replicated_weights.element_bytes, gather_count)
+    yield group.message("all_gather", replicated_weights.element_count * replicated_weights.element_bytes, gather_count)
 
 
 def gradient_rules() -> GradientRules:
@@ -39,6 +39,6 @@ def gradient_rules() -> GradientRules:
         (0, 1, 3),
         gradient_messages,
         reduces_in_float32=True,
-        reduces_one_buffer=True,
-        always_reentrant=True,
+        reduces_in_one_buffer=True,
+        is_always_reentrant=True,
     )

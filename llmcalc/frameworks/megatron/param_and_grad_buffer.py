@@ -75,7 +75,7 @@ def make_buffer(
     is_tied: whether embedding and output layer share their table, which then has a bucket of its own.
     is_distributed: whether ranks divide the buffer.
     """
-    shard_count = layout.expert_shards if is_expert else layout.shards
+    shard_count = layout.expert_shard_count if is_expert else layout.shard_count
     if not is_distributed:
         buffer_elements = sum(parameter.element_count for parameter in parameters)
         return GradientBuffer(

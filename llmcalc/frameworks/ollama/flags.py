@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..engines.flags import Flag, memory_neutral_flags_of, read_flag_values
+from ..engines.flags import Flag, memory_neutral_flags_of_engine, read_flag_values
 
 YES_NO_WORDS = ("1", "0", "true", "false")
 
@@ -24,7 +24,7 @@ FLAGS = (
     Flag(("--num-batch",), "number", maximum=10**7),
     Flag(("--use-mmap",), "word", YES_NO_WORDS, value_if_bare="true"),
     Flag(("CUDA_VISIBLE_DEVICES",), "text"),
-    *memory_neutral_flags_of(__file__),
+    *memory_neutral_flags_of_engine(__file__),
 )
 
 

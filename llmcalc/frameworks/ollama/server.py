@@ -20,7 +20,14 @@ from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
 from ..engines.rank import architectures
-from ..engines.versions import EngineRecord, VersionRange, VersionRules, parse_version, ranges_at, read_engine_record
+from ..engines.versions import (
+    EngineRecord,
+    VersionRange,
+    VersionRules,
+    parse_version,
+    ranges_with_version,
+    read_engine_record,
+)
 from ..ggml import changes
 from ..ggml.architectures import check_architecture, converted_class
 from ..ggml.encoder import has_encoder
@@ -102,8 +109,8 @@ class OllamaRecord(EngineRecord[OllamaRules]):
 
     contexts: tuple[DefaultContextLength, ...] = Field(min_length=1)
     margin: FreeMemoryMargin
-    own_classes: tuple[OllamaEngineClasses, ...] = ()
-    flash_classes: tuple[ClassesInRange, ...] = ()
+    own_engine_classes: tuple[OllamaEngineClasses, ...] = ()
+    flash_attention_classes: tuple[ClassesInRange, ...] = ()
     single_request_classes: tuple[ClassesInRange, ...] = ()
     text_classes: tuple[str, ...] = ()
 
@@ -122,13 +129,13 @@ def _llama_cpp_record() -> GgmlEngineRecord:
 def check_model(preset: Preset, engine_version: EngineVersion) -> None:
     """Raises `InputError` for a model that neither the version of Ollama nor llama.cpp has an architecture for."""
     class_name = converted_class(preset)
-    own_classes = next((class_row for class_row in read_record().own_classes if class_name in class_row.classes), None)
-    if own_classes is None:
+    class_range = next((row for row in read_record().own_engine_classes if class_name in row.classes), None)
+    if class_range is None:
         check_architecture(preset, _llama_cpp_record(), EngineVersion(_llama_cpp_record().newest, ""))
-    elif not ranges_at([own_classes], parse_version(engine_version.version)):
+    elif not ranges_with_version([class_range], parse_version(engine_version.version)):
         raise InputError(
-            f"Ollama {engine_version.version} has no architecture for {class_name} ({own_classes.source}); expected "
-            f"--engine ollama==VERSION with a version from {own_classes.start} on and before {own_classes.to}"
+            f"Ollama {engine_version.version} has no architecture for {class_name} ({class_range.source}); expected "
+            f"--engine ollama==VERSION with a version from {class_range.start_version} on and before {class_range.to}"
         )
 
 
@@ -150,7 +157,7 @@ class OllamaServer:
         return read_record().rules(parse_version(self.version.version))
 
     @property
-    def number_of_gpus(self) -> int:
+    def gpu_count_of_server(self) -> int:
         """The number of GPUs that Ollama uses; 0 on a processor."""
         if self.hardware.is_processor:
             return 0
@@ -162,11 +169,11 @@ class OllamaServer:
         """The context length per sequence in tokens, by option, environment or version; at most the trained length."""
         chosen_length = self.flags.get("num_ctx") or self.flags.get("OLLAMA_CONTEXT_LENGTH") or self.rules.context
         if not chosen_length:
-            total_bytes = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
+            total_bytes = self.gpu_count_of_server * (self.hardware.capacity_bytes - self.overhead) / GIB
             chosen_length = next(
-                default_length.context
-                for default_length in read_record().contexts
-                if default_length.at_least_gib <= max(total_bytes, 0)
+                default_context_length.context
+                for default_context_length in read_record().contexts
+                if default_context_length.at_least_gib <= max(total_bytes, 0)
             )
         trained_length = self.model.trained_context
         return min(int(chosen_length), trained_length) if trained_length else int(chosen_length)
@@ -181,7 +188,7 @@ class OllamaServer:
         """The setting of flash attention, by the environment or the default of the version and the model."""
         variable_value = self.flags.get("OLLAMA_FLASH_ATTENTION")
         if variable_value is None:
-            return "auto" if self._has_class_among(read_record().flash_classes) else self.rules.flash_attn
+            return "auto" if self._has_class_among(read_record().flash_attention_classes) else self.rules.flash_attn
         return "on" if variable_value in ("1", "true") else "off"
 
     @property
@@ -191,7 +198,7 @@ class OllamaServer:
 
     def _has_class_among(self, class_ranges: Iterable[ClassesInRange]) -> bool:
         """Whether the model's class is listed for the version."""
-        listed_ranges = ranges_at(class_ranges, parse_version(self.version.version))
+        listed_ranges = ranges_with_version(class_ranges, parse_version(self.version.version))
         return any(not {*self._class_names}.isdisjoint(class_range.classes) for class_range in listed_ranges)
 
     @cached_property
@@ -239,7 +246,7 @@ class OllamaServer:
     def _llama_server_flags(self, sequence_count: int, batch_size: int) -> dict[str, Any]:
         """Returns the flags with which Ollama starts llama-server (llm/llama_server.go)."""
         gpu_layer_count = int(self.flags.get("num_gpu", -1))
-        gpu_count = self.number_of_gpus
+        gpu_count = self.gpu_count_of_server
         return {
             "ctx_size": self.num_ctx * sequence_count,
             "parallel": sequence_count,
@@ -328,7 +335,7 @@ def default_context(preset: Preset, hardware: Hardware, devices: int) -> int:
     Raises `InputError` for a model that Ollama does not run.
     """
     visible_devices = ",".join(map(str, range(devices)))
-    version = read_record().version_of("")
+    version = read_record().named_version("")
     return OllamaServer(preset, hardware, version, {"CUDA_VISIBLE_DEVICES": visible_devices}).num_ctx
 
 
@@ -379,7 +386,7 @@ def flag_changes(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
     fitting_context = longest_context(server)
     if fitting_context:
         option_changes.append((f"--num-ctx {fitting_context}", {"num_ctx": fitting_context}))
-    gpu_count = 2 * max(server.number_of_gpus, 1)
+    gpu_count = 2 * max(server.gpu_count_of_server, 1)
     devices_text = ",".join(str(i) for i in range(gpu_count))
     option_changes.append((f"CUDA_VISIBLE_DEVICES={devices_text}", {"CUDA_VISIBLE_DEVICES": devices_text}))
     for typed_options, changed_values in option_changes:
@@ -410,12 +417,14 @@ def larger_layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[di
         server_on_gpus = server.with_flags(**gpu_flags)
         server_memory = memory(server_on_gpus)
         host_layer_count = host_layers(server_on_gpus.fitted_server)
-        startup_message = server_memory.message
+        startup_error = server_memory.startup_error
         if host_layer_count:
-            startup_message = f"{read_record().messages['on_host']}: {server_memory.host['share']:.0%}"
+            startup_error = f"{read_record().messages['on_host']}: {server_memory.host['share']:.0%}"
         yield (
             gpu_flags,
-            replace(server_memory, can_start=server_memory.can_start and not host_layer_count, message=startup_message),
+            replace(
+                server_memory, can_start=server_memory.can_start and not host_layer_count, startup_error=startup_error
+            ),
         )
 
 

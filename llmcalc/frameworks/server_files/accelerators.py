@@ -36,7 +36,7 @@ _IGNORED_WORDS = field_names("""
     """)
 
 
-def accelerator_of(accelerator_label: str) -> str:
+def accelerator_of_label(accelerator_label: str) -> str:
     """Returns the accelerator's name from a node label or a machine type; empty for an unknown one."""
     label_text = accelerator_label.strip().lower()[:100]
     if machine := accelerator_of_machine(label_text):

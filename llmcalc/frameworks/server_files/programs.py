@@ -214,7 +214,7 @@ class ServerStart(NamedTuple):
 
     program: ServerProgram
     arguments: tuple[str, ...]
-    model: str = ""
+    model_name: str = ""
 
 
 def program_named(engine_name: str) -> ServerProgram | None:

@@ -26,7 +26,7 @@ from ..launch.python_source import is_python
 from ..launch.unresolved import is_unresolved, printable_word
 from ..launch.windows_scripts import posix_paths
 from ..launch.yaml_text import LARGEST_FILE_BYTES, parse_braced_text, parse_yaml, split_documents
-from .accelerators import accelerator_of
+from .accelerators import accelerator_of_label
 from .arguments import engine_of_flags, flags_of_program, read_arguments, words_of_tables
 from .manifests import servers_in_tables
 from .modelfile import is_modelfile, server_in_modelfile
@@ -283,7 +283,7 @@ def _read_server(
         serving_engine,
         (*_flags_of_variables(server_start.program, container.env), *server_start.arguments),
         server_location,
-        _reader_of_named_files(name_in_errors, launch_folder, started_server.written_files),
+        _reader_of_named_files(name_in_errors, launch_folder, started_server.text_by_written_file),
         allows_unknown_flags,
         tuple(typed_flags),
     )
@@ -298,7 +298,7 @@ def _read_server(
     }
     all_fields = {flag.field_name for flag in serving_engine.known_flags()}
     parallel_sizes = {name: size for name, size in container.parallel_sizes.items() if name in all_fields}
-    model_name = server_start.model or arguments.model or container.model_name
+    model_name = server_start.model_name or arguments.model or container.model_name
     if container.model_name and not re.fullmatch(r"[\w.-]+/[\w.-]+", model_name):
         model_name = container.model_name
     model_name = container.host_path(model_name)
@@ -310,7 +310,7 @@ def _read_server(
         model_name=f"${printable_word(model_name).lstrip('$')}" if is_unresolved(model_name) else model_name,
         flag_values={**parallel_sizes, **environment_flags, **arguments.values},
         env={name: value[:200] for name, value in container.env.items() if not SECRET_NAMES.search(name)},
-        hardware=accelerator_of(container.gpu_name) if container.gpu_name else "",
+        hardware=accelerator_of_label(container.gpu_name) if container.gpu_name else "",
         gpu_name=one_line(container.gpu_name)[:80],
         gpu_count=container.gpu_count,
         ignored_flags=tuple(arguments.ignored_flags),
@@ -367,14 +367,18 @@ SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE
 
 
 def _reader_of_named_files(
-    name_in_errors: str, launch_folder: Path | None, written_files: Mapping[str, str]
+    name_in_errors: str, launch_folder: Path | None, text_by_written_file: Mapping[str, str]
 ) -> ReadNamedFile:
     """Returns a function that reads files named in a command: texts that the script writes, else files on disk."""
 
     def read(file_name: str) -> str:
         base_name = file_name.rpartition("/")[2]
-        file_text = written_files.get(file_name) or next(
-            (written_text for file_path, written_text in written_files.items() if file_path.endswith(f"/{base_name}")),
+        file_text = text_by_written_file.get(file_name) or next(
+            (
+                written_text
+                for file_path, written_text in text_by_written_file.items()
+                if file_path.endswith(f"/{base_name}")
+            ),
             None,
         )
         if file_text is not None:

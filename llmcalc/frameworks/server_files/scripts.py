@@ -103,20 +103,23 @@ class ServerFinder:
     def servers_in_command(
         self,
         container: Container,
-        written_files: Mapping[str, str] | None = None,
+        text_by_written_file: Mapping[str, str] | None = None,
         depth: int = 0,
         is_shell_command: bool = False,
     ) -> Iterator[StartedServer]:
         """Yields the servers that a container's command starts.
 
-        written_files: file name → text that the script writes. is_shell_command: whether a script has the command;
-        default false, for arguments of the image's entry point.
+        text_by_written_file: file name → text that the script writes. is_shell_command: whether a script has the
+        command; default false, for arguments of the image's entry point.
         """
         command_words = list(container.command_words)
         server_program = program_named(container.engine_name)
         if not command_words and server_program is not None and container.model_name:
             yield StartedServer(
-                ServerStart(server_program, ()), container, written_files or {}, version_of_image(container.image)
+                ServerStart(server_program, ()),
+                container,
+                text_by_written_file or {},
+                version_of_image(container.image),
             )
         image_program = program_of_image(container.image)
         if not command_words and image_program is not None and image_program.engine not in ENGINE_FOLDERS:
@@ -128,7 +131,7 @@ class ServerFinder:
             inner_environment = {**container.env, **inner_container.env}
             gpu_count = container.gpu_count if inner_container.gpu_count is None else inner_container.gpu_count
             yield from self.servers_in_command(
-                replace(inner_container, env=inner_environment, gpu_count=gpu_count), written_files, depth + 1
+                replace(inner_container, env=inner_environment, gpu_count=gpu_count), text_by_written_file, depth + 1
             )
             return
         script_text, script_arguments = _quoted_script(command_words)
@@ -139,7 +142,7 @@ class ServerFinder:
         if server_start is None and server_program is not None and command_words[0].startswith("-"):
             server_start = ServerStart(server_program, tuple(command_words))
         if server_start is not None:
-            yield StartedServer(server_start, container, written_files or {}, version_of_image(container.image))
+            yield StartedServer(server_start, container, text_by_written_file or {}, version_of_image(container.image))
             return
         for command_word in command_words:
             if any(character.isspace() for character in command_word) and starts_server(command_word):

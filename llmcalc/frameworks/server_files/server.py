@@ -52,13 +52,13 @@ class Container:
 class StartedServer:
     """A server that a command starts, before its flags are read, with the container or shell of the command.
 
-    written_files: texts that its script writes to files, by the files' names.
+    text_by_written_file: texts that its script writes to files, by the files' names.
     version: the engine's version, where the script installs it or names an image; else empty.
     """
 
     server_start: ServerStart
     container: Container
-    written_files: Mapping[str, str] = field(default_factory=dict)
+    text_by_written_file: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
 
     def with_version_in_file(self, engine_versions: Mapping[str, str]) -> StartedServer:

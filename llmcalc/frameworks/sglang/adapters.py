@@ -64,7 +64,7 @@ def adapter_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], element_byt
     adapted_names = adapted_matrices(flags)
     if "max_lora_rank" not in flags:
         raise InputError("--enable-lora: expected --max-lora-rank too, the largest rank of the adapters")
-    if engine_rank.state_caches or engine_rank.up_projection_size:
+    if engine_rank.state_caches or engine_rank.up_projection_elements:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     total_width = 0
     for tree_node in engine_rank.model.tree().walk():

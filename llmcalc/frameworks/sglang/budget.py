@@ -20,7 +20,13 @@ from ...parallel.layout import Layout
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, MemoryTerm
-from ..engines.rank import EngineRank, ReserveExceedsMemory, architectures, compressed_layers, decoder_mixers
+from ..engines.rank import (
+    EngineRank,
+    ReserveExceedsMemory,
+    architectures,
+    compressed_mixers_with_layer_counts,
+    mixers_with_layer_counts,
+)
 from ..engines.redundant_experts import redundant_expert_bytes
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredCudaContext
@@ -31,7 +37,7 @@ from .compressed_pools import compressed_tokens
 from .cuda_graphs import decode_graphs_mib, exchange_buffers_mib, prompt_graphs_mib
 from .flags import SCHEME_BY_QUANTIZATION, graph_config_flags
 from .host_experts import host_expert_notes, host_experts_bytes
-from .recurrent_states import RankLoad, StatePool, state_pool
+from .recurrent_states import ConcurrencyLimits, StatePool, state_pool
 from .speculation import (
     DEFAULT_REQUESTS_WITH_DRAFTS,
     Speculation,
@@ -91,9 +97,9 @@ class SGLangServer(EngineServer):
     """An SGLang server: model, accelerator, version and flags."""
 
     name = "sglang"
-    length_field = "context_length"
-    layout_fields = "tp_size", "pp_size", "dp_size"
-    default_length = 2048  # srt/utils/hf_transformers/common.py, `get_context_length`
+    length_flag_name = "context_length"
+    layout_flag_names = "tp_size", "pp_size", "dp_size"
+    default_context_length = 2048  # srt/utils/hf_transformers/common.py, `get_context_length`
     long_request_variable = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
     stage_layers_variable = "SGLANG_PP_LAYER_PARTITION"  # srt/distributed/utils.py, `get_pp_indices`
     runs_float32_in_16_bits = True  # configs/model_config.py, `_get_and_verify_dtype`
@@ -113,12 +119,12 @@ class SGLangServer(EngineServer):
     }
 
     @property
-    def model_length(self) -> int | None:
+    def model_context_length(self) -> int | None:
         """The context length in tokens: the model's position count, times RoPE's factor unless already included.
 
         From python/sglang/srt/hf_transformers_utils.py, `get_context_length`.
         """
-        position_count, rope_scaling = super().model_length, self.preset.rope_parameters or {}
+        position_count, rope_scaling = super().model_context_length, self.preset.rope_parameters or {}
         is_scaled = "original_max_position_embeddings" not in rope_scaling and rope_scaling.get("rope_type") != "llama3"
         scaling_factor = rope_scaling.get("factor", 1) if is_scaled else 1
         return (
@@ -291,7 +297,7 @@ class SGLangServer(EngineServer):
     @cached_property
     def speculation(self) -> Speculation:
         """The server's settings of speculative decoding."""
-        return speculation_of(self.flags, self.preset, self.rules.counts_drafts, self.architectures)
+        return speculation_of(self.flags, self.preset, self.rules.counts_draft_memory, self.architectures)
 
     @property
     def max_running_requests(self) -> int | None:
@@ -329,7 +335,7 @@ class SGLangServer(EngineServer):
             return 1
         head_counts = {
             mixer.num_attention_heads // self.tp
-            for mixer, _ in decoder_mixers(self.preset.model)
+            for mixer, _ in mixers_with_layer_counts(self.preset.model)
             if isinstance(mixer, MLA)
         }
         chosen_backend = self.flags.get("attention_backend")
@@ -337,7 +343,7 @@ class SGLangServer(EngineServer):
             uses_aiter = chosen_backend == "aiter"
         else:
             uses_aiter = head_counts <= {16, 128} and not self.rank_of_stage(0).has_latent_selection
-        return self.rules.aiter_share if uses_aiter else 1
+        return self.rules.aiter_fraction_factor if uses_aiter else 1
 
     @property
     def nvidia_smi_gib(self) -> float:
@@ -382,7 +388,11 @@ class SGLangServer(EngineServer):
             )
         chunk_tokens, max_running_requests = self.chunked_prefill_size, self.flags.get("max_running_requests")
         decode_graph_mib = int(self.flags.get("cuda_graph_max_bs", device_defaults.cuda_graph_max_bs[self.tp >= 4]))
-        if version_rules.limits_graphs and max_running_requests is not None and "cuda_graph_max_bs" not in self.flags:
+        if (
+            version_rules.limits_graph_sequences
+            and max_running_requests is not None
+            and "cuda_graph_max_bs" not in self.flags
+        ):
             decode_graph_mib = min(decode_graph_mib, int(max_running_requests))
         decode_graph_mib = max(self.flags.get("cuda_graph_bs") or [decode_graph_mib])
         tokens = chunk_tokens
@@ -451,7 +461,7 @@ class SGLangServer(EngineServer):
         ).shared()  # fmt: skip
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def effective_defaults(self) -> dict[str, Any]:
         """Flag name → the value in effect: the user's, or the default."""
         return {
             "mem_fraction_static": round(self.cache_fraction, 4),
@@ -548,7 +558,7 @@ class SGLangServer(EngineServer):
         These are dense networks (`--moe-dense-tp-size`), and shared experts beside those that get tokens from a library
         (models/deepseek_v2.py, qwen2_moe.py, glm4_moe.py).
         """
-        if engine_rank.widest_networks[2] is None:
+        if engine_rank.widest_network_sizes[2] is None:
             return 0
         component_names = [
             component_name
@@ -590,29 +600,29 @@ class SGLangServer(EngineServer):
         return "none; activations take what the fraction leaves"
 
     @property
-    def rank_load(self) -> RankLoad:
+    def concurrency_limits(self) -> ConcurrencyLimits:
         """The limits on a rank's concurrent requests; with data-parallel attention, of its fraction of the requests."""
         replica_count, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
-        return RankLoad(
+        return ConcurrencyLimits(
             None if request_limit is None else max(1, request_limit // replica_count),
             replica_count,
             self.speculation.verified_tokens,
         )
 
-    def state_pool_in_bytes(self, engine_rank: EngineRank, available_bytes: int) -> StatePool | None:
+    def state_pool_that_fits(self, engine_rank: EngineRank, available_bytes: int) -> StatePool | None:
         """Returns a rank's pool of recurrent states; None for a model without recurrent states.
 
         available_bytes: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
         """
-        if not engine_rank.state_caches or compressed_layers(engine_rank):
+        if not engine_rank.state_caches or compressed_mixers_with_layer_counts(engine_rank):
             return None
-        if not self.rules.divided_pools:
+        if not self.rules.has_state_pools:
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
         return state_pool(
-            engine_rank, self.rules, self.flags, available_bytes, self.token_pool_ratios[0], self.rank_load
+            engine_rank, self.rules, self.flags, available_bytes, self.token_pool_ratios[0], self.concurrency_limits
         )
 
-    def compressed_tokens_in_bytes(self, engine_rank: EngineRank, available_bytes: int) -> int:
+    def compressed_tokens_that_fit(self, engine_rank: EngineRank, available_bytes: int) -> int:
         """Returns the number of tokens of a rank's cache with compressed attention in `available_bytes`."""
         if self.is_amd:
             raise InputError("--engine sglang: compressed attention on AMD's accelerators is not modelled")
@@ -623,15 +633,15 @@ class SGLangServer(EngineServer):
             self.rules,
             self.flags,
             available_bytes,
-            self.rank_load,
+            self.concurrency_limits,
             self.longest_request,
             self.chunked_prefill_size,
         )
 
-    def cache_tokens_in_bytes(self, engine_rank: EngineRank, available_bytes: int) -> int:
+    def cache_tokens_that_fit(self, engine_rank: EngineRank, available_bytes: int) -> int:
         """Returns the number of tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if none fit."""
-        if compressed_layers(engine_rank):
-            return self.compressed_tokens_in_bytes(engine_rank, available_bytes)
+        if compressed_mixers_with_layer_counts(engine_rank):
+            return self.compressed_tokens_that_fit(engine_rank, available_bytes)
         token_caches = replace(engine_rank, includes_mtp=False).caches_of_all_layers
         classes_with_pools = self.engine_record.classes_with_window_pools(self.version_numbers)
         has_separate_pools = not (
@@ -647,7 +657,7 @@ class SGLangServer(EngineServer):
             draft_layers(self.speculation, self.preset) if full_layer_count and not has_separate_draft_cache else 0
         )
         token_bytes: Fraction | int = sum(
-            engine_rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
+            engine_rank.cache_bytes_per_token(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
                 cache.layer_count * Fraction(window_ratio)
                 if has_separate_pools and has_full_attention and cache.window is not None
@@ -657,7 +667,7 @@ class SGLangServer(EngineServer):
         )
         if has_separate_draft_cache and self.draft is not None:
             token_bytes += sum(
-                self.draft.token_bytes(cache, Fraction(self.cached_element_bytes)) * cache.layer_count
+                self.draft.cache_bytes_per_token(cache, Fraction(self.cached_element_bytes)) * cache.layer_count
                 for cache in self.draft.token_caches
             )
         return max(0, int(available_bytes // token_bytes))
@@ -667,7 +677,7 @@ def _has_unequal_value_width(preset: Preset) -> bool:
     """Whether an attention layer other than latent attention has values and keys of different widths."""
     return any(
         isinstance(mixer, Attention) and mixer.v_head_dim not in (None, mixer.head_dim)
-        for mixer, _ in decoder_mixers(preset.model)
+        for mixer, _ in mixers_with_layer_counts(preset.model)
     )
 
 
@@ -681,8 +691,8 @@ def memory(server: SGLangServer) -> EngineMemory:
         engine_rank = server.rank_of_stage(stage_number)
         weight_bytes = server.logged_or_computed_bytes("weights", server.loaded_bytes(engine_rank))
         cache_bytes = server.logged_or_computed_bytes("kv_cache", budget_bytes - weight_bytes - server.multimodal_bytes)
-        slot_pool = server.state_pool_in_bytes(engine_rank, cache_bytes)
-        cache_tokens = server.cache_tokens_in_bytes(
+        slot_pool = server.state_pool_that_fits(engine_rank, cache_bytes)
+        cache_tokens = server.cache_tokens_that_fit(
             engine_rank, cache_bytes if slot_pool is None else slot_pool.remaining_bytes
         )
         has_request_slots = slot_pool is None or slot_pool.request_count > 0
@@ -736,7 +746,7 @@ def memory(server: SGLangServer) -> EngineMemory:
         requests_with_states=None if slot_pool is None else slot_pool.request_count,
         divides_request_limit=server.has_divided_attention,
         can_start=not startup_error,
-        message=startup_error,
+        startup_error=startup_error,
         max_model_len=request_length,
         devices=server.device_count,
         block_size=page_tokens,
@@ -771,7 +781,7 @@ def _server_notes(server: SGLangServer) -> list[str]:
             f"weights: a class of SGLang that generates allocates {head_gib:.2f} GiB more for its output head, which "
             "this checkpoint does not have (models/qwen3.py)"
         )
-    if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
+    if "speculative_algorithm" in server.flags and not server.rules.counts_draft_memory:
         server_notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
         )

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..engines.engine import EngineMemory
-from ..engines.layouts import layouts_of
-from ..engines.rank import compressed_layers
+from ..engines.layouts import layouts_with_memory
+from ..engines.rank import compressed_mixers_with_layer_counts
 from .budget import SGLangServer, memory
 
 HIGHEST_FRACTION = 0.93
@@ -20,7 +20,9 @@ FEWER_REQUESTS = 64
 
 def flag_changes(server: SGLangServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
-    has_compressed_attention = bool(compressed_layers(server.rank_of_stage(0)))  # whose keys are in fp8 already
+    has_compressed_attention = bool(
+        compressed_mixers_with_layer_counts(server.rank_of_stage(0))
+    )  # whose keys are in fp8 already
     if has_compressed_attention and (server.max_running_requests or FEWER_REQUESTS + 1) > FEWER_REQUESTS:
         yield f"--max-running-requests {FEWER_REQUESTS}", {"max_running_requests": FEWER_REQUESTS}
     if server.cached_element_bytes > 1 and not has_compressed_attention:
@@ -35,7 +37,7 @@ def larger_layouts(server: SGLangServer, most_devices: int) -> Iterator[tuple[di
 
     most_devices: the largest number of devices.
     """
-    return layouts_of(server, memory, most_devices, tp_limit=16, allows_stages=False)
+    return layouts_with_memory(server, memory, most_devices, tp_limit=16, allows_stages=False)
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:

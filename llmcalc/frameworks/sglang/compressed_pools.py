@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
-from ..engines.rank import EngineRank, compressed_key_bytes, compressed_layers, float8_bytes
-from .recurrent_states import RankLoad
+from ..engines.rank import EngineRank, compressed_key_bytes, compressed_mixers_with_layer_counts, scaled_float8_bytes
+from .recurrent_states import ConcurrencyLimits
 from .versions import SGLangRules
 
 PAGE_TOKENS = 256
@@ -61,7 +61,7 @@ class CacheSizes(NamedTuple):
 
 def _cache_sizes(engine_rank: EngineRank) -> CacheSizes:
     """Returns the sizes of a rank's caches. Raises `InputError` for unsupported entry lengths."""
-    mixers_and_layers = compressed_layers(engine_rank)
+    mixers_and_layers = compressed_mixers_with_layer_counts(engine_rank)
     if engine_rank.layout.pp > 1:
         raise ImpossibleLayout("--pp-size: of compressed attention is not modelled; expected 1")
     compress_rates = {mixer.compress_rate for mixer, _ in mixers_and_layers}
@@ -89,7 +89,7 @@ def compressed_tokens(
     version_rules: SGLangRules,
     flags: Mapping[str, Any],
     available_bytes: int,
-    rank_load: RankLoad,
+    concurrency_limits: ConcurrencyLimits,
     longest_tokens: int,
     chunk_tokens: int,
 ) -> int:
@@ -102,8 +102,8 @@ def compressed_tokens(
     if version_rules.compressed_states == "off":
         raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
     cache_sizes = _cache_sizes(engine_rank)
-    draft_tokens = rank_load.draft_tokens
-    request_limit = rank_load.request_limit
+    draft_tokens = concurrency_limits.draft_tokens
+    request_limit = concurrency_limits.request_limit
     has_paged_states = version_rules.compressed_states == "paged"
     window_share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
     ring_slots = (16, 256) if draft_tokens else (8, 128)
@@ -116,7 +116,7 @@ def compressed_tokens(
     entry_bytes = (
         (
             _padded_entry_bytes(cache_sizes.key_bytes, SHORT_ENTRY_TOKENS, has_paged_states)
-            + float8_bytes(cache_sizes.index_width)
+            + scaled_float8_bytes(cache_sizes.index_width)
         )
         / SHORT_ENTRY_TOKENS
         * cache_sizes.short_entry_layers

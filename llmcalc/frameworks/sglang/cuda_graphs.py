@@ -11,7 +11,7 @@ from typing import Any
 
 from ...accelerator import Hardware
 from ...components.mixers.kda import KimiDeltaAttention
-from ..engines.rank import EngineRank, decoder_mixers
+from ..engines.rank import EngineRank, mixers_with_layer_counts
 from .versions import SGLangRules
 
 PROMPT_LENGTH_RANGES = (
@@ -77,15 +77,15 @@ def prompt_graphs_mib(
     """
     if not _has_prompt_graphs(version_rules, flags, engine_rank, hardware, architectures, stage_count):
         return 0
-    if engine_rank.up_projection_size:
+    if engine_rank.up_projection_elements:
         return LATENT_PROMPTS_MIB
     captured_lengths = flags.get("piecewise_cuda_graph_tokens")
     if captured_lengths:
         return 8 * len(captured_lengths)
     token_limit = int(flags.get("piecewise_cuda_graph_max_tokens", chunk_tokens))
     return 8 * sum(
-        len(range(shortest_length, min(longest_length, token_limit) + 1, length_step))
-        for shortest_length, longest_length, length_step in PROMPT_LENGTH_RANGES
+        len(range(shortest_length, min(accepted_request_limit, token_limit) + 1, length_step))
+        for shortest_length, accepted_request_limit, length_step in PROMPT_LENGTH_RANGES
     )
 
 
@@ -122,13 +122,13 @@ def _has_prompt_graphs(
             or disaggregation_mode != "null"
             or any(flags.get(flag_field) for flag_field in FLAGS_WITHOUT_PROMPT_GRAPHS)
         )
-    if engine_rank.up_projection_size and not (
+    if engine_rank.up_projection_elements and not (
         version_rules.latent_prompt_graphs == "all"
         or (version_rules.latent_prompt_graphs == "selected" and engine_rank.has_latent_selection)
     ):
         return False
     if (
-        any(isinstance(mixer, KimiDeltaAttention) for mixer, _ in decoder_mixers(engine_rank.preset.model))
+        any(isinstance(mixer, KimiDeltaAttention) for mixer, _ in mixers_with_layer_counts(engine_rank.preset.model))
         and not version_rules.kda_prompt_graphs
     ):
         return False

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError, short_repr
-from ..engines.flags import Flag, memory_neutral_flags, memory_neutral_flags_of, refused_flags
+from ..engines.flags import Flag, memory_neutral_flags, memory_neutral_flags_of_engine, refused_flags
 from .newer_flags import NEWER_FLAGS
 
 SCHEME_BY_QUANTIZATION = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
@@ -175,7 +175,7 @@ FLAGS = (
     Flag(("--enable-deterministic-inference",), "switch"),
     Flag(("--enable-symm-mem",), "switch"),
     Flag(("--json-model-override-args",), "table"),
-    *memory_neutral_flags_of(__file__),
+    *memory_neutral_flags_of_engine(__file__),
     *NEWER_FLAGS,
 )
 

@@ -80,11 +80,11 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         flags=log_values.stated_numbers("context_length")
         | ({} if logged_flags else layout_flags)
         | {flag_field: flag_value for flag_field, flag_value in logged_flags.items() if flag_field in known_fields},
-        has_arguments=bool(logged_flags),
-        message=refusal_message.strip(),
+        has_complete_arguments=bool(logged_flags),
+        stop_message=refusal_message.strip(),
         refused_to_start=bool(refusal_message),
         suggested_flag="--mem-fraction-static" if refusal_message else "",
-        oom_flag="--mem-fraction-static",
+        memory_saving_flag="--mem-fraction-static",
         layout_note="" if logged_flags else layout_note,
     )
 

@@ -40,6 +40,6 @@ ENGINE = Engine(
     benchmark_remark=" (`sglang.bench_serving` draws uneven ones unless --random-range-ratio is 1)",
     batch_tokens_flag="chunked_prefill_size",
     request_limit_flag="max_running_requests",
-    start_words=("python", "-m", "sglang.launch_server", "--model-path"),
+    start_command_words=("python", "-m", "sglang.launch_server", "--model-path"),
     applied_schemes={"fp8-dynamic": {"quantization": "fp8"}},
 )

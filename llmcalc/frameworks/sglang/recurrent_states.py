@@ -16,7 +16,7 @@ from ...components.mixers.mamba import Mamba
 from ...components.mixers.mamba2 import Mamba2
 from ...components.mixers.selective_mamba2 import SelectiveMamba2
 from ...units import DTYPE_BITS
-from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, decoder_mixers
+from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, mixers_with_layer_counts
 from .versions import SGLangRules
 
 SLOTS_OF_A_REQUEST = 3
@@ -29,7 +29,7 @@ DEFAULT_SLOTS = 512
 """Number of state slots in versions without a memory fraction for states, and without prefix caching."""
 
 
-class RankLoad(NamedTuple):
+class ConcurrencyLimits(NamedTuple):
     """The limits of a rank's concurrent requests: request count, attention replicas, and drafted tokens.
 
     request_limit: the most that run at once; None without a limit. replica_count: replicas of attention.
@@ -60,39 +60,39 @@ def state_pool(
     flags: Mapping[str, Any],
     available_bytes: int,
     state_share: float,
-    rank_load: RankLoad,
+    concurrency_limits: ConcurrencyLimits,
 ) -> StatePool:
     """Returns the pool of recurrent states of a rank.
 
     flags: values of SGLang's flags by their fields. available_bytes: bytes for states and cache together.
     state_share: parts of states to one part of cache.
     """
-    rank_requests, replica_count, draft_tokens = rank_load
-    slot_bytes = slot_bytes_of(engine_rank, flags)
-    padding_slots = int(version_rules.state_padding)
+    rank_requests, replica_count, draft_tokens = concurrency_limits
+    slot_bytes = state_slot_bytes(engine_rank, flags)
+    padding_slots = int(version_rules.has_padding_slot)
     caches_prefixes = not flags.get("disable_radix_cache")
-    slots_per_request = _slots_of_request(engine_rank, version_rules, flags) if caches_prefixes else 1
-    draft_slots = draft_tokens if version_rules.states_of_drafts == "slots" else 0
-    if draft_tokens and version_rules.states_of_drafts == "requests":
+    slots_per_request = _state_slots_per_request(engine_rank, version_rules, flags) if caches_prefixes else 1
+    draft_slots = draft_tokens if version_rules.draft_state_storage == "slots" else 0
+    if draft_tokens and version_rules.draft_state_storage == "requests":
         available_bytes -= slot_bytes * (rank_requests or 0) * draft_tokens
     if "max_mamba_cache_size" in flags:
         slot_count = int(flags["max_mamba_cache_size"]) // replica_count
     elif (
-        not caches_prefixes and (rank_requests is not None or version_rules.states_of_drafts == "slots")
-    ) or not version_rules.shares_states:
+        not caches_prefixes and (rank_requests is not None or version_rules.draft_state_storage == "slots")
+    ) or not version_rules.has_state_share:
         slot_count = rank_requests or DEFAULT_SLOTS
     else:
         state_budget = available_bytes * state_share / (1 + state_share)
-        states_of_drafts = draft_tokens if version_rules.states_of_drafts == "budget" else 0
+        draft_state_storage = draft_tokens if version_rules.draft_state_storage == "budget" else 0
         slot_count = max(
             0,
             int(
-                (state_budget - padding_slots * slot_bytes * (1 + states_of_drafts))
-                // (slot_bytes * (1 + draft_slots + states_of_drafts / slots_per_request))
+                (state_budget - padding_slots * slot_bytes * (1 + draft_state_storage))
+                // (slot_bytes * (1 + draft_slots + draft_state_storage / slots_per_request))
             ),
         )
     concurrent_requests = slot_count // slots_per_request
-    if draft_tokens and version_rules.states_of_drafts == "budget":
+    if draft_tokens and version_rules.draft_state_storage == "budget":
         available_bytes -= (
             slot_bytes * (min(rank_requests or concurrent_requests, concurrent_requests) + padding_slots) * draft_tokens
         )
@@ -101,7 +101,7 @@ def state_pool(
     )
 
 
-def slot_bytes_of(engine_rank: EngineRank, flags: Mapping[str, Any]) -> int:
+def state_slot_bytes(engine_rank: EngineRank, flags: Mapping[str, Any]) -> int:
     """Returns the bytes of one state slot: the recurrent states of all layers.
 
     Those of Mamba and delta networks have the number format of `--mamba-ssm-dtype`, else the one that the config
@@ -109,21 +109,23 @@ def slot_bytes_of(engine_rank: EngineRank, flags: Mapping[str, Any]) -> int:
     """
     has_chosen_format = any(
         isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet | KimiDeltaAttention)
-        for mixer, _ in decoder_mixers(engine_rank.preset.model)
+        for mixer, _ in mixers_with_layer_counts(engine_rank.preset.model)
     )
     format_name = str(flags.get("mamba_ssm_dtype") or engine_rank.preset.state_dtype or "float32")
     format_ratios = (
         {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if has_chosen_format else NO_FORMAT_RATIOS
     )
-    return sum(cache.layer_count * cache.bytes for cache in engine_rank.stored_states(format_ratios=format_ratios))
+    return sum(
+        cache.layer_count * cache.bytes for cache in engine_rank.stored_state_caches(format_ratios=format_ratios)
+    )
 
 
-def _slots_of_request(engine_rank: EngineRank, version_rules: SGLangRules, flags: Mapping[str, Any]) -> int:
+def _state_slots_per_request(engine_rank: EngineRank, version_rules: SGLangRules, flags: Mapping[str, Any]) -> int:
     """Returns the number of state slots that one running request needs; prefix caching needs several."""
     scheduler_strategy = flags.get("mamba_scheduler_strategy", "auto")
-    schedules_ahead = version_rules.overlaps_states and any(
+    schedules_ahead = version_rules.has_overlap_states and any(
         isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2)
-        for mixer, _ in decoder_mixers(engine_rank.preset.model)
+        for mixer, _ in mixers_with_layer_counts(engine_rank.preset.model)
     )
     if scheduler_strategy == "no_buffer" or (scheduler_strategy == "auto" and not schedules_ahead):
         return SLOTS_OF_A_REQUEST

@@ -15,7 +15,7 @@ from ...costs.draft import check_draft, target_state_reader
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ..argument_names import keyword_of
-from ..engines.draft_models import read_draft
+from ..engines.draft_models import read_draft_model
 
 ALGORITHMS_WITHOUT_WEIGHTS = ("ngram",)
 """Drafting algorithms without a draft model."""
@@ -88,7 +88,7 @@ def speculation_of(
                 f"this model; expected {DRAFT_MODEL_FLAG} too, or the run without the flag"
             )
         return Speculation(tokens, uses_mtp=True)
-    draft_model = read_draft(draft_path, f"{DRAFT_MODEL_FLAG}:", "a folder or a hub id")
+    draft_model = read_draft_model(draft_path, f"{DRAFT_MODEL_FLAG}:", "a folder or a hub id")
     states_reader = target_state_reader(draft_model.model)
     if draft_algorithm != "standalone" and states_reader is None:
         if drafts_a_block or preset.model.mtp is None:

@@ -47,4 +47,4 @@ def copied_projection_bytes(engine_rank: EngineRank, element_bytes: int, is_nvid
     quantization_scheme = engine_rank.quantization
     has_square_blocks = quantization_scheme is not None and quantization_scheme.has_square_blocks
     is_float8 = "fp8" in engine_rank.weight_kernels and not (is_nvidia and has_square_blocks)
-    return engine_rank.up_projection_size * (1 if is_float8 else element_bytes)
+    return engine_rank.up_projection_elements * (1 if is_float8 else element_bytes)

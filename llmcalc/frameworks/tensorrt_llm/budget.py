@@ -38,8 +38,8 @@ class TensorRTLLMServer(EngineServer):
     """A TensorRT-LLM server: model, accelerator, version and flags."""
 
     name = "tensorrt-llm"
-    length_field = "max_seq_len"
-    layout_fields = "tp_size", "pp_size", "ep_size"
+    length_flag_name = "max_seq_len"
+    layout_flag_names = "tp_size", "pp_size", "ep_size"
     deciding_flags_by_term = {
         "weights": ("dtype", "quantize", "speculative_config"),
         "profile_run": ("max_num_tokens",),
@@ -101,12 +101,12 @@ class TensorRTLLMServer(EngineServer):
 
     @cached_property
     def tokens_per_block(self) -> int:
-        is_flash_mla = self.hardware.compute_capability == "9.0" and self.rank_of_stage(0).up_projection_size > 0
+        is_flash_mla = self.hardware.compute_capability == "9.0" and self.rank_of_stage(0).up_projection_elements > 0
         default_tokens = FLASH_MLA_BLOCK if is_flash_mla else self.engine_record.defaults.tokens_per_block
         return int(self.flags.get("tokens_per_block", default_tokens))
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def effective_defaults(self) -> dict[str, Any]:
         """Flag name → the value in effect: the user's, or the default."""
         return {
             "max_seq_len": self.longest_request,
@@ -150,12 +150,12 @@ class TensorRTLLMServer(EngineServer):
             engine_rank.weight_bytes
             + draft_bytes
             + engine_rank.rope_table_elements(is_scaled=False) * ROPE_BYTES
-            + engine_rank.up_projection_size * 2
+            + engine_rank.up_projection_elements * 2
         )
 
     def dummy_run_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""
-        intermediate_size, is_gated, rank_experts = engine_rank.widest_networks
+        intermediate_size, is_gated, rank_experts = engine_rank.widest_network_sizes
         hidden_size, token_count = engine_rank.hidden_size, self.max_num_tokens
         inner_width = (3 if is_gated else 2) * intermediate_size
         if rank_experts is not None:
@@ -181,7 +181,7 @@ class TensorRTLLMServer(EngineServer):
         caching_ranks = [engine_rank] if self.draft is None else [engine_rank, self.draft]
         return int(
             sum(
-                cache.layer_count * caching_rank.token_bytes(cache, element_bytes, False)
+                cache.layer_count * caching_rank.cache_bytes_per_token(cache, element_bytes, False)
                 for caching_rank in caching_ranks
                 for cache in caching_rank.token_caches
             )
@@ -257,7 +257,7 @@ def memory(server: TensorRTLLMServer) -> EngineMemory:
         block_count=fullest_stage.block_count,
         max_concurrency=fullest_stage.block_count / -(-max_seq_len // block_tokens),
         can_start=not startup_error,
-        message=startup_error,
+        startup_error=startup_error,
         max_model_len=max_seq_len,
         devices=server.device_count,
         block_size=block_tokens,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..engines.engine import EngineMemory
-from ..engines.layouts import layouts_of
+from ..engines.layouts import layouts_with_memory
 from .budget import TensorRTLLMServer, memory
 
 FEWER_TOKENS = 2048
@@ -35,7 +35,7 @@ def larger_layouts(server: TensorRTLLMServer, most_devices: int) -> Iterator[tup
 
     most_devices: the largest number of devices.
     """
-    return layouts_of(server, memory, most_devices)
+    return layouts_with_memory(server, memory, most_devices)
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:

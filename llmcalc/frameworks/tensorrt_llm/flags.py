@@ -5,7 +5,7 @@ A field has the name that `llmapi.KvCacheConfig` gives it; typed in full it is `
 
 from __future__ import annotations
 
-from ..engines.flags import Flag, memory_neutral_flags_of, refused_flags
+from ..engines.flags import Flag, memory_neutral_flags_of_engine, refused_flags
 
 NAMES_OF_THE_FRACTION = (
     "--kv_cache_free_gpu_memory_fraction|--free_gpu_memory_fraction|--kv_cache_config.free_gpu_memory_fraction"
@@ -38,7 +38,7 @@ FLAGS = (
         refusal_reason="a file of options is not read here; expected its fields as flags, such as "
         "--kv_cache_config.dtype fp8",
     ),
-    *memory_neutral_flags_of(__file__),
+    *memory_neutral_flags_of_engine(__file__),
 )
 
 

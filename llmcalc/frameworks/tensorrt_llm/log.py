@@ -71,8 +71,8 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         model=str(logged_arguments.get("model", logged_arguments.get("model_path", ""))),
         total_bytes=log_values.last_size("total"),
         flags=flags,
-        has_arguments=bool(logged_arguments),
-        oom_flag="--max_num_tokens",
+        has_complete_arguments=bool(logged_arguments),
+        memory_saving_flag="--max_num_tokens",
     )
 
 

@@ -37,5 +37,5 @@ ENGINE = Engine(
     layout_flags=LazyFunction(__package__, "changes:layout_flags"),
     batch_tokens_flag="max_num_tokens",
     request_limit_flag="max_batch_size",
-    start_words=("trtllm-serve",),
+    start_command_words=("trtllm-serve",),
 )

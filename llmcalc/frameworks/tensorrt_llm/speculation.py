@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...costs.draft import check_draft, target_state_reader
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
-from ..engines.draft_models import read_draft
+from ..engines.draft_models import read_draft_model
 
 SPECULATION_FLAG = "--speculative_config"
 
@@ -68,7 +68,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
             "modelled; expected "
             "MTP without a model, Eagle3 with speculative_model, or NGram"
         )
-    draft_model = read_draft(model_table, f"{SPECULATION_FLAG}: speculative_model", "a folder or a hub id")
+    draft_model = read_draft_model(model_table, f"{SPECULATION_FLAG}: speculative_model", "a folder or a hub id")
     if target_state_reader(draft_model.model) is None:
         raise InputError(
             f"{SPECULATION_FLAG}: {draft_model.name} reads no hidden states of its target; expected a draft of Eagle 3"

@@ -32,15 +32,15 @@ class ServeDefaults(Record):
 class MemoryOutsideTorch(MeasuredOverhead):
     """Measured GPU memory outside torch after the dummy run, without the KV cache.
 
-    devices: minimum of ranks. weights_percent: per cent of a rank's weights that are added to `mib`.
+    devices: minimum of ranks. percent_of_weights: per cent of a rank's weights that are added to `mib`.
     """
 
     devices: int
-    weights_percent: int = Field(ge=0)
+    percent_of_weights: int = Field(ge=0)
 
     def bytes_beside(self, weight_bytes: int) -> int:
         """Returns the bytes outside torch on a rank with `weight_bytes` bytes of weights."""
-        return self.mib * MIB + weight_bytes * self.weights_percent // 100
+        return self.mib * MIB + weight_bytes * self.percent_of_weights // 100
 
 
 class TensorRTLLMRecord(EngineRecord[TensorRTLLMRules]):

@@ -149,9 +149,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         terms=(*(trainer_log.terms if trainer_log else ()), *memory_terms),
         kind="oom",
         total_bytes=total_bytes,
-        message=error_messages[-1].strip(),
-        wrong_term=term_at_fault,
-        suggested_flag=flag or ("" if trainer_log is None else trainer_log.oom_flag),
+        stop_message=error_messages[-1].strip(),
+        too_large_term=term_at_fault,
+        suggested_flag=flag or ("" if trainer_log is None else trainer_log.memory_saving_flag),
     )
 
 
@@ -185,7 +185,7 @@ def _read_trainer_metrics(log_text: LogText) -> ParsedLog | None:
         memory_terms.append(LogTerm("trainable", log_values.whole_numbers("trainable")[-1], "parameters"))
     if not memory_terms:
         return None
-    return ParsedLog("trainer", "Trainer", tuple(memory_terms), oom_flag="--per_device_train_batch_size")
+    return ParsedLog("trainer", "Trainer", tuple(memory_terms), memory_saving_flag="--per_device_train_batch_size")
 
 
 def _read_peaks(log_text: LogText) -> ParsedLog | None:
@@ -200,5 +200,5 @@ def _read_peaks(log_text: LogText) -> ParsedLog | None:
                 sizes_in_bytes = log_values.byte_sizes(group_name)
             memory_terms.append(LogTerm(group_name.removeprefix(f"{term_prefix}_"), max(sizes_in_bytes)))
         if memory_terms:
-            return ParsedLog(title.lower(), title, tuple(memory_terms), oom_flag=batch_argument)
+            return ParsedLog(title.lower(), title, tuple(memory_terms), memory_saving_flag=batch_argument)
     return None

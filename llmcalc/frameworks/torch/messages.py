@@ -14,7 +14,7 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
     """Yields the all-reduces of replicated weights' gradients, in buckets that fill from the last parameter on."""
     sizes_of_gradients = (
         weight.tensor.size * replicated_weights.element_bytes
-        for weight in reversed(replicated_weights.weights)
+        for weight in reversed(replicated_weights.weight_shards)
         for _ in range(weight.module_count)
     )
     for bucket_bytes in bucket_sizes(sizes_of_gradients):

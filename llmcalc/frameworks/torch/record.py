@@ -14,7 +14,7 @@ FRAMEWORK = Framework(
     estimate_errors=EstimateErrors(relative_error_below=0.04),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
-    layout_rules=LayoutRules("torch", untried_sizes=("cp", "ep"), needs_full_pipeline=True),
+    layout_rules=LayoutRules("torch", untried_size_names=("cp", "ep"), needs_full_pipeline=True),
     replays_every_micro_batch=True,
     micro_batch_group=torch_group_size,
     launcher="torchrun",

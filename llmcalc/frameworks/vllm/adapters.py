@@ -46,7 +46,7 @@ def adapter_bytes(
     if not flags.get("enable_lora"):
         return 0
     slot_count, lora_rank = adapter_slots(flags)
-    if engine_rank.state_caches or engine_rank.up_projection_size:
+    if engine_rank.state_caches or engine_rank.up_projection_elements:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     adapter_element_bytes = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
     return slot_count * lora_rank * adapter_element_bytes * _adapter_widths(engine_rank, slot_sizes)

@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE
 from ..engines.engine import EngineMemory, MemoryTerm, TermStatus
 from ..engines.flags import AUTO_WORDS
-from ..engines.rank import EngineRank, architectures, compressed_layers
+from ..engines.rank import EngineRank, architectures, compressed_mixers_with_layer_counts
 from ..engines.weight_matrices import unsplit_bytes, unused_projection_bytes
 from .adapters import adapter_bytes, adapter_slots
 from .cache_formats import (
@@ -31,15 +31,15 @@ from .compilation import CACHE_VARIABLE, compilation_bytes, has_kernel_autotunin
 from .compressed_blocks import ENTRY_BLOCK, compressed_pool
 from .cuda_graphs import GRAPH_SIZES, LARGEST_DEFAULT_BATCH, CUDAGraphs, cuda_graphs, graph_mode_of
 from .encoder_run import (
-    EncoderRequest,
     EncoderRun,
+    EncoderRunSettings,
     encoder_run,
     has_chunked_images,
     image_limit,
     image_size,
     image_tower,
     input_limit,
-    patch_of_long_videos,
+    long_video_patch_size,
 )
 from .expert_exchange import (
     BACKEND_FIELDS,
@@ -47,8 +47,8 @@ from .expert_exchange import (
     CHUNK_VARIABLE,
     SENDS_WHOLE_STEPS_FROM,
     WITHOUT_BACKEND_VARIABLE_FROM,
-    balancing_bytes,
     exchange_buffer_bytes,
+    expert_balancing_bytes,
     gathering_ranks,
     uses_pplx,
 )
@@ -58,7 +58,7 @@ from .kv_blocks import BlockPool, block_pool
 from .layer_embeddings import layer_embedding_bytes
 from .model_runner import penalty_bytes
 from .profile_run import ProfileRun
-from .recurrent_states import state_blocks
+from .recurrent_states import state_storage
 from .settings import VLLMSettings
 from .sparse_workspace import sparse_workspace
 
@@ -107,7 +107,7 @@ class VLLMServer(VLLMSettings):
     """The memory of a vLLM server: model, accelerator, version and flags."""
 
     @cached_property
-    def graphs(self) -> CUDAGraphs:
+    def captured_graphs(self) -> CUDAGraphs:
         """The CUDA graphs that the server captures."""
         captures_larger_batches = self.has_model_class(self.engine_record.larger_graphs)
         default_limit = (
@@ -119,7 +119,7 @@ class VLLMServer(VLLMSettings):
 
     def needs_blocks_of_sequences(self, kv_pool: BlockPool) -> bool:
         """Whether decoding needs a cache block per sequence, as with recurrent states in full CUDA graphs."""
-        decodes_in_graphs = self.graphs.graph_count > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
+        decodes_in_graphs = self.captured_graphs.graph_count > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
         return kv_pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
     @property
@@ -146,10 +146,10 @@ class VLLMServer(VLLMSettings):
             is_last_stage=stage_number == self.pp - 1 and not self.has_embedding_output,
             has_chunked_prefill=self.has_chunked_prefill,
             stage_count=self.pp,
-            encoder=self.encoder_run if stage_number == 0 else None,
+            encoder_run=self.encoder_run if stage_number == 0 else None,
             keeps_pixels=self.second_runner is None,
-            attention_workspace=sparse_workspace(engine_rank, self.longest_request, self.max_num_batched_tokens),
-            cublas_workspace=cuda_runtime_of(self.hardware).workspace_bytes,
+            attention_workspace_bytes=sparse_workspace(engine_rank, self.longest_request, self.max_num_batched_tokens),
+            cublas_workspace_bytes=cuda_runtime_of(self.hardware).workspace_bytes,
             compilation_bytes=compilation_bytes(engine_rank, self.max_num_batched_tokens, self.element_bytes)
             if compiles_embedding
             else 0,
@@ -168,7 +168,7 @@ class VLLMServer(VLLMSettings):
             return None
         inputs_per_prompt = self.flags.get("limit_mm_per_prompt", {})
         has_videos = input_limit(inputs_per_prompt.get("video", 1)) != 0
-        patch_size = patch_of_long_videos(self.preset.model) if has_videos else 0
+        patch_size = long_video_patch_size(self.preset.model) if has_videos else 0
         ranks_have_whole_encoder = self.flags.get("mm_encoder_tp_mode") == "data"
         videos_as_images, chunk_bytes = self.engine_record.videos_as_images(self.version_of_rules), None
         if videos_as_images is not None and not has_chunked_images(self.preset.model):
@@ -176,12 +176,12 @@ class VLLMServer(VLLMSettings):
         if videos_as_images is not None:
             free_bytes = self.free_bytes_at_start - self.stored_weights_bytes(self.rank_of_stage(0))
             chunk_bytes = min(free_bytes // 2, self.total_memory // 10) if videos_as_images.reads_chunks else 0
-        encoder_request = EncoderRequest(
+        encoder_settings = EncoderRunSettings(
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.longest_request,
             images_per_prompt=image_limit(inputs_per_prompt),
-            rank_count=1 if ranks_have_whole_encoder else self.tp,
+            matrix_rank_count=1 if ranks_have_whole_encoder else self.tp,
             image_rank_count=self.tp if ranks_have_whole_encoder else 1,
             element_bytes=self.element_bytes,
             video_frames=self.engine_record.frames_of_videos(self.version_of_rules, patch_size),
@@ -189,7 +189,7 @@ class VLLMServer(VLLMSettings):
             videos_as_images=videos_as_images if has_videos else None,
             video_chunk_bytes=chunk_bytes,
         )
-        return encoder_run(self.preset.model, encoder_request, self.flags.get("mm_processor_kwargs", {}))
+        return encoder_run(self.preset.model, encoder_settings, self.flags.get("mm_processor_kwargs", {}))
 
     def cuda_graph_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes that vLLM estimates for the CUDA graphs of a rank.
@@ -197,7 +197,7 @@ class VLLMServer(VLLMSettings):
         V0 captures whole passes from the largest on, which share one pool (0.13 GiB of Qwen3 0.6B, in one log).
         """
         if self.rules.generation == "v0":
-            return int(self.engine_record.cuda_graphs.shared_mib * MIB) if self.graphs.graph_count else 0
+            return int(self.engine_record.cuda_graphs.shared_mib * MIB) if self.captured_graphs.graph_count else 0
         uses_flash_attention = self.flags.get("attention_backend", FLASH_ATTENTION_BACKEND) == FLASH_ATTENTION_BACKEND
         splits_sequences = (
             uses_flash_attention
@@ -205,9 +205,11 @@ class VLLMServer(VLLMSettings):
             and not self.has_model_class(self.engine_record.triton_attention)
         )
         compute_capability = self.hardware.compute_capability if splits_sequences else None
-        split_buffer_bytes = self.graphs.split_buffer_bytes(engine_rank, self.element_bytes, compute_capability)
+        split_buffer_bytes = self.captured_graphs.split_buffer_bytes(
+            engine_rank, self.element_bytes, compute_capability
+        )
         graphs_ratio = self.second_runner.graphs_ratio if self.second_runner is not None else 1
-        return self.graphs.estimated_bytes(
+        return self.captured_graphs.estimated_bytes(
             self.engine_record.cuda_graphs, engine_rank, split_buffer_bytes, graphs_ratio
         )
 
@@ -217,7 +219,7 @@ class VLLMServer(VLLMSettings):
         engine_rank.check_block_division(unchecked_projections=MERGED_PROJECTIONS if divides_blocks else frozenset())
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
         rope_table_bytes = engine_rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
-        _, _, rank_experts = engine_rank.widest_networks
+        _, _, rank_experts = engine_rank.widest_network_sizes
         padding_bytes = 0
         has_padded_experts = engine_rank.scheme == "mxfp4" and self.has_model_class(self.engine_record.padded_mxfp4)
         if has_padded_experts and rank_experts is not None:
@@ -227,7 +229,9 @@ class VLLMServer(VLLMSettings):
             expert_bytes = 3 * rank_experts.intermediate_size * rank_experts.input_width * 17 // 32
             padding_bytes = rank_experts.layer_count * rank_experts.expert_count * (padded_expert_bytes - expert_bytes)
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
-        copied_bytes = engine_rank.up_projection_size * self.element_bytes + self.repeated_encoder_bytes(engine_rank)
+        copied_bytes = engine_rank.up_projection_elements * self.element_bytes + self.repeated_encoder_bytes(
+            engine_rank
+        )
         copied_bytes += unused_projection_bytes(engine_rank, self.engine_record.whole_projections)
         copied_bytes += layer_embedding_bytes(engine_rank, self.max_num_batched_tokens, self.element_bytes)
         copied_bytes += self.unsplit_bytes(engine_rank) + self.repeated_shared_expert_bytes(engine_rank)
@@ -292,7 +296,7 @@ class VLLMServer(VLLMSettings):
 
         Raises `InputError` for flags with which vLLM has no such pool, or which are not modelled beside it.
         """
-        if not compressed_layers(engine_rank):
+        if not compressed_mixers_with_layer_counts(engine_rank):
             return None
         if (cache_format := str(self.flags.get("kv_cache_dtype", "auto"))) not in ("auto", *FP8_WORDS, SCALED_LATENTS):
             raise InputError(f"--kv-cache-dtype {cache_format}: of compressed attention is not modelled; expected fp8")
@@ -323,7 +327,7 @@ class VLLMServer(VLLMSettings):
             has_full_windows=bool(self.flags.get("disable_hybrid_kv_cache_manager")),
             draft_caches=[] if self.draft is None else self.draft.token_caches,
             context_ranks=self.context_ranks,
-            state_blocks=state_blocks(
+            state_storage=state_storage(
                 engine_rank,
                 self.state_rules,
                 self.hardware,
@@ -355,13 +359,13 @@ class VLLMServer(VLLMSettings):
             draft_table_bytes = self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
             weight_bytes += self.draft.weight_bytes + draft_table_bytes + self.unsplit_bytes(self.draft)
         weight_bytes += adapter_bytes(engine_rank, self.flags, self.element_bytes, self.version_numbers)
-        weight_bytes += balancing_bytes(engine_rank, self.flags, self.tp * self.dp)
+        weight_bytes += expert_balancing_bytes(engine_rank, self.flags, self.tp * self.dp)
         weight_bytes = self.logged_or_computed_bytes("weights", weight_bytes)
         profile_run_bytes = self.logged_or_computed_bytes(
             "profile_run", profile_run.peak_bytes(engine_rank, version_rules)
         )
         subtracted_bytes = (
-            weight_bytes + profile_run_bytes + outside_bytes + (graph_bytes if self.subtracts_graphs else 0)
+            weight_bytes + profile_run_bytes + outside_bytes + (graph_bytes if self.subtracts_graph_memory else 0)
         )
         cache_bytes = int(
             self.flags.get(
@@ -369,9 +373,9 @@ class VLLMServer(VLLMSettings):
             )
         )
         override = self.flags.get("num_gpu_blocks_override")
-        block_count = kv_pool.blocks(cache_bytes) if override is None else int(override)
+        block_count = kv_pool.block_count_in(cache_bytes) if override is None else int(override)
         term_status: TermStatus = "estimate"
-        graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
+        graph_origin = "subtracted from the budget" if self.subtracts_graph_memory else "outside the budget"
         memory_terms = (
             MemoryTerm(
                 "budget",
@@ -410,10 +414,10 @@ class VLLMServer(VLLMSettings):
             cache_bytes,
             block_count,
             graph_bytes,
-            self.checked_bytes(kv_pool, cache_bytes),
+            self.start_check_bytes(kv_pool, cache_bytes),
         )
 
-    def checked_bytes(self, kv_pool: BlockPool, cache_bytes: int) -> int:
+    def start_check_bytes(self, kv_pool: BlockPool, cache_bytes: int) -> int:
         """Returns the bytes that the start check compares with the longest request (`get_kv_cache_configs`)."""
         block_count = self.flags.get("num_gpu_blocks_override")
         if block_count is not None and (self.rules.generation == "v0" or self.version_numbers >= CHECKS_OVERRIDE_FROM):
@@ -465,7 +469,8 @@ class VLLMServer(VLLMSettings):
 class StageMemory(NamedTuple):
     """The memory of a rank of one pipeline stage: named terms in bytes, KV cache blocks, and CUDA graphs.
 
-    checked_bytes: the bytes that the start check compares with the longest request (`_check_enough_kv_cache_memory`).
+    start_check_bytes: the bytes that the start check compares with the longest request
+        (`_check_enough_kv_cache_memory`).
     """
 
     terms: tuple[MemoryTerm, ...]
@@ -473,17 +478,17 @@ class StageMemory(NamedTuple):
     available_bytes: int
     block_count: int
     graph_bytes: int
-    checked_bytes: int
+    start_check_bytes: int
 
     @property
-    def checked_block_count(self) -> int:
+    def start_check_block_count(self) -> int:
         """The number of KV cache blocks in the bytes that vLLM's start-up check compares."""
-        return self.checked_bytes // (self.pool.checked_block_bytes or self.pool.block_bytes)
+        return self.start_check_bytes // (self.pool.start_check_block_bytes or self.pool.block_bytes)
 
     def fitting_blocks(self, total_memory: int) -> int:
         """Returns the number of blocks that fit beside weights and memory outside torch, ignoring the budget."""
         occupied_bytes = sum(term.bytes for term in self.terms if term.name in ("weights", "non_torch"))
-        return self.pool.blocks(total_memory - occupied_bytes)
+        return self.pool.block_count_in(total_memory - occupied_bytes)
 
 
 def memory(server: VLLMServer) -> EngineMemory:
@@ -501,7 +506,7 @@ def memory(server: VLLMServer) -> EngineMemory:
         block_count=block_count,
         max_concurrency=max_concurrency,
         can_start=not startup_error,
-        message=startup_error,
+        startup_error=startup_error,
         max_model_len=longest_tokens,
         devices=server.device_count,
         block_size=kv_pool.block_size,
@@ -531,11 +536,14 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
     if version_rules.checks_free_memory and server.free_bytes_at_start < budget_bytes:
         free_gib = server.free_bytes_at_start / GIB
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
-    if stage_memory.checked_bytes <= 0:
+    if stage_memory.start_check_bytes <= 0:
         return message_texts["no_cache"]
-    if stage_memory.pool.blocks_of_request(max_model_len, server.tokens_in_flight) > stage_memory.checked_block_count:
+    if (
+        stage_memory.pool.blocks_of_request(max_model_len, server.tokens_in_flight)
+        > stage_memory.start_check_block_count
+    ):
         longest_request_tokens = stage_memory.pool.longest_request(
-            stage_memory.checked_block_count, server.tokens_in_flight, max_model_len
+            stage_memory.start_check_block_count, server.tokens_in_flight, max_model_len
         )
         message_start = message_texts["one_request_v0" if version_rules.generation == "v0" else "one_request"]
         return f"{message_start} (--max-model-len {max_model_len}); the longest that fits is {longest_request_tokens}"
@@ -548,8 +556,10 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
     if server.needs_blocks_of_sequences(stage_memory.pool) and server.max_num_seqs > stage_memory.block_count:
         requested_text = f"(--max-num-seqs {server.max_num_seqs})"
         return f"{message_texts['sequences']} {requested_text}; at most {stage_memory.block_count} fit"
-    unused_bytes = (server.total_memory if version_rules.counts_context else server.free_bytes_at_start) - budget_bytes
-    if not server.subtracts_graphs and unused_bytes < stage_memory.graph_bytes:
+    unused_bytes = (
+        server.total_memory if version_rules.counts_cuda_context else server.free_bytes_at_start
+    ) - budget_bytes
+    if not server.subtracts_graph_memory and unused_bytes < stage_memory.graph_bytes:
         return message_texts["outside_budget"]
     return ""
 
@@ -558,7 +568,9 @@ def _server_notes(server: VLLMServer) -> list[str]:
     """Returns notes on a server's model class, flags and defaults."""
     class_notes = server.engine_record.class_notes(architectures(server.preset), server.version)
     server_notes = [*filter(None, [*class_notes, server.long_request_note])]
-    if server.hardware.vendor.upper().startswith("AMD") and compressed_layers(server.rank_of_stage(0)):
+    if server.hardware.vendor.upper().startswith("AMD") and compressed_mixers_with_layer_counts(
+        server.rank_of_stage(0)
+    ):
         server_notes.append(
             "on AMD vLLM's fallback kernels for compressed attention decode cached entries of all blocks into 16 bits "
             "(github.com/vllm-project/vllm/issues/41962), which is not modelled: the cache may be much smaller"
@@ -643,5 +655,5 @@ def longest_request(server: VLLMServer) -> int:
     """Returns the largest `--max-model-len` for which the cache holds one request; 0 if there is none."""
     fullest_stage = server.fullest_stage
     return fullest_stage.pool.longest_request(
-        fullest_stage.checked_block_count, server.tokens_in_flight, server.longest_request
+        fullest_stage.start_check_block_count, server.tokens_in_flight, server.longest_request
     )

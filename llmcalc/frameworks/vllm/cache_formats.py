@@ -13,7 +13,7 @@ from fractions import Fraction
 from ...accelerator import Hardware
 from ...components.mixers.attention import Attention
 from ...errors import InputError
-from ..engines.rank import EngineRank, decoder_mixers
+from ..engines.rank import EngineRank, mixers_with_layer_counts
 
 TURBOQUANT = {
     "turboquant_k8v4": (8, 4), "turboquant_4bit_nc": (4, 4), "turboquant_k3v4_nc": (3, 4), "turboquant_3bit_nc": (3, 3)
@@ -72,11 +72,13 @@ def packed_bytes(cache_format: str, engine_rank: EngineRank, version_numbers: tu
     """
     if version_numbers < PACKED_FORMATS_FROM:
         raise InputError(f"--kv-cache-dtype {cache_format}: vLLM 0.19 and earlier have no such cache; expected fp8")
-    if engine_rank.up_projection_size:
+    if engine_rank.up_projection_elements:
         raise InputError(f"--kv-cache-dtype {cache_format}: of latent attention is not modelled; expected fp8")
     if cache_format == "nvfp4":
         return Fraction(1, 2) + Fraction(1, 16)
-    attention_layers = [mixer for mixer, _ in decoder_mixers(engine_rank.preset.model) if isinstance(mixer, Attention)]
+    attention_layers = [
+        mixer for mixer, _ in mixers_with_layer_counts(engine_rank.preset.model) if isinstance(mixer, Attention)
+    ]
     head_dims = {mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads for mixer in attention_layers}
     if len(head_dims) != 1:
         raise InputError(f"--kv-cache-dtype {cache_format}: heads of several sizes are not modelled; expected fp8")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..engines.engine import EngineMemory
-from ..engines.layouts import layouts_of
-from ..engines.rank import compressed_layers
+from ..engines.layouts import layouts_with_memory
+from ..engines.rank import compressed_mixers_with_layer_counts
 from .budget import VLLMServer, longest_request, memory
 from .expert_exchange import backend_flags
 from .flashinfer_sampler import SAMPLER_VARIABLE
@@ -29,12 +29,12 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     server_memory = memory(server)
     most_sequences, block_tokens = server_memory.largest_request_limit, server_memory.block_size
     stage_memory, override = server.fullest_stage, server.flags.get("num_gpu_blocks_override")
-    free_block_count = stage_memory.pool.blocks(stage_memory.available_bytes)
+    free_block_count = stage_memory.pool.block_count_in(stage_memory.available_bytes)
     if override is not None and free_block_count > int(override):
         yield f"--num-gpu-blocks-override {free_block_count}", {"num_gpu_blocks_override": free_block_count}
-    if server_memory.message.startswith(server.engine_record.messages["aligned_block"]):
+    if server_memory.startup_error.startswith(server.engine_record.messages["aligned_block"]):
         yield f"--max-num-batched-tokens {block_tokens}", {"max_num_batched_tokens": block_tokens}
-    if server_memory.message.startswith(server.engine_record.messages["whole_item"]):
+    if server_memory.startup_error.startswith(server.engine_record.messages["whole_item"]):
         largest_input_tokens = server.largest_input_tokens
         yield f"--max-num-batched-tokens {largest_input_tokens}", {"max_num_batched_tokens": largest_input_tokens}
     if most_sequences > FEWER_SEQUENCES:
@@ -51,14 +51,14 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     longest_tokens = longest_request(server)
     if 0 < longest_tokens < server.longest_request:
         yield f"--max-model-len {longest_tokens}", {"max_model_len": longest_tokens}
-    if server.cached_element_bytes > 1 and not compressed_layers(server.rank_of_stage(0)):
+    if server.cached_element_bytes > 1 and not compressed_mixers_with_layer_counts(server.rank_of_stage(0)):
         yield "--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}
-    if not server.flags.get("enforce_eager") and server.rules.subtracts_graphs:
+    if not server.flags.get("enforce_eager") and server.rules.subtracts_graph_memory:
         yield "--enforce-eager", {"enforce_eager": True}
     if server.utilization < HIGHEST_UTILIZATION:
         higher_utilization = {"gpu_memory_utilization": HIGHEST_UTILIZATION}
         yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", higher_utilization
-        has_no_cache = server_memory.message.startswith(server.engine_record.messages["no_cache"])
+        has_no_cache = server_memory.startup_error.startswith(server.engine_record.messages["no_cache"])
         if has_no_cache and server.max_num_seqs > FEWER_SEQUENCES:
             typed_text = f"--max-num-seqs {FEWER_SEQUENCES} --gpu-memory-utilization {HIGHEST_UTILIZATION}"
             yield typed_text, {"max_num_seqs": FEWER_SEQUENCES, **higher_utilization}
@@ -73,7 +73,7 @@ def larger_layouts(server: VLLMServer, most_devices: int) -> Iterator[tuple[dict
     Where vLLM refuses its own default number of sequences, as many as the cache has blocks. most_devices: the largest
     number of devices.
     """
-    for flags, server_memory in layouts_of(server, memory, most_devices):
+    for flags, server_memory in layouts_with_memory(server, memory, most_devices):
         if server_memory.largest_request_limit and "max_num_seqs" not in server.flags:
             flags["max_num_seqs"] = server_memory.largest_request_limit
             server_memory = memory(server.with_flags(**flags))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
-from ..engines.rank import EngineRank, compressed_key_bytes, compressed_layers, float8_bytes
+from ..engines.rank import EngineRank, compressed_key_bytes, compressed_mixers_with_layer_counts, scaled_float8_bytes
 from .kv_blocks import BlockPool, LayerGroup
 from .versions import PageLayout
 
@@ -86,7 +86,7 @@ def compressed_pool(
         _block_bytes(pages_per_block, page_sizes, page_layout),
         ENTRY_BLOCK,
         tuple(layer_groups),
-        checked_block_bytes=_block_bytes(pages_per_block, page_sizes, "tuples") if checks_tuples else 0,
+        start_check_block_bytes=_block_bytes(pages_per_block, page_sizes, "tuples") if checks_tuples else 0,
     )
 
 
@@ -96,7 +96,7 @@ def _pages_of_model(engine_rank: EngineRank, has_fp4_entries: bool) -> Iterator[
     has_fp4_entries: whether an indexer's entry takes 4 bits an element with a byte of scale for 32; else 8 bits with a
         float32 for 128.
     """
-    for mixer, layer_count in compressed_layers(engine_rank):
+    for mixer, layer_count in compressed_mixers_with_layer_counts(engine_rank):
         key_bytes = compressed_key_bytes(mixer)
         yield CachePages(
             layer_count, _align_page(WINDOW_BLOCK_TOKENS * key_bytes), WINDOW_BLOCK_TOKENS, mixer.sliding_window
@@ -112,7 +112,7 @@ def _pages_of_model(engine_rank: EngineRank, has_fp4_entries: bool) -> Iterator[
         if mixer.indexer is not None:
             index_head_dim = mixer.indexer.index_head_dim
             entry_bytes[index_head_dim] = (
-                index_head_dim // 2 + index_head_dim // 32 if has_fp4_entries else float8_bytes(index_head_dim)
+                index_head_dim // 2 + index_head_dim // 32 if has_fp4_entries else scaled_float8_bytes(index_head_dim)
             )
         windows_per_state = 1 + mixer.overlap
         for index_head_dim, bytes_of_entry in entry_bytes.items():
@@ -127,7 +127,7 @@ def _pages_of_model(engine_rank: EngineRank, has_fp4_entries: bool) -> Iterator[
                 windows_per_state * tokens_per_entry,
             )
     if engine_rank.draft_layer_count:
-        first_mixer = next(mixer for mixer, _ in compressed_layers(engine_rank))
+        first_mixer = next(mixer for mixer, _ in compressed_mixers_with_layer_counts(engine_rank))
         yield CachePages(
             engine_rank.draft_layer_count,
             _align_page(WINDOW_BLOCK_TOKENS * compressed_key_bytes(first_mixer)),

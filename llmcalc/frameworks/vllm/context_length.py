@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...sources.preset import Preset
-from ..engines.context_length import stated_length
+from ..engines.context_length import stated_context_length
 from ..engines.rank import architectures
 
 UNSCALED_TYPES = ("su", "longrope", "llama3")
@@ -21,7 +21,7 @@ def scaled_length(preset: Preset) -> int | None:
 
     Linear and dynamic scaling multiply the model's positions, YaRN its original ones.
     """
-    stated_tokens, scaling_factor = stated_length(preset), 1.0
+    stated_tokens, scaling_factor = stated_context_length(preset), 1.0
     if stated_tokens is None or any(class_name.startswith(SCALED_ALREADY) for class_name in architectures(preset)):
         return stated_tokens
     for rope_scaling in _scaling_tables(preset.rope_parameters or {}):
@@ -32,7 +32,7 @@ def scaled_length(preset: Preset) -> int | None:
         if rope_type == "yarn":
             stated_tokens = rope_scaling.get("original_max_position_embeddings", stated_tokens)
     has_numbers = isinstance(stated_tokens, int) and isinstance(scaling_factor, int | float)
-    return int(stated_tokens * scaling_factor) if has_numbers else stated_length(preset)
+    return int(stated_tokens * scaling_factor) if has_numbers else stated_context_length(preset)
 
 
 def short_rope_length(preset: Preset) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...components.mixers.attention import Attention
-from ..engines.rank import EngineRank, decoder_mixers
+from ..engines.rank import EngineRank, mixers_with_layer_counts
 from .versions import GraphEstimate
 
 MIB = 2**20
@@ -64,7 +64,7 @@ class CUDAGraphs(NamedTuple):
         if not self.graph_count:
             return 0
         complex_layer_count = layers_with_many_kernels(engine_rank)
-        simple_layer_count = engine_rank.number_of_layers - complex_layer_count
+        simple_layer_count = engine_rank.layer_count - complex_layer_count
         graph_mib = (
             graph_estimate.mib_per_layer * simple_layer_count
             + graph_estimate.mib_per_complex_layer * complex_layer_count
@@ -87,7 +87,7 @@ class CUDAGraphs(NamedTuple):
             return 0
         query_widths = [
             mixer.num_attention_heads * (mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads)
-            for mixer, _ in decoder_mixers(engine_rank.preset.model)
+            for mixer, _ in mixers_with_layer_counts(engine_rank.preset.model)
             if isinstance(mixer, Attention) and (mixer.head_dim or 0) <= LARGEST_FLASH_HEAD
         ]
         return (
@@ -134,7 +134,7 @@ def graph_mode_of(compilation_config: Mapping[str, Any]) -> str:
 
 def layers_with_many_kernels(engine_rank: EngineRank) -> int:
     """Returns the number of a rank's layers with more kernels than a dense layer: experts, an indexer or states."""
-    _, _, rank_experts = engine_rank.widest_networks
+    _, _, rank_experts = engine_rank.widest_network_sizes
     if rank_experts is not None or engine_rank.has_latent_selection:
-        return engine_rank.number_of_layers
+        return engine_rank.layer_count
     return max((state_cache.layer_count for state_cache in engine_rank.state_caches), default=0)

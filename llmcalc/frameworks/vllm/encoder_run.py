@@ -43,12 +43,12 @@ SOFT_TOKENS = (70, 140, 280, 560, 1120)
 """Gemma 4's possible numbers of tokens per image (transformers: models/gemma4/image_processing_gemma4.py)."""
 
 
-class EncoderRequest(NamedTuple):
+class EncoderRunSettings(NamedTuple):
     """The settings that determine how the image encoder runs in vLLM's profile run.
 
     max_num_batched_tokens, max_num_seqs, max_model_len: the values of these flags.
     images_per_prompt: largest number of images of a prompt.
-    rank_count: number of ranks that divide the encoder's matrices; 1 where each has them whole.
+    matrix_rank_count: number of ranks that divide the encoder's matrices; 1 where each has them whole.
     image_rank_count: number of ranks that divide the images.
     element_bytes: bytes of an element of activations.
     video_frames: frames of the longest video, for classes whose videos have more tokens than their images; None for
@@ -60,7 +60,7 @@ class EncoderRequest(NamedTuple):
     max_num_seqs: int
     max_model_len: int
     images_per_prompt: int
-    rank_count: int
+    matrix_rank_count: int
     image_rank_count: int
     element_bytes: int
     video_frames: VideoFrames | None = None
@@ -72,13 +72,13 @@ class EncoderRequest(NamedTuple):
 class EncoderRun(NamedTuple):
     """The image encoder's inputs and memory in vLLM's profile run.
 
-    image_count: images (or videos) that it reads. tokens: tokens of each. pass_bytes: the most in a layer of the
-        encoder.
+    image_count: images (or videos) that it reads. tokens_per_input: tokens of each. pass_bytes: the most in a layer of
+        the encoder.
     output_bytes, pixel_bytes: its outputs and inputs. input_medium: what it reads, images or video.
     """
 
     image_count: int
-    tokens: int
+    tokens_per_input: int
     pass_bytes: int
     output_bytes: int
     pixel_bytes: int
@@ -121,7 +121,7 @@ def image_tower(spec: ModelSpec) -> VisionTower | None:
     return vision_towers[0] if len(vision_towers) == 1 and vision_towers[0].image is not None else None
 
 
-def patch_of_long_videos(spec: ModelSpec) -> int:
+def long_video_patch_size(spec: ModelSpec) -> int:
     """Returns the patch size of an encoder that merges two video frames; otherwise 0."""
     tower = image_tower(spec)
     if tower is None or not isinstance(tower.image, SmartResize):
@@ -148,59 +148,63 @@ def tokens_of_whole_images(spec: ModelSpec) -> int:
 
 
 def encoder_run(
-    spec: ModelSpec, encoder_request: EncoderRequest, processor_settings: Mapping[str, Any]
+    spec: ModelSpec, encoder_settings: EncoderRunSettings, processor_settings: Mapping[str, Any]
 ) -> EncoderRun | None:
     """Returns the image encoder's memory in the profile run; None if it is unknown or the server reads no images.
 
     processor_settings: the table of `--mm-processor-kwargs`. Raises `InputError` for keys in it that are not modelled.
     """
     tower = image_tower(spec)
-    if tower is None or tower.image is None or encoder_request.images_per_prompt == 0:
+    if tower is None or tower.image is None or encoder_settings.images_per_prompt == 0:
         return None
     image_resizing = _apply_processor_limits(tower.image, processor_settings)
     image_sizes = (
         [(tiles_down * LARGEST_SIDE, tiles_across * LARGEST_SIDE) for tiles_down, tiles_across in ASPECT_RATIOS]
-        if encoder_request.image_size is None
-        else [encoder_request.image_size]
+        if encoder_settings.image_size is None
+        else [encoder_settings.image_size]
     )
     largest_input = max(
         _processed_images(image_resizing, image_sizes, tower.patches.patch_size),
         key=lambda processed_input: processed_input.tokens,
     )
     images_per_input = 1
-    if encoder_request.video_frames is not None:
-        image_limit = encoder_request.max_model_len // largest_input.tokens - encoder_request.video_frames.beside_image
+    if encoder_settings.video_frames is not None:
+        image_limit = (
+            encoder_settings.max_model_len // largest_input.tokens - encoder_settings.video_frames.beside_image
+        )
         images_per_input = max(
-            1, min(encoder_request.video_frames.frames // tower.patches.temporal_patch_size, image_limit)
+            1, min(encoder_settings.video_frames.frames // tower.patches.temporal_patch_size, image_limit)
         )
     timestamp_tokens = int(getattr(image_resizing, "marks", 0))
     image_tokens = largest_input.tokens - timestamp_tokens
     image_patches = largest_input.tile_or_clip_count * largest_input.rows * largest_input.columns
-    if encoder_request.videos_as_images is not None and isinstance(image_resizing, TokenBudget):
-        image_patches = image_patches * encoder_request.videos_as_images.frame_tokens // image_resizing.max_tokens
-        images_per_input = encoder_request.videos_as_images.frames
-        image_tokens = encoder_request.videos_as_images.frame_tokens
-        timestamp_tokens = encoder_request.videos_as_images.marks
+    if encoder_settings.videos_as_images is not None and isinstance(image_resizing, TokenBudget):
+        image_patches = image_patches * encoder_settings.videos_as_images.frame_tokens // image_resizing.max_tokens
+        images_per_input = encoder_settings.videos_as_images.frames
+        image_tokens = encoder_settings.videos_as_images.frame_tokens
+        timestamp_tokens = encoder_settings.videos_as_images.marks
     image_tokens, tokens_with_timestamps = (
         images_per_input * image_tokens,
-        images_per_input * (image_tokens + (timestamp_tokens if encoder_request.videos_as_images is not None else 0)),
+        images_per_input * (image_tokens + (timestamp_tokens if encoder_settings.videos_as_images is not None else 0)),
     )
-    token_budget = max(encoder_request.max_num_batched_tokens, tokens_with_timestamps)
+    token_budget = max(encoder_settings.max_num_batched_tokens, tokens_with_timestamps)
     prompt_image_count = max(
-        1, min(encoder_request.images_per_prompt, encoder_request.max_model_len // tokens_with_timestamps)
+        1, min(encoder_settings.images_per_prompt, encoder_settings.max_model_len // tokens_with_timestamps)
     )
-    image_count = max(1, min(token_budget // tokens_with_timestamps, encoder_request.max_num_seqs * prompt_image_count))
+    image_count = max(
+        1, min(token_budget // tokens_with_timestamps, encoder_settings.max_num_seqs * prompt_image_count)
+    )
     patches_per_input = images_per_input * image_patches
     patch_elements = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
-    element_bytes = encoder_request.element_bytes
-    rank_patches = patches_per_input * -(-image_count // encoder_request.image_rank_count)
-    if encoder_request.video_chunk_bytes is not None and tower.positions is not None:
-        images_per_chunk = encoder_request.video_chunk_bytes // (image_patches * tower.positions.rows * POSITION_BYTES)
+    element_bytes = encoder_settings.element_bytes
+    rank_patches = patches_per_input * -(-image_count // encoder_settings.image_rank_count)
+    if encoder_settings.video_chunk_bytes is not None and tower.positions is not None:
+        images_per_chunk = encoder_settings.video_chunk_bytes // (image_patches * tower.positions.rows * POSITION_BYTES)
         rank_patches = min(rank_patches, image_patches * max(1, images_per_chunk))
     return EncoderRun(
         image_count,
         image_tokens,
-        rank_patches * (patch_elements + _layer_elements(tower, encoder_request.rank_count)) * element_bytes,
+        rank_patches * (patch_elements + _layer_elements(tower, encoder_settings.matrix_rank_count)) * element_bytes,
         image_count * image_tokens * spec.hidden_size * element_bytes,
         image_count * patches_per_input * patch_elements * element_bytes,
         "video" if images_per_input > 1 else "images",

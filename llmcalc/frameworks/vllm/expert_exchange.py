@@ -157,7 +157,7 @@ def exchange_buffer_bytes(
     hidden_size, dispatched_tokens, flag_name = int(spec.hidden_size), step_tokens, "--max-num-batched-tokens"
     if version_numbers < SENDS_WHOLE_STEPS_FROM:
         dispatched_tokens, flag_name = int(flags.get(CHUNK_VARIABLE, DEFAULT_DISPATCHED_TOKENS)), CHUNK_VARIABLE
-    heap_bytes = low_latency_bytes(dispatched_tokens, hidden_size, expert_count)
+    heap_bytes = low_latency_buffer_bytes(dispatched_tokens, hidden_size, expert_count)
     if heap_bytes > LARGEST_HEAP:
         most_tokens = most_low_latency_tokens(hidden_size, expert_count)
         raise InputError(
@@ -187,7 +187,7 @@ def _expert_copies_option(flags: Mapping[str, Any]) -> str:
     return "--num-redundant-experts" if is_typed_flag else "--eplb-config num_redundant_experts"
 
 
-def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) -> None:
+def check_expert_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) -> None:
     """Raises `InputError` for settings of expert parallelism and load balancing with which vLLM does not start.
 
     vllm/config/parallel.py, `_validate_parallel_config`, and vllm/config/model.py, `_verify_with_expert_parallelism`.
@@ -213,7 +213,7 @@ def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) 
         )
 
 
-def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_count: int) -> int:
+def expert_balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_count: int) -> int:
     """Returns the bytes that expert load balancing (`--enable-eplb`) adds to a rank's weights.
 
     They are copies of experts, a buffer as large as a layer's experts, and the loads of the last steps in 32 bits
@@ -223,7 +223,7 @@ def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_coun
         return 0
     copy_count, eplb_config = redundant_experts(flags), flags.get("eplb_config", {})
     copy_bytes = redundant_expert_bytes(engine_rank, copy_count, rank_count, _expert_copies_option(flags))
-    rank_experts = engine_rank.widest_networks[2]
+    rank_experts = engine_rank.widest_network_sizes[2]
     if rank_experts is None:
         return 0
     layer_bytes = (engine_rank.weights_by_component.get("experts", 0) + copy_bytes) // rank_experts.layer_count
@@ -235,7 +235,7 @@ def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_coun
     )
 
 
-def low_latency_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
+def low_latency_buffer_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
     """Returns the bytes of DeepEP's low-latency buffers: two for sending, two for receiving, and their signals.
 
     tokens: most tokens of a rank that are sent at once. expert_count: of a layer, on all ranks.
@@ -250,4 +250,4 @@ def low_latency_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
 
 def most_low_latency_tokens(hidden_size: int, expert_count: int) -> int:
     """Returns the largest number of a rank's tokens that DeepEP's low-latency buffers hold at once."""
-    return LARGEST_HEAP // low_latency_bytes(1, hidden_size, expert_count)
+    return LARGEST_HEAP // low_latency_buffer_bytes(1, hidden_size, expert_count)

@@ -6,7 +6,7 @@ vLLM 0.6.6, 0.9.2, 0.19, 0.24 and 0.33.
 
 from __future__ import annotations
 
-from ..engines.flags import AUTO_WORDS, Flag, memory_neutral_flags_of, refused_flags
+from ..engines.flags import AUTO_WORDS, Flag, memory_neutral_flags_of_engine, refused_flags
 from .cache_formats import FP8_WORDS, PACKED_FORMATS, SCALED_LATENTS
 from .expert_exchange import ALL2ALL_BACKENDS
 
@@ -165,7 +165,7 @@ FLAGS = (
     Flag(("--rope-scaling",), "table"),
     Flag(("--rope-theta",), "ratio", is_memory_neutral=True),
     Flag(("--hf-config-path",), "text"),
-    *memory_neutral_flags_of(__file__),
+    *memory_neutral_flags_of_engine(__file__),
 )
 
 

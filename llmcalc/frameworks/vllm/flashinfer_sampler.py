@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError
-from ..engines.versions import VersionNumbers, ranges_at
+from ..engines.versions import VersionNumbers, ranges_with_version
 from .versions import VLLMRecord, VLLMRules
 
 SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
@@ -30,13 +30,13 @@ def rules_with_sampler(
     """
     if not flags.get(SAMPLER_VARIABLE) or has_second_runner:
         return base_rules
-    version_ranges = ranges_at(engine_record.flashinfer_sampler, version_numbers)
+    version_ranges = ranges_with_version(engine_record.flashinfer_sampler, version_numbers)
     if not version_ranges:
-        first_version = engine_record.flashinfer_sampler[0].start
+        first_version = engine_record.flashinfer_sampler[0].start_version
         raise InputError(
             f"{SAMPLER_VARIABLE}=1: FlashInfer's sampler is modelled from vLLM {first_version} on; remove the variable"
         )
-    changed_rules = {"logits_copies": version_ranges[-1].logits_copies, "sampler_rows_per_unit": 0}
+    changed_rules = {"logit_copies": version_ranges[-1].logit_copies, "sampler_rows_per_unit": 0}
     return base_rules.model_copy(
         update=changed_rules | {"source": "vllm/v1/sample/ops/topk_topp_sampler.py", "function": "flashinfer_sample"}
     )
@@ -46,5 +46,5 @@ def assumes_torch_sampler(
     vllm_record: VLLMRecord, version_numbers: VersionNumbers, flags: Mapping[str, Any], has_second_runner: bool
 ) -> bool:
     """Whether torch's sampler is assumed, although vLLM would prefer an installed FlashInfer."""
-    ranges = ranges_at(vllm_record.flashinfer_sampler, version_numbers)
+    ranges = ranges_with_version(vllm_record.flashinfer_sampler, version_numbers)
     return bool(ranges) and ranges[-1].is_automatic and SAMPLER_VARIABLE not in flags and not has_second_runner

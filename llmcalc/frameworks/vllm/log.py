@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..engines.versions import parse_version, ranges_at
+from ..engines.versions import parse_version, ranges_with_version
 from ..logs.log_contents import (
     MEMORY_AMOUNT,
     VERSION_NUMBER,
@@ -163,11 +163,11 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         total_bytes = round(log_values.byte_sizes("budget")[-1] / float(utilization_text))
     stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization_text} if utilization_text else {}
     stated_values |= log_values.stated_numbers("max_model_len", "max_num_batched_tokens")
-    has_arguments = bool(log_text.lines_with(*ARGUMENT_LINES))
+    has_complete_arguments = bool(log_text.lines_with(*ARGUMENT_LINES))
     layout_flags, layout_note = _flags_of_workers(log_text)
-    is_layout_shown = has_arguments or "tensor_parallel_size" in logged_flags
+    is_layout_shown = has_complete_arguments or "tensor_parallel_size" in logged_flags
     if is_layout_shown:  # the printed configuration of the engine has the sizes, but not whether ranks divide experts
-        is_divided = EXPERT_FLAG in layout_flags and not has_arguments
+        is_divided = EXPERT_FLAG in layout_flags and not has_complete_arguments
         layout_flags = {EXPERT_FLAG: True} if is_divided else {}
     is_compiled = bool(log_text.lines_with(*COMPILATION_LINES))
     stated_values |= {CACHE_VARIABLE: 1} if is_compiled else {}
@@ -180,13 +180,13 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         model=model_name,
         total_bytes=total_bytes,
         flags=stated_values | layout_flags | logged_flags,
-        has_arguments=has_arguments,
-        message=startup_error_line.strip(),
+        has_complete_arguments=has_complete_arguments,
+        stop_message=startup_error_line.strip(),
         refused_to_start=bool(refusal_line),
         kind="oom" if is_out_of_memory else "startup",
-        wrong_term="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal_line else "",
+        too_large_term="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal_line else "",
         suggested_flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal_line),
-        oom_flag="--max-num-seqs",
+        memory_saving_flag="--max-num-seqs",
         note=FIRST_START_NOTE if is_compiled else "",
         layout_note="" if is_layout_shown else layout_note,
     )
@@ -195,7 +195,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 def _sampler_in_log(log_text: LogText, version: str) -> dict[str, Any]:
     """Returns the environment variable that selects the sampler named in a log, with its value; empty if unmodelled."""
     chosen_values = [value for line_text, value in SAMPLER_LINES if log_text.lines_with(line_text)]
-    is_modelled = not version or bool(ranges_at(vllm_record().flashinfer_sampler, parse_version(version)))
+    is_modelled = not version or bool(ranges_with_version(vllm_record().flashinfer_sampler, parse_version(version)))
     return {SAMPLER_VARIABLE: chosen_values[0]} if chosen_values and is_modelled else {}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError
 from ..engines.rank import EngineRank, architectures
-from ..engines.versions import VersionNumbers, ranges_at
+from ..engines.versions import VersionNumbers, ranges_with_version
 from .versions import SecondModelRunner, VLLMRecord, VLLMRules
 
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
@@ -34,11 +34,11 @@ def second_runner(
     engine_rank: the model of a rank. flags: values of vLLM's flags by their fields.
     Raises `InputError` where a variable chooses it in a version that was not read.
     """
-    version_ranges = ranges_at(vllm_record.second_runner, version_numbers)
+    version_ranges = ranges_with_version(vllm_record.second_runner, version_numbers)
     chosen_runner = flags.get(RUNNER_VARIABLE)
     if not version_ranges:
         if chosen_runner:
-            first_version = vllm_record.second_runner[0].start
+            first_version = vllm_record.second_runner[0].start_version
             raise InputError(
                 f"{RUNNER_VARIABLE}=1: the second model runner is modelled from vLLM {first_version} on; remove it"
             )
@@ -66,7 +66,7 @@ def _is_second_runner_default(
         drafting_method and drafting_method not in RUNNER_DRAFTS and version_numbers < ANY_DRAFT_FROM
     ):
         return False
-    is_dense = engine_rank.widest_networks[2] is None
+    is_dense = engine_rank.widest_network_sizes[2] is None
     is_listed_architecture = not {*architectures(engine_rank.preset)}.isdisjoint(runner_rules.architectures)
     if runner_rules.models == "named, and dense ones":
         return is_listed_architecture or (is_dense and not engine_rank.state_caches)
@@ -82,9 +82,9 @@ def rules_with_runner(version_rules: VLLMRules, runner_rules: SecondModelRunner)
     """Returns the memory rules of a version with the second model runner."""
     return version_rules.model_copy(
         update={
-            "logits_copies": runner_rules.logits_copies,
+            "logit_copies": runner_rules.logit_copies,
             "sampler_rows_per_unit": 0,
-            "subtracts_graphs": version_rules.subtracts_graphs and runner_rules.estimates_graphs,
+            "subtracts_graph_memory": version_rules.subtracts_graph_memory and runner_rules.estimates_graphs,
             "source": "vllm/v1/worker/gpu/model_runner.py",
             "function": "profile_run",
         }

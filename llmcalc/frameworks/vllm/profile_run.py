@@ -47,10 +47,10 @@ class ProfileRun(NamedTuple):
     is_last_stage: whether the rank has the logits.
     has_chunked_prefill: whether prompts are divided into chunks (V0).
     stage_count: number of pipeline stages.
-    encoder: the run of the image encoder before the text model; None without an encoder.
+    encoder_run: the run of the image encoder before the text model; None without an encoder.
     keeps_pixels: whether the encoder's input stays allocated.
-    attention_workspace: bytes of the workspace of sparse attention.
-    cublas_workspace: bytes of cuBLAS's workspace.
+    attention_workspace_bytes: bytes of the workspace of sparse attention.
+    cublas_workspace_bytes: bytes of cuBLAS's workspace.
     compilation_bytes: peak bytes of compiling; 0 for a start that reads compiled graphs.
     gathering_ranks: data-parallel ranks whose tokens each rank's experts gather; 1 where none are gathered.
     """
@@ -63,36 +63,36 @@ class ProfileRun(NamedTuple):
     is_last_stage: bool
     has_chunked_prefill: bool
     stage_count: int
-    encoder: EncoderRun | None = None
+    encoder_run: EncoderRun | None = None
     keeps_pixels: bool = True
-    attention_workspace: int = 0
-    cublas_workspace: int = 0
+    attention_workspace_bytes: int = 0
+    cublas_workspace_bytes: int = 0
     compilation_bytes: int = 0
     gathering_ranks: int = 1
 
     def assumes_expert_widths(self, engine_rank: EngineRank) -> bool:
         """Whether the rank has experts whose workspace widths are unknown, and assumed to be those of other kernels."""
-        return self.expert_kernels.have_assumed_widths and engine_rank.widest_networks[2] is not None
+        return self.expert_kernels.have_assumed_widths and engine_rank.widest_network_sizes[2] is not None
 
     def has_assumed_sizes(self, engine_rank: EngineRank) -> bool:
         """Whether a size is assumed, not read from vLLM's source: workspace, compilation, or experts' widths."""
-        return bool(self.attention_workspace or self.compilation_bytes) or self.assumes_expert_widths(engine_rank)
+        return bool(self.attention_workspace_bytes or self.compilation_bytes) or self.assumes_expert_widths(engine_rank)
 
     @property
     def encoder_bytes(self) -> int:
         """The peak bytes of activations in the image encoder."""
-        return 0 if self.encoder is None else self.encoder.pass_bytes
+        return 0 if self.encoder_run is None else self.encoder_run.pass_bytes
 
     @property
     def bytes_of_encoded_images(self) -> int:
         """Bytes of image inputs and encoder outputs that stay allocated while the text model runs."""
-        if self.encoder is None:
+        if self.encoder_run is None:
             return 0
-        return self.encoder.output_bytes + (self.encoder.pixel_bytes if self.keeps_pixels else 0)
+        return self.encoder_run.output_bytes + (self.encoder_run.pixel_bytes if self.keeps_pixels else 0)
 
     def layer_bytes(self, engine_rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
-        intermediate_size, is_gated, rank_experts = engine_rank.widest_networks
+        intermediate_size, is_gated, rank_experts = engine_rank.widest_network_sizes
         hidden_size, tokens = engine_rank.hidden_size, self.tokens
         if rank_experts is None:
             hidden_vector_count = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
@@ -114,7 +114,7 @@ class ProfileRun(NamedTuple):
 
         Shared workspaces are as wide as in `TritonExperts.workspace_shapes` (fused_moe/experts/triton_moe.py).
         """
-        rank_experts = engine_rank.widest_networks[2]
+        rank_experts = engine_rank.widest_network_sizes[2]
         if rank_experts is None:
             return 0
         expert_width, input_width = rank_experts.intermediate_size, rank_experts.input_width
@@ -129,7 +129,7 @@ class ProfileRun(NamedTuple):
         expert_tokens = min(self.gathered_tokens, self.expert_kernels.chunk_tokens or self.gathered_tokens)
         return expert_tokens * 2 * (rank_experts.top_k * row_width + summed_width)
 
-    def hidden_bytes(self, engine_rank: EngineRank) -> int:
+    def hidden_vector_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of hidden states of all tokens and of sampled tokens, and of states sent between stages."""
         hidden_size = engine_rank.hidden_size
         sent_vectors = 2 * self.tokens if self.stage_count > 1 else 0  # states and residuals of the model's dtype
@@ -138,7 +138,7 @@ class ProfileRun(NamedTuple):
     def sampler_bytes(self, engine_rank: EngineRank, engine_rules: VLLMRules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
         logits_bytes = self.sequence_count * engine_rank.vocab_size * 4
-        logits_copy_count = engine_rules.logits_copies
+        logits_copy_count = engine_rules.logit_copies
         if engine_rules.generation == "v0" and self.has_chunked_prefill and self.tokens <= 2048:
             logits_copy_count = 1.5
         elif self.element_bytes == 4 and logits_copy_count < COPIES_WITH_SORT:
@@ -154,14 +154,16 @@ class ProfileRun(NamedTuple):
             max(self.layer_bytes(engine_rank, version_rules), self.bytes_after_layers(engine_rank, version_rules))
             + self.bytes_of_encoded_images
         )
-        pass_bytes = max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace + self.attention_workspace
+        pass_bytes = (
+            max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace_bytes + self.attention_workspace_bytes
+        )
         return max(pass_bytes, self.compilation_bytes)
 
     def bytes_after_layers(self, engine_rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes after the layers: hidden states, workspaces that stay and, at the end, the sampler."""
         sampler_bytes = self.sampler_bytes(engine_rank, version_rules) if self.is_last_stage else 0
         workspace_bytes = self.expert_bytes(engine_rank) if self.expert_kernels.keep_workspaces else 0
-        return self.hidden_bytes(engine_rank) + workspace_bytes + sampler_bytes
+        return self.hidden_vector_bytes(engine_rank) + workspace_bytes + sampler_bytes
 
     def origin(self, engine_rank: EngineRank, version_rules: VLLMRules) -> str:
         """Returns a short description of the tensors at the peak."""
@@ -170,14 +172,16 @@ class ProfileRun(NamedTuple):
         if self.peak_bytes(engine_rank, version_rules) == self.compilation_bytes:
             return "compiling, with a second embedding table"
         if (
-            self.encoder is not None
+            self.encoder_run is not None
             and self.encoder_bytes > max(layer_bytes, bytes_after_layers) + self.bytes_of_encoded_images
         ):
+            encoder_run = self.encoder_run
             return (
-                f"encoder: {self.encoder.image_count:,} x {self.encoder.tokens:,} tokens of {self.encoder.input_medium}"
+                f"encoder: {encoder_run.image_count:,} x {encoder_run.tokens_per_input:,} tokens of "
+                f"{encoder_run.input_medium}"
             )
         if not self.is_last_stage or layer_bytes > bytes_after_layers:
-            has_gathered_tokens = self.gathering_ranks > 1 and engine_rank.widest_networks[2] is not None
+            has_gathered_tokens = self.gathering_ranks > 1 and engine_rank.widest_network_sizes[2] is not None
             gathering_text = f"{self.gathering_ranks} ranks x " if has_gathered_tokens else ""
             return f"{gathering_text}{self.tokens:,} tokens (--max-num-batched-tokens)"
         return f"{self.sequence_count:,} users x {engine_rank.vocab_size:,} logits"

@@ -45,6 +45,6 @@ ENGINE = Engine(
     benchmark_remark=", as those of `vllm bench serve --max-concurrency` do",
     batch_tokens_flag="max_num_batched_tokens",
     request_limit_flag="max_num_seqs",
-    start_words=("vllm", "serve"),
+    start_command_words=("vllm", "serve"),
     applied_schemes={scheme: {"quantization": "fp8"} for scheme in ("fp8", "fp8-dynamic")},
 )

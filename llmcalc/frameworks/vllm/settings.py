@@ -17,14 +17,14 @@ from ...components.no_head import NoHead
 from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ...sources.presets import known_model
-from ..engines.context_length import has_unknown_length
-from ..engines.rank import EngineRank, MissingKernels, architectures, decoder_mixers, key_head_counts
+from ..engines.context_length import has_unknown_context_length
+from ..engines.rank import EngineRank, MissingKernels, architectures, kv_head_counts, mixers_with_layer_counts
 from ..engines.rope_override import has_score_class
 from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
 from .cuda_graphs import graph_mode_of
 from .encoder_run import image_limit, input_limit, tokens_of_whole_images
-from .expert_exchange import BACKEND_WITHOUT_GRAPHS, all2all_backend, check_balancing
+from .expert_exchange import BACKEND_WITHOUT_GRAPHS, all2all_backend, check_expert_balancing
 from .flags import CPU_CONNECTORS, POOLING_TASKS
 from .flashinfer_sampler import assumes_torch_sampler, rules_with_sampler
 from .model_runner import rules_with_runner, second_runner
@@ -102,8 +102,8 @@ class VLLMSettings(EngineServer):
     """The settings of a vLLM server: model, accelerator, version and flags."""
 
     name = "vllm"
-    length_field = "max_model_len"
-    layout_fields = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
+    length_flag_name = "max_model_len"
+    layout_flag_names = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
     deciding_flags_by_term = {
         "weights": ("dtype", "quantization", "quantize", "mm_encoder_tp_mode", "PYTORCH_CUDA_ALLOC_CONF"),
         "profile_run": ("max_num_seqs", "max_num_batched_tokens"),
@@ -111,7 +111,7 @@ class VLLMSettings(EngineServer):
         "cuda_graphs": ("max_num_seqs", "enforce_eager"),
         "kv_cache": ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "quantize"),
     }
-    default_length = 2048  # vllm/config/model.py, `_get_and_verify_max_len`
+    default_context_length = 2048  # vllm/config/model.py, `_get_and_verify_max_len`
     long_request_variable = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
     stage_layers_variable = "VLLM_PP_LAYER_PARTITION"  # vllm/distributed/utils.py, `get_pp_indices`
     runs_float32_in_16_bits = True  # vllm/config/model.py, `_get_and_verify_dtype`
@@ -140,7 +140,7 @@ class VLLMSettings(EngineServer):
             )
         if self.speculation.draft_model is not None and self.pp > 1:
             raise InputError("--speculative-config: a draft model with stages is not modelled")
-        check_balancing(self.preset.model, self.flags, self.tp * self.dp)
+        check_expert_balancing(self.preset.model, self.flags, self.tp * self.dp)
         if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):
             raise InputError("--enable-expert-parallel: with --data-parallel-size and stages is not modelled")
 
@@ -196,7 +196,7 @@ class VLLMSettings(EngineServer):
         if rank_count == 1:
             return
         key_head_count = (
-            1 if self.rank_of_stage(0).up_projection_size else min(key_head_counts(self.preset.model), default=1)
+            1 if self.rank_of_stage(0).up_projection_elements else min(kv_head_counts(self.preset.model), default=1)
         )
         first_version = CONTEXT_RANKS_FROM[key_head_count > 1]
         if self.version_numbers < first_version:
@@ -294,12 +294,12 @@ class VLLMSettings(EngineServer):
         )
 
     @property
-    def subtracts_graphs(self) -> bool:
+    def subtracts_graph_memory(self) -> bool:
         """Whether vLLM subtracts the estimated memory of CUDA graphs from the memory for the KV cache."""
         variable_value = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
         runner_estimates_graphs = self.second_runner is None or self.second_runner.estimates_graphs
         if variable_value is None or self.version_numbers < GRAPHS_ARE_ESTIMATED_FROM or not runner_estimates_graphs:
-            return self.rules.subtracts_graphs
+            return self.rules.subtracts_graph_memory
         return bool(variable_value)
 
     def has_model_class(self, class_names: tuple[str, ...]) -> bool:
@@ -307,7 +307,7 @@ class VLLMSettings(EngineServer):
         return not {*architectures(self.preset)}.isdisjoint(class_names)
 
     @property
-    def model_length(self) -> int | None:
+    def model_context_length(self) -> int | None:
         """The model's context length in tokens; for LongRoPE the length with the short factors."""
         scaled_limit = scaled_length(self.preset)
         uses_short_factors = self.version_of_rules >= LONGROPE_STARTS_SHORT_FROM
@@ -315,9 +315,9 @@ class VLLMSettings(EngineServer):
         return scaled_limit if scaled_limit is None or short_length is None else min(scaled_limit, short_length)
 
     @property
-    def longest_length(self) -> int | None:
+    def accepted_request_limit(self) -> int | None:
         """The longest request in tokens that vLLM accepts; None if not known."""
-        return None if has_unknown_length(self.preset) else scaled_length(self.preset)
+        return None if has_unknown_context_length(self.preset) else scaled_length(self.preset)
 
     @property
     def engine_record(self) -> VLLMRecord:
@@ -368,7 +368,7 @@ class VLLMSettings(EngineServer):
             return (0, 8, 2)  # FlashAttention 3 reads it (`flash_attn_supports_fp8`)
         if compute_capability == 10:
             return (0, 10)
-        has_latents = any(isinstance(mixer, MLA) for mixer, _ in decoder_mixers(self.preset.model))
+        has_latents = any(isinstance(mixer, MLA) for mixer, _ in mixers_with_layer_counts(self.preset.model))
         return V1_ANY_GPU_FROM if has_latents else FIRST_VERSION_WITHOUT_V0
 
     @cached_property
@@ -470,7 +470,7 @@ class VLLMSettings(EngineServer):
             default_tokens = max(self.longest_request, default_tokens)
         if self.rules.generation == "v0":
             return default_tokens
-        if self.whole_video_rules is not None and self.whole_video_rules.raises_batch:
+        if self.whole_video_rules is not None and self.whole_video_rules.raises_batch_tokens:
             default_tokens = max(default_tokens, self.whole_video_rules.tokens)
         sequence_count = int(self.flags.get("max_num_seqs", batch_defaults.max_num_seqs * self.default_limit_factor))
         return max(
@@ -483,7 +483,7 @@ class VLLMSettings(EngineServer):
         """The rules for reading videos as images, if a whole video must fit in one batch; None if it may be split."""
         video_rules = self.engine_record.videos_as_images(self.version_of_rules)
         must_be_whole = (
-            video_rules is not None and video_rules.whole_in_batch and tokens_of_whole_images(self.preset.model) > 0
+            video_rules is not None and video_rules.must_fit_batch and tokens_of_whole_images(self.preset.model) > 0
         )
         return video_rules if must_be_whole else None
 
@@ -536,7 +536,7 @@ class VLLMSettings(EngineServer):
         A server's log says "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)"
         (index:60171799662); its backend supports no other size (v1/attention/backends/minimax_m3_sparse.py).
         """
-        model_mixers = [mixer for mixer, _ in decoder_mixers(self.preset.model)]
+        model_mixers = [mixer for mixer, _ in mixers_with_layer_counts(self.preset.model)]
         indexers = [getattr(mixer, "block_indexer", None) for mixer in model_mixers]
         block_sizes = [indexer.index_block_size for indexer in indexers if indexer is not None]
         if self.hardware.vendor != "AMD" and any(
@@ -546,7 +546,7 @@ class VLLMSettings(EngineServer):
         return int(self.flags.get("block_size", max(block_sizes, default=DEFAULT_BLOCK_TOKENS)))
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def effective_defaults(self) -> dict[str, Any]:
         """Flag name → the value in effect: the user's, or the default."""
         return {
             "max_model_len": self.longest_request,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...components.mixers.compressed_attention import CompressedAttention
 from ...components.mixers.indexer import Indexer
-from ..engines.rank import EngineRank, decoder_mixers, float8_bytes
+from ..engines.rank import EngineRank, mixers_with_layer_counts, scaled_float8_bytes
 
 INDEXED_SEQUENCES = 40
 """Number of longest sequences whose indexer keys fit the workspace."""
@@ -26,9 +26,9 @@ def sparse_workspace(engine_rank: EngineRank, max_model_len: int, max_num_batche
     max_model_len: tokens of the longest sequence. max_num_batched_tokens: those of a batch.
     """
     reserved_bytes = [0]
-    for mixer, _ in decoder_mixers(engine_rank.preset.model):
+    for mixer, _ in mixers_with_layer_counts(engine_rank.preset.model):
         if isinstance(mixer, Indexer) and not mixer.shared:
-            reserved_bytes.append(INDEXED_SEQUENCES * max_model_len * float8_bytes(mixer.index_head_dim))
+            reserved_bytes.append(INDEXED_SEQUENCES * max_model_len * scaled_float8_bytes(mixer.index_head_dim))
         if isinstance(mixer, CompressedAttention):
             reserved_bytes += _reserved_bytes(mixer, max_model_len, max_num_batched_tokens)
     return max(reserved_bytes)
@@ -49,5 +49,5 @@ def _reserved_bytes(mixer: CompressedAttention, max_model_len: int, max_num_batc
     index_bytes = batch_tokens * (mixer.indexer.index_topk + window + 1) * INT32_BYTES
     return [
         gathered_key_count + index_bytes,
-        INDEXED_SEQUENCES * max_model_len // tokens_per_entry * float8_bytes(mixer.indexer.index_head_dim),
+        INDEXED_SEQUENCES * max_model_len // tokens_per_entry * scaled_float8_bytes(mixer.indexer.index_head_dim),
     ]

@@ -15,7 +15,7 @@ from ...components.head import LMHead
 from ...costs.draft import check_draft, target_state_reader
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
-from ..engines.draft_models import read_draft
+from ..engines.draft_models import read_draft_model
 
 METHODS_WITHOUT_WEIGHTS = ("ngram", "suffix")
 """Drafting methods without a draft model."""
@@ -95,7 +95,9 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     unmodelled_key = next((key for key in UNMODELLED_KEYS if speculative_config.get(key) is not None), None)
     if unmodelled_key is not None:
         raise InputError(f"{SPECULATION_FLAG}: {unmodelled_key} is not modelled; remove the key")
-    draft_model = read_draft(model_table, f"{SPECULATION_FLAG}: the draft model", "a folder or a hub id as its model")
+    draft_model = read_draft_model(
+        model_table, f"{SPECULATION_FLAG}: the draft model", "a folder or a hub id as its model"
+    )
     needs_same_vocabulary = drafting_method == "draft_model" and not speculative_config.get("use_heterogeneous_vocab")
     _check_draft(preset, draft_model, str(drafting_method), needs_same_vocabulary)
     return Speculation(draft_tokens, draft_model=draft_model)

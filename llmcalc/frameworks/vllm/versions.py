@@ -20,9 +20,9 @@ from ..engines.versions import (
     VersionRange,
     VersionRules,
     has_link,
-    measured_context,
+    measured_cuda_context,
     parse_version,
-    ranges_at,
+    ranges_with_version,
     read_engine_record,
 )
 
@@ -33,11 +33,11 @@ class VLLMRules(VersionRules):
     budget: str
     generation: Literal["v0", "v1"]
     gpu_memory_utilization: float = Field(gt=0, le=1)
-    logits_copies: float = Field(gt=0)
+    logit_copies: float = Field(gt=0)
     sampler_rows_per_unit: int = 0
     grouped_layers: bool = False
-    counts_context: bool = False
-    subtracts_graphs: bool = False
+    counts_cuda_context: bool = False
+    subtracts_graph_memory: bool = False
     checks_free_memory: bool = False
     printed_tokens: Literal["blocks x block_size", "blocks // groups x block_size", "max_concurrency x max_model_len"]
     chunk_above_32k: int = 2048
@@ -49,7 +49,7 @@ class SecondModelRunner(VersionRange):
 
     models: Literal["chosen ones", "named", "named, dense and not quantized", "named, and dense ones", "all"]
     architectures: tuple[str, ...] = ()
-    logits_copies: float = Field(gt=0)
+    logit_copies: float = Field(gt=0)
     estimates_graphs: bool = False
     graphs_ratio: float = Field(default=1, gt=0)
     counts_penalties: bool = False
@@ -58,7 +58,7 @@ class SecondModelRunner(VersionRange):
 class FlashInferSampler(VersionRange):
     """FlashInfer's sampler in a range of versions; the TOML file explains the fields."""
 
-    logits_copies: float = Field(gt=0)
+    logit_copies: float = Field(gt=0)
     is_automatic: bool = False
 
 
@@ -66,7 +66,7 @@ class StateRules(VersionRange):
     """The rules for recurrent states in a range of versions; the TOML file explains the fields."""
 
     caches_prefixes: bool = False
-    mode_of_prefixes: Literal["current", "all or align", "align"]
+    prefix_caching_mode: Literal["current", "all or align", "align"]
     aligns_drafts: bool = False
     latent_alignment: int = 64
     aligns_to_block_size: bool = False
@@ -104,8 +104,8 @@ class VideosAsImages(VersionRange):
     frame_tokens: int
     marks: int
     reads_chunks: bool = False
-    whole_in_batch: bool = False
-    raises_batch: bool = False
+    must_fit_batch: bool = False
+    raises_batch_tokens: bool = False
 
     @property
     def tokens(self) -> int:
@@ -117,7 +117,7 @@ class BatchDefaults(VersionRange):
     """Default batch limits on devices with at least `at_least_gib` GiB of memory."""
 
     at_least_gib: int
-    not_on: tuple[str, ...] = ()
+    excluded_accelerators: tuple[str, ...] = ()
     max_num_seqs: int
     max_num_batched_tokens: int
 
@@ -152,13 +152,14 @@ class MemoryOutsideTorch(VersionRange, MeasuredOverhead):
     """Measured device memory outside torch's allocator.
 
     devices: tensor-parallel ranks, at least. stages: stages of a pipeline, at least. link: beginning of the link's
-    name; empty for any link. only_on: names of the accelerators that the row is for; empty for any accelerator.
+    name; empty for any link. accelerators_with_overhead: names of the accelerators that the row is for; empty for any
+    accelerator.
     """
 
     devices: int = 1
     link: str = ""
     stages: int = 1
-    only_on: tuple[str, ...] = ()
+    accelerators_with_overhead: tuple[str, ...] = ()
 
 
 class GraphEstimate(Record):
@@ -224,9 +225,9 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         device_names = f"{hardware.name} {hardware.title}".lower()
         return next(
             batch_defaults
-            for batch_defaults in ranges_at(self.batch_defaults, version_numbers)
+            for batch_defaults in ranges_with_version(self.batch_defaults, version_numbers)
             if batch_defaults.at_least_gib <= memory_gib
-            and not any(device_name_part in device_names for device_name_part in batch_defaults.not_on)
+            and not any(device_name_part in device_names for device_name_part in batch_defaults.excluded_accelerators)
         )
 
     def last_supported_version(self, class_names: tuple[str, ...], version_numbers: VersionNumbers) -> str | None:
@@ -254,47 +255,47 @@ class VLLMRecord(EngineRecord[VLLMRules]):
 
     def classes_without_float16(self, version_numbers: VersionNumbers) -> tuple[str, ...]:
         """Returns the classes of models that a version refuses to run in float16."""
-        version_ranges = ranges_at(self.without_float16, version_numbers)
+        version_ranges = ranges_with_version(self.without_float16, version_numbers)
         return version_ranges[-1].classes if version_ranges else ()
 
     def classes_with_whole_shared_experts(self, version_numbers: VersionNumbers, hardware: Hardware) -> tuple[str, ...]:
         """Returns the classes of models whose shared experts a version stores in full on every tensor-parallel rank."""
         return tuple(
             class_name
-            for whole_experts in ranges_at(self.whole_shared_experts, version_numbers)
+            for whole_experts in ranges_with_version(self.whole_shared_experts, version_numbers)
             if whole_experts.vendor in ("", hardware.vendor)
             for class_name in whole_experts.classes
         )
 
     def frames_of_videos(self, version_numbers: VersionNumbers, patch_size: int) -> VideoFrames | None:
         """Returns the frames of the longest video in the profile run for a patch size; None if none is stated."""
-        version_ranges = ranges_at(self.video_frames, version_numbers)
+        version_ranges = ranges_with_version(self.video_frames, version_numbers)
         return next((video_frames for video_frames in version_ranges if video_frames.patch_size == patch_size), None)
 
     def videos_as_images(self, version_numbers: VersionNumbers) -> VideosAsImages | None:
         """Returns the rules by which a version reads videos as images; None for a version without such encoders."""
-        version_ranges = ranges_at(self.videos_of_images, version_numbers)
+        version_ranges = ranges_with_version(self.videos_of_images, version_numbers)
         return version_ranges[-1] if version_ranges else None
 
     def state_rules(self, version_numbers: VersionNumbers) -> StateRules:
         """Returns a version's rules for recurrent states; versions before the first rules also have these."""
-        return (ranges_at(self.recurrent_states, version_numbers) or self.recurrent_states)[-1]
+        return (ranges_with_version(self.recurrent_states, version_numbers) or self.recurrent_states)[-1]
 
     def compressed_pages_of(self, version_numbers: VersionNumbers) -> CompressedPages:
         """Returns the rules for compressed attention's pages in a version's cache blocks.
 
         Raises `InputError` for a version before those that have it.
         """
-        version_ranges = ranges_at(self.compressed_pages, version_numbers)
+        version_ranges = ranges_with_version(self.compressed_pages, version_numbers)
         if not version_ranges:
-            first_version = self.compressed_pages[0].start
+            first_version = self.compressed_pages[0].start_version
             raise InputError(f"--engine vllm: compressed attention is modelled from vLLM {first_version} on")
         return version_ranges[-1]
 
     def padded_experts(self, version_numbers: VersionNumbers, hardware: Hardware) -> PaddedExperts:
         """Returns the padding of MXFP4 experts in a version on a device."""
         compute_capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
-        version_ranges = ranges_at(self.mxfp4, version_numbers)
+        version_ranges = ranges_with_version(self.mxfp4, version_numbers)
         return next(
             padded_experts_range
             for padded_experts_range in version_ranges
@@ -311,17 +312,17 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         """
         matching_overheads = [
             measured_overhead
-            for measured_overhead in ranges_at(self.non_torch, version_numbers)
+            for measured_overhead in ranges_with_version(self.non_torch, version_numbers)
             if measured_overhead.devices <= device_count
             and measured_overhead.stages <= stage_count
             and (measured_overhead.stages == 1 or device_count == 1)
             and has_link(hardware, measured_overhead.link)
-            and hardware.name in (measured_overhead.only_on or (hardware.name,))
+            and hardware.name in (measured_overhead.accelerators_with_overhead or (hardware.name,))
         ]
         return max(
             matching_overheads,
             key=lambda measured_overhead: (
-                bool(measured_overhead.only_on),
+                bool(measured_overhead.accelerators_with_overhead),
                 bool(measured_overhead.link),
                 measured_overhead.stages,
                 measured_overhead.devices,
@@ -331,7 +332,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
 
     def cuda_context(self, hardware: Hardware, device_count: int) -> MeasuredCudaContext:
         """Returns the device memory in use before the engine starts to measure, from start-up logs."""
-        return measured_context(self.context, hardware, device_count)
+        return measured_cuda_context(self.context, hardware, device_count)
 
 
 @cache

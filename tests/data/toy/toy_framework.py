@@ -54,6 +54,6 @@ FRAMEWORK = Framework(
     estimate=estimate,
     estimate_errors=EstimateErrors(relative_error_below=0.5),
     gradient_rules=gradient_rules,
-    layout_rules=LayoutRules("toyframe", untried_sizes=("tp", "cp", "pp", "vpp", "ep")),
+    layout_rules=LayoutRules("toyframe", untried_size_names=("tp", "cp", "pp", "vpp", "ep")),
     launch_file=LaunchFile("toyjob", "a job of Toyframe", is_job, read_job),
 )

@@ -212,7 +212,7 @@ def process_group(layout: Layout, rank: int) -> Iterator[Any]:
         if layout.hsdp_replicas == 1:
             yield init_device_mesh("cpu", (layout.world_size,))
         else:
-            sizes = layout.hsdp_replicas, layout.shards
+            sizes = layout.hsdp_replicas, layout.shard_count
             yield init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards"))
     finally:
         dist.destroy_process_group()

@@ -143,7 +143,7 @@ def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: Fsd
 def process_group(layout: Layout, rank: int) -> Iterator[Any]:
     """The mesh of a fake process group, of which nothing is left in torch's caches of placements."""
     dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
-    sizes, names = (layout.shards, layout.tp), ("shards", "tp")
+    sizes, names = (layout.shard_count, layout.tp), ("shards", "tp")
     if layout.hsdp_replicas > 1:
         sizes, names = (layout.hsdp_replicas, *sizes), ("replicas", *names)
     try:

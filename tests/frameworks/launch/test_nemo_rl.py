@@ -118,7 +118,7 @@ def test_typed_devices_replace_those_of_the_file() -> None:
 
 def test_ranks_of_experts_under_dtensor_divide_the_replicas() -> None:
     launch = read("sft.yaml", {"dtensor_cfg": {"expert_parallel_size": 4}}, 8)
-    assert (launch.layout.dp, launch.layout.ep, launch.layout.expert_shards) == (8, 4, 2)
+    assert (launch.layout.dp, launch.layout.ep, launch.layout.expert_shard_count) == (8, 4, 2)
 
 
 def test_ranks_of_experts_of_the_engine_are_those_of_its_tensor_parallelism() -> None:

@@ -1300,7 +1300,7 @@ def test_configurations_of_a_model_whose_name_only_begins_alike_are_not_read() -
 def test_experts_of_a_torchtitan_job_are_on_ranks_of_their_own() -> None:
     job = "[model]\nname = 'qwen3'\nflavor = 'debugmodel_moe'\n[training]\nlocal_batch_size = 1\nseq_len = 64\n"
     launch = launch_from_text(job + "[parallelism]\nexpert_parallel_degree = 4\n", "job.toml", 8)
-    assert (launch.layout.dp, launch.layout.ep, launch.layout.expert_shards, launch.layout.zero) == (8, 4, 2, 3)
+    assert (launch.layout.dp, launch.layout.ep, launch.layout.expert_shard_count, launch.layout.zero) == (8, 4, 2, 3)
 
 
 @in_one_test

@@ -56,7 +56,7 @@ Exec=-m /models/Qwen3-8B-Q4_K_M.gguf -ngl 99
 
 def needed(launch: str | Path) -> int:
     answer: Any = llmcalc.memory(launch=str(launch), hardware="rtx-4090")
-    return int(answer.result.bytes_of("kv_buffer"))
+    return int(answer.result.term_bytes("kv_buffer"))
 
 
 def test_a_script_of_windows_is_read_as_the_same_script_of_a_shell(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_an_encoder_that_cannot_be_converted_is_refused() -> None:
 
 def test_other_names_are_registered() -> None:
     for engine_record in (read_record(), read_ik_record()):
-        assert {*engine_record.other_names.values()} <= {*engine_record.registered_classes}
+        assert {*engine_record.registered_class_by_name.values()} <= {*engine_record.registered_classes}
         added = [name for row in engine_record.added_classes for name in row.classes]
         assert len(added) == len({*added})
         assert {*added} <= {*engine_record.registered_classes}

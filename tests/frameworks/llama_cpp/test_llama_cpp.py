@@ -51,13 +51,13 @@ def memory(target: str = "llama3.1-8b", **flags: Any) -> Any:
      ("ik_llama.cpp==3700", "3400"), ("ik_llama.cpp", "4832")],
 )  # fmt: skip
 def test_a_version_has_the_rules_of_its_range(text: str, record: str) -> None:
-    assert engine_and_version(text)[1].record == record
+    assert engine_and_version(text)[1].rules_version == record
 
 
 def test_a_cache_of_full_layers() -> None:
     # 32 layers, 8 key heads of 128, keys and values, 2 bytes; 8,192 cells, a multiple of 256
     kv = memory(ctx_size=8100, n_gpu_layers="all", parallel=1)
-    assert kv.bytes_of("kv_buffer", "CUDA0") == 32 * 2 * 8 * 128 * 2 * 8192
+    assert kv.term_bytes("kv_buffer", "CUDA0") == 32 * 2 * 8 * 128 * 2 * 8192
     assert kv.kv_tokens == 8192
 
 
@@ -77,8 +77,8 @@ def test_a_mac_whose_memory_suffices_has_the_limit_to_raise() -> None:
         mac = on_a_mac(tokens)
         assert (mac.can_start, text in mac.notes[0], "iogpu.wired_limit_mb=" in mac.notes[0]) == (starts, True, True)
     assert not any("wired" in note for tokens in (4096, 131072) for note in on_a_mac(tokens).notes)
-    assert re.search("recommended max working set .* 24.96 GiB free", on_a_mac(131072).message)
-    assert "vk::Device" in memory("qwen3-32b", n_gpu_layers="all", fit="off", device="Vulkan0").message
+    assert re.search("recommended max working set .* 24.96 GiB free", on_a_mac(131072).startup_error)
+    assert "vk::Device" in memory("qwen3-32b", n_gpu_layers="all", fit="off", device="Vulkan0").startup_error
 
 
 def test_buffers_that_miss_only_the_context_may_start() -> None:
@@ -119,11 +119,11 @@ def test_changes_on_a_processor_are_those_of_its_memory() -> None:
 def test_a_cache_of_an_indexer() -> None:
     # the log of a server of GLM-5.2 with 4,096 cells: 351 MiB of 78 layers' latents, 21 MiB of 21 layers' index keys
     glm = {"target": "glm-5.2", "cpu_moe": True, "ctx_size": 4096, "parallel": 1}
-    assert memory(**glm).bytes_of("kv_buffer") == (351 + 21) * MIB
-    assert memory(**glm, engine="llama.cpp==b9440").bytes_of("kv_buffer") == 351 * MIB
+    assert memory(**glm).term_bytes("kv_buffer") == (351 + 21) * MIB
+    assert memory(**glm, engine="llama.cpp==b9440").term_bytes("kv_buffer") == 351 * MIB
     # MiniMax-M3: 60 layers with 4 key heads of 128; 57 with an index key of 128, and a value beside it
     m3 = memory("minimax-m3", cpu_moe=True, ctx_size=4096, parallel=1)
-    assert m3.bytes_of("kv_buffer") == 4096 * 2 * (60 * 2 * 4 * 128 + 57 * 2 * 128)
+    assert m3.term_bytes("kv_buffer") == 4096 * 2 * (60 * 2 * 4 * 128 + 57 * 2 * 128)
 
 
 def test_a_cache_of_compressed_entries() -> None:
@@ -131,7 +131,7 @@ def test_a_cache_of_compressed_entries() -> None:
     # an indexer's, 20 with entries of 128, each entry's cells a multiple of 256; waiting tokens, twice, in float32
     v4 = memory("deepseek-v4-flash", cpu_moe=True, ctx_size=64000, parallel=2)
     cells, states = 768 * 43 * 512 + 8192 * 21 * (512 + 128) + 256 * 20 * 512, 21 * 8 * 2 * (512 + 128) + 20 * 128 * 512
-    assert v4.bytes_of("kv_buffer") == 2 * (2 * cells + 4 * 2 * states)
+    assert v4.term_bytes("kv_buffer") == 2 * (2 * cells + 4 * 2 * states)
     assert any("compressed entries is not modelled" in note for note in v4.notes)
 
 
@@ -145,18 +145,18 @@ def test_cells_are_padded_by_version(version: str, flash: str, cells: int) -> No
 
 def test_quantized_caches_have_blocks_of_32() -> None:
     kv = memory(ctx_size=8192, parallel=1, n_gpu_layers="all", cache_type_k="q8_0", cache_type_v="q4_0")
-    assert kv.bytes_of("kv_buffer") == 32 * 8192 * (8 * 128 // 32) * (34 + 18)
+    assert kv.term_bytes("kv_buffer") == 32 * 8192 * (8 * 128 // 32) * (34 + 18)
 
 
 def test_layers_with_a_window_keep_the_window_and_a_micro_batch() -> None:
     # gpt-oss 20B: 12 layers of 128 tokens and 12 full ones, 8 key heads of 64
     token = 12 * 8 * 64 * 2 * 2
     flags: dict[str, Any] = {"ctx_size": 32768, "n_gpu_layers": "all"}
-    assert memory("gpt-oss-20b", parallel=1, **flags).bytes_of("kv_buffer") == token * (32768 + 768)
+    assert memory("gpt-oss-20b", parallel=1, **flags).term_bytes("kv_buffer") == token * (32768 + 768)
     # four sequences in one cache: 4 · 128 + 512 = 1,024 cells; of their own: 4 · (128 + 512, padded)
-    assert memory("gpt-oss-20b", **flags).bytes_of("kv_buffer") == token * (32768 + 1024)
-    assert memory("gpt-oss-20b", parallel=4, **flags).bytes_of("kv_buffer") == token * (32768 + 4 * 768)
-    assert memory("gpt-oss-20b", parallel=1, swa_full=True, **flags).bytes_of("kv_buffer") == token * 2 * 32768
+    assert memory("gpt-oss-20b", **flags).term_bytes("kv_buffer") == token * (32768 + 1024)
+    assert memory("gpt-oss-20b", parallel=4, **flags).term_bytes("kv_buffer") == token * (32768 + 4 * 768)
+    assert memory("gpt-oss-20b", parallel=1, swa_full=True, **flags).term_bytes("kv_buffer") == token * 2 * 32768
 
 
 def test_windows_that_llama_cpp_does_not_read_leave_the_whole_cache() -> None:
@@ -166,10 +166,10 @@ def test_windows_that_llama_cpp_does_not_read_leave_the_whole_cache() -> None:
     Pixtral Large: 88 with 8 of 128, a LlavaForConditionalGeneration with a text model of Mistral.
     """
     flags: dict[str, Any] = {"ctx_size": 32768, "n_gpu_layers": "all", "parallel": 1}
-    assert memory("mistral-7b", **flags).bytes_of("kv_buffer") == 4096 * MIB
-    assert memory("starcoder2-15b", **flags).bytes_of("kv_buffer") == 40 * 2 * 4 * 128 * 2 * 32768
+    assert memory("mistral-7b", **flags).term_bytes("kv_buffer") == 4096 * MIB
+    assert memory("starcoder2-15b", **flags).term_bytes("kv_buffer") == 40 * 2 * 4 * 128 * 2 * 32768
     large = memory("pixtral-large-124b", hardware="h200", quantize="q4_k_m", **flags)
-    assert large.bytes_of("kv_buffer") == 88 * 2 * 8 * 128 * 2 * 32768
+    assert large.term_bytes("kv_buffer") == 88 * 2 * 8 * 128 * 2 * 32768
 
 
 @pytest.mark.parametrize(
@@ -186,22 +186,22 @@ def test_windows_that_llama_cpp_does_not_read_leave_the_whole_cache() -> None:
 )
 def test_latents_by_version_and_mode(engine: str, flags: dict[str, Any], width: int) -> None:
     kv = memory("deepseek-v2-lite", engine=engine, ctx_size=4096, parallel=1, n_gpu_layers=99, **flags)
-    assert kv.bytes_of("kv_buffer") == 27 * 4096 * width * 2
+    assert kv.term_bytes("kv_buffer") == 27 * 4096 * width * 2
 
 
 def test_states_of_hybrid_layers_do_not_grow() -> None:
     # Qwen3-Next: 36 layers with a state of 32·128·128 and 3 inputs of 8,192 channels, in float32; 12 of attention
     states = 36 * (32 * 128 * 128 + 3 * 8192) * 4
     kv = memory("qwen3-next-80b-a3b", hardware="h100", ctx_size=4096, parallel=1, n_gpu_layers="all")
-    assert kv.bytes_of("kv_buffer") == states + 12 * 2 * 256 * 2 * 2 * 4096
+    assert kv.term_bytes("kv_buffer") == states + 12 * 2 * 256 * 2 * 2 * 4096
 
 
 def test_model_buffers_are_all_tensors_and_a_tied_output_twice() -> None:
     untied = memory(ctx_size=512, n_gpu_layers="all")
     model = GgufModel(llmcalc.load("llama3.1-8b"), "q4_k_m")
-    assert untied.bytes_of("model_buffer") == model.file_bytes == untied.host["disk_bytes"]
+    assert untied.term_bytes("model_buffer") == model.file_bytes == untied.host["disk_bytes"]
     table = next(tensor.nbytes for tensor in model.tensors if tensor.name == "token_embd.weight")
-    assert untied.bytes_of("model_buffer", "CPU") == table
+    assert untied.term_bytes("model_buffer", "CPU") == table
     tied = GgufModel(llmcalc.load("llama3.2-1b"), "q8_0")
     assert [tensor.name for tensor in tied.tensors].count("output.weight") == 1
     assert sum(tensor.nbytes for tensor in tied.tensors) > tied.file_bytes
@@ -211,8 +211,8 @@ def test_model_buffers_are_all_tensors_and_a_tied_output_twice() -> None:
 def test_model_buffers_of_logs(target: str, gpu: float, host: float) -> None:
     """Q4_K_M files, as logs in public repositories show them (index:54573746480, index:71453436919)."""
     buffers = memory(target, ctx_size=2048, n_gpu_layers="all")
-    assert buffers.bytes_of("model_buffer", "CUDA0") / MIB == pytest.approx(gpu, abs=0.02)
-    assert buffers.bytes_of("model_buffer", "CPU") / MIB == pytest.approx(host, abs=0.02)
+    assert buffers.term_bytes("model_buffer", "CUDA0") / MIB == pytest.approx(gpu, abs=0.02)
+    assert buffers.term_bytes("model_buffer", "CPU") / MIB == pytest.approx(host, abs=0.02)
 
 
 def test_tensors_of_gemma_4_have_the_names_of_its_files() -> None:
@@ -228,7 +228,7 @@ def test_layers_that_share_a_cache_have_attention_of_all_heads() -> None:
     model = GgufModel.from_quantize_flag(llmcalc.load("gemma-4-e2b"), "q4_0")
     assert (model.layers[34].head_count, model.layers[34].head_dim, model.layers[34].key_width) == (8, 512, 0)
     flags = {"ctx_size": 2048, "batch_size": 2048, "ubatch_size": 2048, "n_gpu_layers": "all"}
-    with_attention = memory("gemma-4-e2b", flash_attn="off", **flags).bytes_of("compute_buffer", "CUDA0")
+    with_attention = memory("gemma-4-e2b", flash_attn="off", **flags).term_bytes("compute_buffer", "CUDA0")
     assert with_attention >= 2048 * 2048 * 8 * 4 + 2 * 2048 * 8 * 512 * 4
 
 
@@ -245,19 +245,19 @@ def test_experts_on_the_host() -> None:
     base: dict[str, Any] = {"target": "qwen3-30b-a3b", "ctx_size": 4096, "n_gpu_layers": "all"}
     everything, ten = memory(**base), memory(**base, n_cpu_moe=10)
     by_pattern = memory(**base, override_tensor=r"blk\.[0-9]\.ffn_.*_exps\.=CPU")
-    assert ten.bytes_of("model_buffer", "CPU") == by_pattern.bytes_of("model_buffer", "CPU")
-    assert ten.bytes_of("model_buffer") == everything.bytes_of("model_buffer")
+    assert ten.term_bytes("model_buffer", "CPU") == by_pattern.term_bytes("model_buffer", "CPU")
+    assert ten.term_bytes("model_buffer") == everything.term_bytes("model_buffer")
     all_experts = memory(**base, cpu_moe=True)
-    assert all_experts.bytes_of("model_buffer", "CUDA0") == memory(**base, override_tensor="exps=CPU").bytes_of(
+    assert all_experts.term_bytes("model_buffer", "CUDA0") == memory(**base, override_tensor="exps=CPU").term_bytes(
         "model_buffer", "CUDA0"
     )
-    assert all_experts.bytes_of("model_buffer", "CUDA0") < ten.bytes_of("model_buffer", "CUDA0")
+    assert all_experts.term_bytes("model_buffer", "CUDA0") < ten.term_bytes("model_buffer", "CUDA0")
 
 
 def test_the_cache_stays_on_the_host() -> None:
     kv = memory(ctx_size=4096, n_gpu_layers="all", no_kv_offload=True)
-    assert kv.bytes_of("kv_buffer", "CUDA0") == 0
-    assert kv.bytes_of("kv_buffer", "CPU") > 0
+    assert kv.term_bytes("kv_buffer", "CUDA0") == 0
+    assert kv.term_bytes("kv_buffer", "CPU") > 0
 
 
 NAMES = [
@@ -339,7 +339,7 @@ def test_fit_moves_experts_and_then_layers() -> None:
 def test_fit_leaves_what_the_user_sets() -> None:
     fixed = answer("llama3.1-70b", ctx_size=4096, n_gpu_layers=81)
     assert not fixed.ok
-    assert "out of memory" in fixed.result.message
+    assert "out of memory" in fixed.result.startup_error
     assert memory("llama3.1-8b", hardware="rtx-3060", fit="off").kv_tokens == 131072
 
 
@@ -349,7 +349,7 @@ def test_fit_over_several_gpus() -> None:
     assert fitted.can_start
     assert min(sizes) > 0.9 * max(sizes)
     larger = memory("llama3.1-70b", hardware="rtx-3090", ctx_size=8192, device="CUDA0,CUDA1", fit_target="4096,1024")
-    assert larger.bytes_of("model_buffer", "CUDA0") < fitted.bytes_of("model_buffer", "CUDA0")
+    assert larger.term_bytes("model_buffer", "CUDA0") < fitted.term_bytes("model_buffer", "CUDA0")
 
 
 METADATA: dict[str, Any] = {
@@ -385,11 +385,11 @@ def test_a_gguf_file_has_its_own_types(tmp_path: Path) -> None:
     tiny = engine_memory(str(file), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers="all")
     embedding = 512 * 256 // 32 * 34
     assert tiny.host["disk_bytes"] == nbytes
-    assert tiny.bytes_of("model_buffer", "CPU") == embedding
-    assert tiny.bytes_of("model_buffer", "CUDA0") == nbytes  # its layers, and the table once more as the output
+    assert tiny.term_bytes("model_buffer", "CPU") == embedding
+    assert tiny.term_bytes("model_buffer", "CUDA0") == nbytes  # its layers, and the table once more as the output
     assert tiny.kv_tokens == 4096
     half = engine_memory(str(file), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers=1, fit="off")
-    assert half.bytes_of("model_buffer", "CUDA0") == embedding + 256 * 4  # the output and its norm
+    assert half.term_bytes("model_buffer", "CUDA0") == embedding + 256 * 4  # the output and its norm
 
 
 def test_shards_of_a_gguf_file_are_read_together(tmp_path: Path) -> None:
@@ -425,10 +425,10 @@ def test_a_draft_model_has_buffers_of_its_own() -> None:
     alone, both = memory(**flags), memory(**flags, model_draft="llama3.2-1b", cache_type_k_draft="q8_0")
     draft = engine_memory("llama3.2-1b", hardware="rtx-3090", engine="llama.cpp==b10488", cache_type_k="q8_0", **flags)  # type: ignore[union-attr]
     for name in ("model_buffer", "kv_buffer"):
-        assert both.bytes_of(name) == alone.bytes_of(name) + draft.bytes_of(name)
+        assert both.term_bytes(name) == alone.term_bytes(name) + draft.term_bytes(name)
     # 16 layers with 8 key heads of 64: keys in blocks of 34 bytes for 32, values in 16 bits
-    assert draft.bytes_of("kv_buffer", "CUDA0") == 16 * 8192 * 8 * 64 * (34 / 32 + 2)
-    assert both.bytes_of("compute_buffer", "CUDA0") > alone.bytes_of("compute_buffer", "CUDA0")
+    assert draft.term_bytes("kv_buffer", "CUDA0") == 16 * 8192 * 8 * 64 * (34 / 32 + 2)
+    assert both.term_bytes("compute_buffer", "CUDA0") > alone.term_bytes("compute_buffer", "CUDA0")
 
 
 def test_a_draft_file_that_is_elsewhere_has_the_sizes_of_its_name() -> None:
@@ -437,19 +437,21 @@ def test_a_draft_file_that_is_elsewhere_has_the_sizes_of_its_name() -> None:
         memory("qwen3-30b-a3b", **flags, **draft) for draft in ({}, {"model_draft": "/models/Qwen3-0.6B-Q8_0.gguf"})
     )
     draft = memory("qwen3-0.6b", quantize="q8_0", **flags)
-    assert both.bytes_of("model_buffer") == alone.bytes_of("model_buffer") + draft.bytes_of("model_buffer")
+    assert both.term_bytes("model_buffer") == alone.term_bytes("model_buffer") + draft.term_bytes("model_buffer")
 
 
 def test_a_draft_model_may_stay_on_the_host() -> None:
     flags = {"ctx_size": 4096, "n_gpu_layers": "all", "parallel": 1, "fit": "off"}
     alone, both = memory(**flags), memory(**flags, model_draft="llama3.2-1b", n_gpu_layers_draft=0)
-    assert both.bytes_of("model_buffer", "CUDA0") == alone.bytes_of("model_buffer", "CUDA0")
-    assert both.bytes_of("kv_buffer", "CPU") == 16 * 4096 * 2 * 8 * 64 * 2
+    assert both.term_bytes("model_buffer", "CUDA0") == alone.term_bytes("model_buffer", "CUDA0")
+    assert both.term_bytes("kv_buffer", "CPU") == 16 * 4096 * 2 * 8 * 64 * 2
 
 
 def test_drafted_tokens_have_logits() -> None:
     def compute(**flags: Any) -> int:
-        return int(memory(ctx_size=8192, n_gpu_layers="all", parallel=4, fit="off", **flags).bytes_of("compute_buffer"))
+        return int(
+            memory(ctx_size=8192, n_gpu_layers="all", parallel=4, fit="off", **flags).term_bytes("compute_buffer")
+        )
 
     assert compute(spec_type="ngram-cache") < compute(spec_type="ngram-mod")
     assert compute(spec_type="ngram-mod", spec_ngram_mod_n_max=8) == compute(spec_type="ngram-cache")
@@ -463,13 +465,13 @@ def test_modules_of_the_model_draft() -> None:
     # the tensors of one layer of full attention, with its projection of two hidden states, in Q4_K and Q6_K
     matrices = 2 * 5120 * 5120 + 5120 * (2 * 6144 + 6144 + 1024) + 2 * 5120 * 17408
     weights = matrices * 144 // 256 + (5120 * 1024 + 5120 * 17408) * 210 // 256 + 4 * (5 * 5120 + 2 * 256)
-    assert drafted.bytes_of("model_buffer") - plain.bytes_of("model_buffer") == weights
+    assert drafted.term_bytes("model_buffer") - plain.term_bytes("model_buffer") == weights
     # its cache of 8,192 cells, 4 key heads of 256 (keys in blocks of 34 bytes); and the states of two sequences, of 48
     # layers, three times more: 48 heads of 128 x 128 and three inputs of a convolution over 10,240, in float32
     cache = 8192 * 4 * 256 * 2 + 8192 * 4 * 256 * 34 // 32
     states = 48 * (48 * 128 * 128 + 3 * 10240) * 4
-    assert drafted.bytes_of("kv_buffer") - plain.bytes_of("kv_buffer") == cache + 2 * 3 * states
-    assert drafted.bytes_of("compute_buffer") > plain.bytes_of("compute_buffer")
+    assert drafted.term_bytes("kv_buffer") - plain.term_bytes("kv_buffer") == cache + 2 * 3 * states
+    assert drafted.term_bytes("compute_buffer") > plain.term_bytes("compute_buffer")
 
 
 def test_modules_that_draft_from_a_file_of_their_own() -> None:
@@ -482,8 +484,8 @@ def test_modules_that_draft_from_a_file_of_their_own() -> None:
     modules = sum(
         tensor.nbytes for tensor in GgufModel.from_quantize_flag(llmcalc.load("qwen3.8-27b"), "q4_k_m").mtp_tensors
     )
-    assert q8.bytes_of("model_buffer") - shared.bytes_of("model_buffer") + modules == 3_153_061_888
-    assert q8.bytes_of("kv_buffer") == shared.bytes_of("kv_buffer")
+    assert q8.term_bytes("model_buffer") - shared.term_bytes("model_buffer") + modules == 3_153_061_888
+    assert q8.term_bytes("kv_buffer") == shared.term_bytes("kv_buffer")
     assert {term.status for term in q4.terms if term.name == "model_buffer"} == {"estimate"}
     assert any("other mixes too" in note for note in q4.notes)
 
@@ -495,7 +497,7 @@ def test_modules_of_a_file_stay_in_it_where_they_do_not_draft(tmp_path: Path) ->
         engine_memory(str(tmp_path / name), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers="all")
         for name in ("plain.gguf", "modules.gguf")
     )
-    assert modules.bytes_of("model_buffer") == plain.bytes_of("model_buffer")
+    assert modules.term_bytes("model_buffer") == plain.term_bytes("model_buffer")
     assert modules.host["disk_bytes"] - plain.host["disk_bytes"] == 256 * 512 * 144 // 256
 
 
@@ -506,10 +508,10 @@ def test_dense_networks_of_the_first_layers_stay_on_the_host() -> None:
         llmcalc.load("llama3.1-8b"), find_hardware("rtx-3090"), engine_and_version("llama.cpp==b10488")[1],
         {**flags, "quantize": "q4_k_m"},
     )  # fmt: skip
-    tensors = [t for t in server_of_file.model.tensors if t.layer is not None and t.layer < 4]
+    tensors = [t for t in server_of_file.model.tensors if t.layer_index is not None and t.layer_index < 4]
     networks = sum(t.nbytes for t in tensors if re.search(r"\.ffn_(up|gate|down)\.", t.name))
     assert networks
-    assert whole.bytes_of("model_buffer", "CUDA0") - moved.bytes_of("model_buffer", "CUDA0") == networks
+    assert whole.term_bytes("model_buffer", "CUDA0") - moved.term_bytes("model_buffer", "CUDA0") == networks
 
 
 @pytest.mark.parametrize(
@@ -584,10 +586,18 @@ def test_the_document_names_devices() -> None:
 def test_the_graph_of_a_gated_delta_net() -> None:
     """At the convolution, the stream and its norm, the inputs and the output are alive; that the projection's block is
     too small for the output beside a state keeps it free."""
-    tokens, hidden, net = 512, 128, DeltaNetSizes(value_heads=4, key_dim=128, value_dim=128, key_width=512, kernel=4)
+    tokens, hidden, net = (
+        512,
+        128,
+        DeltaNetSizes(value_head_count=4, key_dim=128, value_dim=128, key_width=512, convolution_kernel_size=4),
+    )
     layer = LayerShape(state_elements=4 * 128 * 128 + 3 * net.channels, delta_net=net)
     settings = GraphSettings(
-        tokens=tokens, logit_rows=1, cells_by_window={}, uses_flash_attention=True, layer_cache=lambda _: (0, 0)
+        tokens=tokens,
+        logit_rows=1,
+        cells_by_window={},
+        uses_flash_attention=True,
+        cache_bytes_of_layer=lambda _: (0, 0),
     )
     rules = GraphRules("glu", fused_delta_net=True)
     model_graph = ModelGraph(rules, settings, hidden, 16, {0: layer}, 1, lambda _: "CUDA0", lambda _: (0, "CUDA0"))

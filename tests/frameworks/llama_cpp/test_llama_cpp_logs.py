@@ -59,7 +59,7 @@ def compute_rows() -> list[tuple[float, dict[str, Any], float, float]]:
 @pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.exhaustive)], ids=["every twelfth", "all"])
 def test_kv_buffers_are_those_of_the_logs(step: int) -> None:
     with_buffer = [number for number, row in enumerate(LOGS) if row["kv_mib"]][::step]
-    rows = [(LOGS[number], computed(number).bytes_of("kv_buffer") / MIB) for number in with_buffer]
+    rows = [(LOGS[number], computed(number).term_bytes("kv_buffer") / MIB) for number in with_buffer]
     off = [f"#{row['id']} {row['target']}: {size:.2f}, log {row['kv_mib']}" for row, size in rows
            if abs(size - row["kv_mib"]) > 0.011]  # fmt: skip
     print(f"\nKV buffers: {len(rows)} logs, exact {len(rows) - len(off)}; off: {off}")
@@ -83,7 +83,7 @@ def test_compute_buffers_of_the_host() -> None:
     for number, row in enumerate(LOGS):
         log = row["compute_mib"].get("CUDA_Host")
         if log and not row["note"] and not row["flags"].get("no_kv_offload"):
-            size = computed(number).bytes_of("compute_buffer", "CPU") / MIB
+            size = computed(number).term_bytes("compute_buffer", "CPU") / MIB
             errors.append(abs(size - log) / log)
     print(f"\nhost's compute buffers: {len(errors)} logs, within 5 % {sum(error <= 0.05 for error in errors)}")
     assert sum(error <= 0.05 for error in errors) >= 0.9 * len(errors)
@@ -112,7 +112,7 @@ def test_compute_buffers_of_the_host_of_newer_builds(
 ) -> None:
     record, engine_version = engine_and_version(f"llama.cpp=={version}")
     memory = record.memory_on(loaded(target), find_hardware("b300"), engine_version, flags | {"quantize": quantize})
-    assert memory.bytes_of("compute_buffer", "CPU") / MIB == pytest.approx(log_mib, abs=0.06)
+    assert memory.term_bytes("compute_buffer", "CPU") / MIB == pytest.approx(log_mib, abs=0.06)
 
 
 def test_the_graph_of_modules_that_draft_has_two_inputs_and_all_tokens() -> None:
@@ -124,7 +124,7 @@ def test_the_graph_of_modules_that_draft_has_two_inputs_and_all_tokens() -> None
         for more in ({}, {"spec_type": "draft-mtp", "draft_max": 2})
     )
     for device, log_mib in (("CUDA0", 520.06), ("CPU", 112.07)):
-        added = drafting.bytes_of("compute_buffer", device) - plain.bytes_of("compute_buffer", device)
+        added = drafting.term_bytes("compute_buffer", device) - plain.term_bytes("compute_buffer", device)
         assert added / MIB == pytest.approx(log_mib, abs=0.06)
 
 
@@ -149,7 +149,7 @@ def test_sequences_shared_a_cache_of_windows_before_each_had_one(build: str, cel
     record, version = engine_and_version(f"llama.cpp=={build}")
     flags = {"parallel": 16, "ctx_size": 49_152, "n_gpu_layers": "99", "flash_attn": "on", "quantize": "q4_k_m"}
     memory = record.memory_on(llmcalc.load("gemma3-27b"), find_hardware("l40s"), version, flags)
-    assert memory.bytes_of("kv_buffer") == (10 * 49_152 + 52 * cells) * 2 * 16 * 128 * 2
+    assert memory.term_bytes("kv_buffer") == (10 * 49_152 + 52 * cells) * 2 * 16 * 128 * 2
     assert (memory.max_model_len, memory.max_concurrency) == (49_152 // 16, 16)
 
 

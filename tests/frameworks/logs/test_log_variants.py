@@ -373,7 +373,7 @@ def test_a_checkpoint_in_nvfp4_of_a_log_has_the_layers_of_the_answer_by_its_name
     explained = llmcalc.explain_log(log, hardware="b200").document["terms"]
     named = engine_memory(name, engine="vllm==0.19", hardware="b200", max_model_len=32768)
     weights = next(term for term in explained if term["name"] == "weights")
-    assert weights["computed"] == named.bytes_of("weights")
+    assert weights["computed"] == named.term_bytes("weights")
 
 
 def test_a_first_start_is_computed_as_one_that_compiles(tmp_path: Path) -> None:
@@ -467,7 +467,11 @@ def test_names_of_workers_show_the_layout_of_a_part_of_a_log(tmp_path: Path) -> 
     assert answer.parsed_log.flags["tensor_parallel_size"] == 2
     assert abs(answer.terms[0].difference) < 0.15
     first_rank = explained("TP0")
-    assert (first_rank.wrong_term, first_rank.suggested_flag, first_rank.terms[0].computed_value) == ("kv_cache", "", 0)
+    assert (first_rank.too_large_term, first_rank.suggested_flag, first_rank.terms[0].computed_value) == (
+        "kv_cache",
+        "",
+        0,
+    )
     assert any("TP0 alone" in note for note in first_rank.notes)
 
     for names, layout in (

@@ -367,11 +367,11 @@ def measured(answer: Any) -> set[str]:
 def test_measured_terms_stand_in_place_of_estimates() -> None:
     answer = with_receipt()
     assert measured(answer) == {"weights", "profile_run", "non_torch", "cuda_graphs"}
-    assert [answer.bytes_of(name) for name in ("weights", "profile_run", "non_torch")] == list(
+    assert [answer.term_bytes(name) for name in ("weights", "profile_run", "non_torch")] == list(
         map(gib, (14.99, 1.89, 0.25))
     )
-    taken = sum(answer.bytes_of(name) for name in ("weights", "profile_run", "non_torch"))
-    assert answer.bytes_of("kv_cache") == answer.bytes_of("budget") - taken
+    taken = sum(answer.term_bytes(name) for name in ("weights", "profile_run", "non_torch"))
+    assert answer.term_bytes("kv_cache") == answer.term_bytes("budget") - taken
     (term,) = (term for term in answer.terms if term.name == "non_torch")
     assert (term.source, term.origin) == (str(LOGS / "vllm_v1.log"), f"measured in {LOGS / 'vllm_v1.log'}")
 

@@ -49,7 +49,7 @@ def buffer(layout: Layout) -> GradientBuffer:
 )
 def test_a_bucket_ends_at_a_multiple_of_128_and_of_the_ranks_that_share_it(layout: Layout, size: int) -> None:
     assert buffer(layout).element_count == size
-    assert size % layout.shards == 0
+    assert size % layout.shard_count == 0
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,9 @@ def test_ranks_of_data_and_of_contexts_share_the_optimizers_states(layout: Layou
     ranks = [layout.coordinates(rank) for rank in range(layout.world_size)]
     updated = sum(update.element_count for rank in ranks for update in optimizer_updates([shared], True, layout, rank))
     assert updated == layout.tp * sum(SIZES)
-    assert sorted(shard_index(shared, layout, rank) for rank in ranks) == sorted([*range(layout.shards)] * layout.tp)
+    assert sorted(shard_index(shared, layout, rank) for rank in ranks) == sorted(
+        [*range(layout.shard_count)] * layout.tp
+    )
 
 
 def test_a_bucket_grows_with_the_ranks_of_data_and_of_contexts() -> None:

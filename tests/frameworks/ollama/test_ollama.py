@@ -47,14 +47,14 @@ def test_options_beat_the_environment() -> None:
 def test_each_sequence_has_a_context_of_its_own() -> None:
     # 32 layers, 8 key heads of 128, keys and values, 2 bytes, 4 sequences of 4,096 tokens
     four = server_memory(num_ctx=4096, OLLAMA_NUM_PARALLEL=4)
-    assert four.bytes_of("kv_buffer") == 32 * 2 * 8 * 128 * 2 * 4 * 4096
+    assert four.term_bytes("kv_buffer") == 32 * 2 * 8 * 128 * 2 * 4 * 4096
     assert four.max_concurrency == 4
 
 
 def test_a_quantized_cache_needs_flash_attention() -> None:
     small = answer(engine="ollama==0.12.6", num_ctx=8192, OLLAMA_KV_CACHE_TYPE="q8_0", OLLAMA_FLASH_ATTENTION="1")
     plain = answer(engine="ollama==0.12.6", num_ctx=8192, OLLAMA_KV_CACHE_TYPE="q8_0")
-    assert small.result.bytes_of("kv_buffer") * 32 == plain.result.bytes_of("kv_buffer") * 17
+    assert small.result.term_bytes("kv_buffer") * 32 == plain.result.term_bytes("kv_buffer") * 17
     assert any("OLLAMA_FLASH_ATTENTION" in note for note in plain.result.notes)
 
 
@@ -63,7 +63,7 @@ def test_some_architectures_run_one_request_at_a_time() -> None:
     options = {"num_ctx": 4096, "OLLAMA_NUM_PARALLEL": 4}
     single = server_memory("qwen3.8-27b", hardware="rtx-5090", **options)
     four = server_memory("qwen3.8-27b", hardware="rtx-5090", engine="ollama==0.17.0", **options)
-    assert 4 * single.bytes_of("kv_buffer") == four.bytes_of("kv_buffer")
+    assert 4 * single.term_bytes("kv_buffer") == four.term_bytes("kv_buffer")
     assert single.max_concurrency == 1
     assert any("OLLAMA_NUM_PARALLEL=4 counts as 1" in note for note in single.notes)
 
@@ -73,17 +73,17 @@ def test_flash_attention_by_default_goes_by_version_and_class() -> None:
         server_memory("gpt-oss-20b", hardware="rtx-4090", engine=f"ollama=={version}", num_ctx=32768)
         for version in ("0.11.7", "0.11.8")
     )
-    assert scores.bytes_of("compute_buffer") > 4 * flash.bytes_of("compute_buffer")
+    assert scores.term_bytes("compute_buffer") > 4 * flash.term_bytes("compute_buffer")
 
 
 def test_files_of_gpt_oss_have_all_but_the_experts_in_16_bits() -> None:
     """Ollama 0.30 printed 61,223 MiB and 1,104 MiB of the host (ollama issue 16416); llama.cpp's files have Q8_0."""
     memory = engine_memory("gpt-oss-120b", hardware="h100", engine="ollama==0.30.0")
-    assert memory.bytes_of("model_buffer") / 2**20 == pytest.approx(61223 + 1104, rel=0.001)
+    assert memory.term_bytes("model_buffer") / 2**20 == pytest.approx(61223 + 1104, rel=0.001)
     tag = engine_memory("gpt-oss:20b", hardware="m4-pro", engine="llama.cpp")  # llama.cpp with Ollama's file
     file = engine_memory("gpt-oss-20b", hardware="m4-pro", engine="llama.cpp")
-    assert tag.bytes_of("model_buffer") / 2**30 == pytest.approx(12.83, abs=0.01)
-    assert file.bytes_of("model_buffer") / 2**30 == pytest.approx(11.27, abs=0.01)
+    assert tag.term_bytes("model_buffer") / 2**30 == pytest.approx(12.83, abs=0.01)
+    assert file.term_bytes("model_buffer") / 2**30 == pytest.approx(11.27, abs=0.01)
 
 
 def test_tokens_of_gpt_oss_read_the_bits_of_the_file() -> None:
@@ -116,7 +116,7 @@ def test_a_tag_of_a_model_that_sees_has_its_encoder_on_the_gpu() -> None:
     # ollama/ollama#11819, gemma3:12b with num_ctx 2048: projector.weights="795.9 MiB", which is of no other file
     tag = server_memory("gemma3-12b", num_ctx=2048)
     text_alone = engine_memory("gemma3-12b", hardware="rtx-3060", engine="llama.cpp", quantize="q4_k_m")
-    encoder_bytes = tag.bytes_of("model_buffer") - text_alone.bytes_of("model_buffer")
+    encoder_bytes = tag.term_bytes("model_buffer") - text_alone.term_bytes("model_buffer")
     assert encoder_bytes == pytest.approx(795.9 * 2**20, rel=0.02)
     # its compute buffer is llama-server's; versions before 0.30 run the encoder themselves
     assert not any("its compute buffer" in note for note in tag.notes)
@@ -145,7 +145,7 @@ def test_a_processor_has_all_buffers_in_its_memory() -> None:
     """Ollama has a context of 4,096 tokens without a GPU, and llama.cpp no device but the host."""
     tag = "llama3.1:8b"
     result = llmcalc.memory(tag, hardware="ryzen-9-7950x-64gb", engine="ollama").result
-    assert (result.max_model_len, result.bytes_of("model_buffer")) == (4_096, result.host["disk_bytes"])
+    assert (result.max_model_len, result.term_bytes("model_buffer")) == (4_096, result.host["disk_bytes"])
     fitting = llmcalc.fit(tag, hardware="ryzen-9-7950x-64gb").document
     assert fitting["device_bytes"] == sum(term.bytes for term in result.terms)
     assert not llmcalc.fit(tag, hardware="ryzen-9-7950x-4gb").ok
@@ -157,12 +157,12 @@ def test_gpu_and_host_of_one_memory_share_it() -> None:
     """39.6 GiB of a file fit in no memory of 16 GiB, whatever part of it a GPU may have."""
     for hardware in ("steam-deck", "m4-16gb"):
         result = llmcalc.memory("llama3.1:70b", hardware=hardware, engine="ollama").result
-        assert result.message == "GPU and host need 41.18 GiB and have 16.00 GiB of memory in all", hardware
+        assert result.startup_error == "GPU and host need 41.18 GiB and have 16.00 GiB of memory in all", hardware
 
 
 def test_num_gpu_says_how_many_layers_are_on_the_gpu() -> None:
-    assert server_memory(num_gpu=0, num_ctx=4096).bytes_of("model_buffer", "CUDA0") == 0
-    assert server_memory(num_gpu=99, num_ctx=4096).bytes_of("kv_buffer", "CPU") == 0
+    assert server_memory(num_gpu=0, num_ctx=4096).term_bytes("model_buffer", "CUDA0") == 0
+    assert server_memory(num_gpu=99, num_ctx=4096).term_bytes("kv_buffer", "CPU") == 0
     assert not answer("llama3.1-70b", num_gpu=99, num_ctx=4096).ok
 
 

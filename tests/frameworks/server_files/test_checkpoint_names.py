@@ -100,7 +100,7 @@ def test_a_checkpoint_that_is_not_here_is_counted_by_its_name(tmp_path: Path) ->
     note = "by its name it is the preset qwen3-8b in awq-int4-g128, which a TARGET or --quantize replaces"
     assert any(note in text for text in by_name.document["notes"])
     requantized = llmcalc.memory(launch=file, hardware="rtx-4090", engine="vllm==0.24", quantize="fp8-dynamic")
-    assert requantized.result.bytes_of("weights") > by_name.result.bytes_of("weights")
+    assert requantized.result.term_bytes("weights") > by_name.result.term_bytes("weights")
     file.write_text("vllm serve /models/some-8b-AWQ\n")
     with pytest.raises(InputError, match="its model, '/models/some-8b-AWQ', cannot be read"):
         llmcalc.memory(launch=file, hardware="rtx-4090")
@@ -147,7 +147,7 @@ def test_a_repository_of_gguf_files_has_the_encoder_too(tmp_path: Path) -> None:
     ):
         file.write_text(f"llama-server {words} -c 8192\n")
         answer = llmcalc.memory(launch=file, hardware="rtx-4090")
-        added[words] = answer.result.bytes_of("model_buffer", "CUDA0")
+        added[words] = answer.result.term_bytes("model_buffer", "CUDA0")
         notes = " ".join(answer.document["notes"])
         assert ("-hf loads it too" in notes) == words.startswith("-m")
         assert ("--no-mmproj leaves it out" in notes) == (words.startswith("-hf") and "--no-mmproj" not in words)

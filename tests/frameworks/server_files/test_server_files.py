@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import ENGINE_FOLDERS
 from llmcalc.frameworks.launch.command_line import split_typed_launch
-from llmcalc.frameworks.server_files.accelerators import accelerator_of
+from llmcalc.frameworks.server_files.accelerators import accelerator_of_label
 from llmcalc.frameworks.server_files.programs import server_start_of, version_of_image
 from llmcalc.frameworks.server_files.read import servers_of_file, servers_of_text
 from tests.engines import engine_memory, without_changes
@@ -315,7 +315,7 @@ def test_experts_on_the_cpu_leave_the_weights_of_the_device() -> None:
     typed = engine_memory("qwen3-235b-a22b", engine="sglang", hardware="h100", mem_fraction_static=0.9)
     # 94 layers, 32 of 128 experts of three matrices of 4,096 x 1,536 on the device, 2 bytes
     experts = 94 * (128 - 32) * 3 * 4096 * 1536 * 2
-    assert typed.bytes_of("weights") - answer.bytes_of("weights") == experts
+    assert typed.term_bytes("weights") - answer.term_bytes("weights") == experts
 
 
 def test_a_file_is_answered_as_its_flags() -> None:
@@ -536,7 +536,7 @@ def test_files_of_other_programs_start_no_server() -> None:
     ],
 )
 def test_accelerators_of_labels(label: str, name: str) -> None:
-    assert accelerator_of(label) == name
+    assert accelerator_of_label(label) == name
 
 
 def test_an_unknown_label_is_named() -> None:

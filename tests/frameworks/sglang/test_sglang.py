@@ -14,7 +14,7 @@ from llmcalc.frameworks.engines.rank import EngineRank, architectures
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.sglang.budget import SGLangServer
 from llmcalc.frameworks.sglang.cuda_graphs import prompt_graphs_mib
-from llmcalc.frameworks.sglang.recurrent_states import slot_bytes_of
+from llmcalc.frameworks.sglang.recurrent_states import state_slot_bytes
 from llmcalc.frameworks.sglang.speculation import speculation_of
 from llmcalc.frameworks.sglang.versions import sglang_record
 from llmcalc.sources.hardware import find_hardware
@@ -53,14 +53,14 @@ def test_the_default_fraction_is_that_of_the_version(
 
 def test_tokens_are_what_the_fraction_leaves() -> None:
     answer = memory(mem_fraction_static=0.9)
-    left = answer.bytes_of("budget") - answer.bytes_of("weights")
+    left = answer.term_bytes("budget") - answer.term_bytes("weights")
     # 32 layers, 8 key heads of 128, keys and values, 2 bytes
     assert answer.kv_tokens == left // (32 * 8 * 128 * 2 * 2)
 
 
 def test_windowed_layers_have_a_smaller_pool() -> None:
     answer = memory("gpt-oss-20b", mem_fraction_static=0.9)
-    left = answer.bytes_of("kv_cache")
+    left = answer.term_bytes("kv_cache")
     # 12 full layers and 12 with a window, which keep 0.8 of the tokens; 8 key heads of 64
     assert answer.kv_tokens == int(left // (12 * 1.8 * 8 * 64 * 2 * 2))
 
@@ -80,7 +80,7 @@ def test_windowed_layers_have_a_smaller_pool() -> None:
 def test_which_layers_have_a_smaller_pool(target: str, version: str, cached_elements: float) -> None:
     """By srt/configs/model_config.py and srt/model_executor/pool_configurator.py of SGLang 0.5.7 and 0.5.19."""
     answer = memory(target, version=version, mem_fraction_static=0.9)
-    assert answer.kv_tokens == pytest.approx(answer.bytes_of("kv_cache") / (2 * cached_elements), abs=1)
+    assert answer.kv_tokens == pytest.approx(answer.term_bytes("kv_cache") / (2 * cached_elements), abs=1)
 
 
 CELL = 8 * 4 * 256 * 2 * 2
@@ -93,7 +93,7 @@ SLOT = 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
 def states(version: str = "0.5.20", **flags: Any) -> tuple[int, int]:
     """The bytes for states and cache, and those that the cache's tokens take."""
     answer = memory("qwen3.5-9b", version=version, mem_fraction_static=0.9, **flags)
-    return answer.bytes_of("kv_cache"), answer.kv_tokens * CELL
+    return answer.term_bytes("kv_cache"), answer.kv_tokens * CELL
 
 
 def test_states_take_their_share() -> None:
@@ -114,7 +114,7 @@ def test_a_number_of_slots() -> None:
     assert cache == (available - 17 * SLOT) // CELL * CELL
     refused = memory("qwen3.5-9b", mem_fraction_static=0.9, max_mamba_cache_size=2)
     assert not refused.can_start
-    assert "state cache" in refused.message
+    assert "state cache" in refused.startup_error
 
 
 def test_states_of_drafted_tokens() -> None:
@@ -134,13 +134,13 @@ def test_drafts_are_counted_from_0_5_14_on() -> None:
         for version in ("0.5.13", "0.5.14")
     )
     plain = memory("qwen3.5-9b", version="0.5.14", mem_fraction_static=0.9)
-    assert older.bytes_of("weights") == plain.bytes_of("weights") < newer.bytes_of("weights")
+    assert older.term_bytes("weights") == plain.term_bytes("weights") < newer.term_bytes("weights")
     llama = {"version": "0.5.18", "mem_fraction_static": 0.8, "speculative_algorithm": "standalone"}
     drafted = memory(speculative_draft_model_path="llama3.2-1b", **llama)
     alone = memory(version="0.5.18", mem_fraction_static=0.8)
     # 16 of the draft's layers beside 32
-    assert drafted.kv_tokens == drafted.bytes_of("kv_cache") // (48 * 8 * 128 * 2 * 2)
-    assert drafted.bytes_of("weights") - alone.bytes_of("weights") == pytest.approx(2.3 * GIB, rel=0.03)
+    assert drafted.kv_tokens == drafted.term_bytes("kv_cache") // (48 * 8 * 128 * 2 * 2)
+    assert drafted.term_bytes("weights") - alone.term_bytes("weights") == pytest.approx(2.3 * GIB, rel=0.03)
 
 
 def draft_at(folder: Path, name: str) -> str:
@@ -171,11 +171,11 @@ def test_drafts_of_a_block_have_a_cache_of_their_own_width(tmp_path: Path) -> No
         for version, chosen in (("0.5.18", {}), ("0.5.17", spec), ("0.5.18", spec))
     )
     token = 4 * 128 * 2 * 2
-    assert newer.kv_tokens == newer.bytes_of("kv_cache") // ((36 + 5) * token)
-    assert older.kv_tokens == older.bytes_of("kv_cache") // ((36 + 5) * token)  # as wide as the target's
+    assert newer.kv_tokens == newer.term_bytes("kv_cache") // ((36 + 5) * token)
+    assert older.kv_tokens == older.term_bytes("kv_cache") // ((36 + 5) * token)  # as wide as the target's
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288  # each rank has half of it, and fc and a table whole
     added = 2 * (5 * layer // 2 + 5 * 4096 * 4096) + 4 * 40960 * 128
-    assert newer.bytes_of("weights") - plain.bytes_of("weights") == pytest.approx(added, rel=1e-3)
+    assert newer.term_bytes("weights") - plain.term_bytes("weights") == pytest.approx(added, rel=1e-3)
 
 
 def test_the_draft_states_its_block(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_draft_loads_its_own_embedding_and_head(loaded_gib: float, flags: dict
     """Logs of Qwen3.8 27B print what its module of multi-token prediction takes before the cache is sized."""
     chosen = {"version": "0.5.19", "mem_fraction_static": 0.9, **flags}
     plain, drafted = (memory("qwen3.8-27b", **chosen, **spec) for spec in ({}, {"speculative_algorithm": "nextn"}))
-    assert (drafted.bytes_of("weights") - plain.bytes_of("weights")) / GIB == pytest.approx(loaded_gib, abs=0.02)
+    assert (drafted.term_bytes("weights") - plain.term_bytes("weights")) / GIB == pytest.approx(loaded_gib, abs=0.02)
     assert any("sglang issue 36452" in note for note in drafted.notes)
 
 
@@ -251,7 +251,7 @@ def test_tokens_that_deepep_sends_to_experts() -> None:
     sent = memory(model, moe_a2a_backend="deepep", **flags, **drafts)
     assert sent.kv_tokens == pytest.approx(1066240, rel=0.03)
     divided = memory(model, ep_size=4, **flags, **drafts)
-    more = sent.bytes_of("weights") - divided.bytes_of("weights")
+    more = sent.term_bytes("weights") - divided.term_bytes("weights")
     assert more == pytest.approx(43 * 3 * 4096 * 2048 * 3 / 4, rel=0.001)
     assert any("the library that sends tokens" in note for note in sent.notes)
     dense = memory("qwen3-8b", hardware="h200", version="0.5.19", moe_a2a_backend="deepep")
@@ -281,7 +281,7 @@ def test_marlin_kept_the_loaded_scales_of_experts_to_0_5_15() -> None:
 
     def weights(version: str, **flags: Any) -> int:
         chosen = {"hardware": "h200", "tp": 8, "mem_fraction_static": 0.88}
-        return int(memory("deepseek-v4-pro", version=version, **chosen, **flags).bytes_of("weights"))
+        return int(memory("deepseek-v4-pro", version=version, **chosen, **flags).term_bytes("weights"))
 
     old, new = (weights(version, moe_runner_backend="marlin") for version in ("0.5.14", "0.5.16"))
     assert old == pytest.approx(125.65 * GIB, rel=0.001)
@@ -297,7 +297,7 @@ def test_ranks_divide_keys_that_are_wider_than_values() -> None:
 
 def test_models_in_float32_run_in_half_precision() -> None:
     """OLMo 2 is published in float32: 7.3 B parameters."""
-    assert memory("olmo2-7b").bytes_of("weights") == pytest.approx(2 * 7.3e9, rel=0.01)
+    assert memory("olmo2-7b").term_bytes("weights") == pytest.approx(2 * 7.3e9, rel=0.01)
 
 
 def test_latents_beside_an_indexer() -> None:
@@ -310,17 +310,17 @@ def test_latents_beside_an_indexer() -> None:
         ("mi355x", "0.5.9", 656),
     ):
         answer = memory("deepseek-v3.2", hardware, version, **chosen)
-        assert answer.kv_tokens == answer.bytes_of("kv_cache") // (61 * (latent + 132))
+        assert answer.kv_tokens == answer.term_bytes("kv_cache") // (61 * (latent + 132))
     raw = memory("deepseek-v3.2", "h200", dsa_decode_backend="trtllm", **chosen)
-    assert raw.kv_tokens == raw.bytes_of("kv_cache") // (61 * (576 + 132))
+    assert raw.kv_tokens == raw.term_bytes("kv_cache") // (61 * (576 + 132))
 
 
 def test_amd_keeps_memory_for_long_requests() -> None:
     """https://github.com/sgl-project/sglang, server_args.py: the fraction is 0.85 of what is set."""
     long, short = (memory(hardware="mi355x", mem_fraction_static=0.8, context_length=n) for n in (8193, 8192))
-    assert long.bytes_of("budget") == pytest.approx(0.85 * short.bytes_of("budget"), abs=2)
+    assert long.term_bytes("budget") == pytest.approx(0.85 * short.term_bytes("budget"), abs=2)
     kept = [
-        memory("kimi-k2", hardware="mi355x", mem_fraction_static=0.8, tp_size=tp).bytes_of("budget") for tp in (4, 8)
+        memory("kimi-k2", hardware="mi355x", mem_fraction_static=0.8, tp_size=tp).term_bytes("budget") for tp in (4, 8)
     ]
     assert kept[0] / kept[1] == pytest.approx(0.85, rel=0.01)  # 16 heads of a rank, and 8
 
@@ -345,7 +345,7 @@ def test_compressed_attention_of_a_log() -> None:
     server = SGLangServer(llmcalc.load("deepseek-v4-flash"), find_hardware("rtx-pro-6000"), version, {"tp_size": 8})
     rank = server.rank_of_stage(0)
     for gib, tokens in ((45.78, 3_080_960), (19.58, 1_317_632)):
-        assert server.cache_tokens_in_bytes(rank, int(gib * GIB)) == pytest.approx(tokens, abs=256 * 2)
+        assert server.cache_tokens_that_fit(rank, int(gib * GIB)) == pytest.approx(tokens, abs=256 * 2)
     assert record.name == "sglang"
 
 
@@ -447,7 +447,7 @@ def test_replicas_and_stages() -> None:
     stages = memory(mem_fraction_static=0.8, pp_size=2)
     # 16 of the 32 layers on each of two devices
     assert (stages.devices, memory(mem_fraction_static=0.8, ep_size=1).devices) == (2, 1)
-    assert stages.kv_tokens == stages.bytes_of("kv_cache") // (16 * 8 * 128 * 2 * 2)
+    assert stages.kv_tokens == stages.term_bytes("kv_cache") // (16 * 8 * 128 * 2 * 2)
 
 
 def test_an_encoder_lowers_the_default_fraction() -> None:
@@ -493,11 +493,11 @@ def test_slots_of_adapters_take_memory_before_the_cache() -> None:
     slots = memory(lora_target_modules="q_proj,o_proj", max_loras_per_batch=3, **chosen)
     # 32 layers; a rank has 16 of 32 heads of 128 and 4 of 8 key heads; a slot of queries is one of keys and values too
     sides = 32 * ((4096 + 2048) + 2 * (4096 + 512) + (2048 + 4096))
-    assert slots.bytes_of("weights") - plain.bytes_of("weights") == 3 * 32 * 2 * sides
-    assert plain.bytes_of("kv_cache") - slots.bytes_of("kv_cache") == 3 * 32 * 2 * sides
+    assert slots.term_bytes("weights") - plain.term_bytes("weights") == 3 * 32 * 2 * sides
+    assert plain.term_bytes("kv_cache") - slots.term_bytes("kv_cache") == 3 * 32 * 2 * sides
     networks = 32 * 3 * (4096 + 7168)
     everything = memory(lora_target_modules="['all']", max_loras_per_batch=3, **chosen)
-    assert everything.bytes_of("weights") - slots.bytes_of("weights") == 3 * 32 * 2 * networks
+    assert everything.term_bytes("weights") - slots.term_bytes("weights") == 3 * 32 * 2 * networks
 
 
 def test_replicas_of_attention_divide_networks_alone() -> None:
@@ -510,12 +510,14 @@ def test_replicas_of_attention_divide_networks_alone() -> None:
     # The head stays divided.
     attention = 48 * 2048 * (2 * 4096 + 2 * 512)
     embedding = 151_936 * 2048
-    more = replicas.bytes_of("weights") - whole.bytes_of("weights")
+    more = replicas.term_bytes("weights") - whole.term_bytes("weights")
     assert more == pytest.approx(2 * (attention + embedding) * 3 // 4, abs=48 * 8 * 2**20)
     # four key heads of 128, keys and values, 2 bytes, instead of one
-    assert replicas.kv_tokens == replicas.bytes_of("kv_cache") // (48 * 4 * 128 * 2 * 2)
+    assert replicas.kv_tokens == replicas.term_bytes("kv_cache") // (48 * 4 * 128 * 2 * 2)
     head = memory(dp_size=4, enable_dp_attention=True, enable_dp_lm_head=True, **chosen)
-    assert head.bytes_of("weights") - replicas.bytes_of("weights") == pytest.approx(2 * embedding * 3 // 4, abs=2**21)
+    assert head.term_bytes("weights") - replicas.term_bytes("weights") == pytest.approx(
+        2 * embedding * 3 // 4, abs=2**21
+    )
 
 
 def test_replicas_of_attention_lower_the_default_fraction() -> None:
@@ -558,14 +560,14 @@ def test_fit_times_replicas() -> None:
 
 def test_experts_in_the_memory_of_the_host() -> None:
     chosen = {"target": "qwen3-30b-a3b", "mem_fraction_static": 0.8, "tp_size": 2}
-    whole = memory(**chosen).bytes_of("weights")
+    whole = memory(**chosen).term_bytes("weights")
     # 48 layers of 128 experts of three matrices of 2,048 x 768 in two parts, 2 bytes
     expert = 3 * 2048 * 768 * 2 // 2
     none = memory(kt_weight_path="/w", **chosen)
-    assert whole - none.bytes_of("weights") == 48 * 128 * expert
+    assert whole - none.term_bytes("weights") == 48 * 128 * expert
     shared = memory(kt_weight_path="/w", kt_gpu_experts_ratio=0.3, kt_gpu_prefill_token_threshold=400, **chosen)
     # 0.3 of 6,144 experts, rounded down
-    assert whole - shared.bytes_of("weights") == (6144 - 1843) * expert
+    assert whole - shared.term_bytes("weights") == (6144 - 1843) * expert
     assert any("400 tokens or more" in note and f"{128 * expert / GIB:.2f} GiB" in note for note in shared.notes)
 
 
@@ -575,8 +577,8 @@ def test_experts_of_mxfp4_in_the_memory_of_the_host() -> None:
         for tp in (1, 2)
     )
     whole = memory("gpt-oss-120b", tp_size=2, mem_fraction_static=0.8)
-    left = memory("gpt-oss-120b", mem_fraction_static=0.8).bytes_of("weights") - one.bytes_of("weights")
-    assert whole.bytes_of("weights") - two.bytes_of("weights") == pytest.approx(left / 2, abs=2)
+    left = memory("gpt-oss-120b", mem_fraction_static=0.8).term_bytes("weights") - one.term_bytes("weights")
+    assert whole.term_bytes("weights") - two.term_bytes("weights") == pytest.approx(left / 2, abs=2)
 
 
 def test_dense_networks_that_each_rank_has_whole() -> None:
@@ -584,7 +586,7 @@ def test_dense_networks_that_each_rank_has_whole() -> None:
     divided, whole = memory(**chosen), memory(moe_dense_tp_size=1, **chosen)
     # three of 61 layers are dense: three matrices of 7,168 x 18,432 in float8, with a float32 scale for each 128 x 128
     matrices = 3 * 3 * 7168 * 18432
-    more = whole.bytes_of("weights") - divided.bytes_of("weights")
+    more = whole.term_bytes("weights") - divided.term_bytes("weights")
     assert more == pytest.approx((matrices + matrices // 128**2 * 4) * 7 / 8, rel=0.001)
     with pytest.raises(InputError, match="--moe-dense-tp-size: with --pp-size is not modelled"):
         memory(moe_dense_tp_size=1, pp_size=2, **chosen)
@@ -596,11 +598,11 @@ def test_encoders_take_a_part_of_the_cache_from_0_5_18_on() -> None:
         memory(version=version, **chosen, **flags)
         for version, flags in (("0.5.17", {}), ("0.5.18", {}), ("0.5.18", {"mm_feature_transport": "cuda_ipc"}))
     )
-    assert older.bytes_of("kv_cache") - newer.bytes_of("kv_cache") == 100 * 2**20 == newer.bytes_of("profile_run")
-    assert newer.bytes_of("kv_cache") - pool.bytes_of("kv_cache") == GIB
+    assert older.term_bytes("kv_cache") - newer.term_bytes("kv_cache") == 100 * 2**20 == newer.term_bytes("profile_run")
+    assert newer.term_bytes("kv_cache") - pool.term_bytes("kv_cache") == GIB
     text = memory(version="0.5.18", language_model_only=True, **chosen)
-    assert text.bytes_of("profile_run") == 0
-    assert text.bytes_of("weights") < newer.bytes_of("weights")
+    assert text.term_bytes("profile_run") == 0
+    assert text.term_bytes("weights") < newer.term_bytes("weights")
 
 
 @pytest.mark.parametrize(
@@ -625,7 +627,7 @@ def test_the_class_of_a_model_whose_encoder_is_not_written(target: str, names: t
 def test_a_preset_has_the_budget_of_its_config(version: str) -> None:
     """SGLang reads `num_hidden_layers` of an encoder, which Qwen3.5's config names `depth`, and takes 24, not 27."""
     config = Path(__file__).parents[2] / "data/cases/qwen3.5-35b-a3b/config.json"
-    budgets = [memory(target, version=version).bytes_of("budget") for target in ("qwen3.5-35b-a3b", str(config))]
+    budgets = [memory(target, version=version).term_bytes("budget") for target in ("qwen3.5-35b-a3b", str(config))]
     assert budgets[0] == budgets[1]
 
 
@@ -644,8 +646,8 @@ def test_states_have_the_number_format_of_a_flag(format_name: str, factor: int) 
     """A slot of Qwen3-Next: 36 layers with 32 x 128 x 128 elements, and the last 3 inputs of 8,192 channels in bf16."""
     rank = EngineRank(llmcalc.load("qwen3-next-80b-a3b"))
     inputs = 3 * 8192 * 2
-    assert slot_bytes_of(rank, {"mamba_ssm_dtype": format_name}) == 36 * (32 * 128 * 128 * factor + inputs)
-    assert slot_bytes_of(rank, {}) == 36 * (32 * 128 * 128 * 4 + inputs)
+    assert state_slot_bytes(rank, {"mamba_ssm_dtype": format_name}) == 36 * (32 * 128 * 128 * factor + inputs)
+    assert state_slot_bytes(rank, {}) == 36 * (32 * 128 * 128 * 4 + inputs)
     with pytest.raises(InputError, match="--mamba-ssm-dtype 'int8'"):
         memory("qwen3-next-80b-a3b", "h200", tp=2, mamba_ssm_dtype="int8")
 
@@ -666,7 +668,7 @@ def test_copies_of_experts_are_divided_as_the_experts_are() -> None:
         "moe_a2a_backend": "deepep", "mem_fraction_static": 0.85, "enable_two_batch_overlap": True, "attn_cp_size": 1,
     }  # fmt: skip
     plain, copied = (memory(**flags, ep_num_redundant_experts=count, enable_eplb=True) for count in (0, 32))
-    added = copied.bytes_of("weights") - plain.bytes_of("weights")
+    added = copied.term_bytes("weights") - plain.term_bytes("weights")
     assert added == pytest.approx(58 * 2 * 3 * 7168 * 2048, rel=1e-3)
     with pytest.raises(InputError, match="30: 16 ranks do not divide 256 experts and 30 copies; expected 32 copies"):
         memory(**flags, ep_num_redundant_experts=30)

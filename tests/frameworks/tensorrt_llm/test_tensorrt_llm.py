@@ -44,14 +44,14 @@ def test_capacities_that_were_published(step: int, target: str, typical: float, 
 
 def test_the_terms_add_up() -> None:
     answer = memory(max_num_tokens=4096, max_seq_len=8192)
-    peak = answer.bytes_of("weights") + answer.bytes_of("profile_run") + answer.bytes_of("non_torch")
+    peak = answer.term_bytes("weights") + answer.term_bytes("profile_run") + answer.term_bytes("non_torch")
     total = 85_029_615_042  # of the driver
     # 4096 tokens of 10 vectors of 4096 and 3 of 14336, 2 bytes
-    assert answer.bytes_of("profile_run") == 4096 * 2 * (10 * 4096 + 3 * 14336)
-    assert answer.bytes_of("kv_cache") == int(0.9 * (total - peak))
-    assert answer.bytes_of("budget") == peak + answer.bytes_of("kv_cache")
+    assert answer.term_bytes("profile_run") == 4096 * 2 * (10 * 4096 + 3 * 14336)
+    assert answer.term_bytes("kv_cache") == int(0.9 * (total - peak))
+    assert answer.term_bytes("budget") == peak + answer.term_bytes("kv_cache")
     # 32 layers, 8 key heads of 128, keys and values, 2 bytes; blocks of 32 tokens, the last one begun
-    assert answer.block_count == -(-(answer.bytes_of("kv_cache") // (32 * 8 * 128 * 2 * 2)) // 32)
+    assert answer.block_count == -(-(answer.term_bytes("kv_cache") // (32 * 8 * 128 * 2 * 2)) // 32)
 
 
 def test_memory_outside_torch_grows_with_the_weights() -> None:
@@ -62,8 +62,8 @@ def test_memory_outside_torch_grows_with_the_weights() -> None:
     answer = memory("smollm2-135m", "rtx-4070-super", "1.2.1", max_seq_len=2048)
     assert answer.kv_tokens == pytest.approx(422_048, rel=0.005)
     large = memory("qwen3-32b", "h200", quantize="fp8-block128")
-    assert large.bytes_of("non_torch") - answer.bytes_of("non_torch") == pytest.approx(
-        0.05 * (large.bytes_of("weights") - answer.bytes_of("weights")), abs=1
+    assert large.term_bytes("non_torch") - answer.term_bytes("non_torch") == pytest.approx(
+        0.05 * (large.term_bytes("weights") - answer.term_bytes("weights")), abs=1
     )
 
 
@@ -103,7 +103,7 @@ def test_fields_of_the_file_are_flags(run: Any) -> None:
 
 def test_experts_are_divided_into_groups() -> None:
     whole, divided = (memory("qwen3-30b-a3b", tp_size=4, ep_size=size) for size in (4, 1))
-    assert whole.bytes_of("weights") == divided.bytes_of("weights")
+    assert whole.term_bytes("weights") == divided.term_bytes("weights")
 
 
 def test_attention_of_each_rank() -> None:
@@ -112,7 +112,7 @@ def test_attention_of_each_rank() -> None:
     divided, whole = memory("qwen3-30b-a3b", **sizes), memory("qwen3-30b-a3b", **sizes, enable_attention_dp=True)
     attention = 48 * 2048 * 128 * (32 + 4 + 4 + 32)  # layers · hidden size · width · (queries, keys, values, output)
     embeddings = 2 * 151936 * 2048
-    more = whole.bytes_of("weights") - divided.bytes_of("weights")
+    more = whole.term_bytes("weights") - divided.term_bytes("weights")
     assert more == pytest.approx(0.75 * 2 * (attention + embeddings), rel=1e-6)
     users_of_a_rank = whole.block_count / -(-whole.max_model_len // whole.block_size)
     assert whole.max_concurrency == pytest.approx(users_of_a_rank)
@@ -158,7 +158,7 @@ def test_modules_that_draft_add_a_layer_of_cache() -> None:
     plain, drafting = (memory("deepseek-v3", **sizes, **flags) for flags in ({}, {"speculative_config": mtp}))
     assert plain.block_count == -(-(GIB // (61 * 576 * 2)) // 32)
     assert drafting.block_count == -(-(GIB // (62 * 576 * 2)) // 32)
-    assert drafting.bytes_of("weights") > plain.bytes_of("weights")
+    assert drafting.term_bytes("weights") > plain.term_bytes("weights")
     with pytest.raises(InputError, match="counts no modules of multi-token prediction of this model"):
         memory(speculative_config=mtp)
     with pytest.raises(InputError, match="decoding_type 'Medusa' is not modelled; expected MTP"):
@@ -178,8 +178,8 @@ def test_a_draft_of_eagle_3_adds_its_weights_and_its_cache(tmp_path: Path) -> No
     drafting = memory(
         max_gpu_total_bytes=GIB, speculative_config={"decoding_type": "Eagle", "speculative_model_dir": str(path)}
     )
-    added = drafting.bytes_of("weights") - plain.bytes_of("weights")
+    added = drafting.term_bytes("weights") - plain.term_bytes("weights")
     assert 0 <= added - 424_689_664 * 2 <= 4 * 131072 * 128  # and a RoPE table
     assert drafting.block_count == -(-(GIB // (33 * 8 * 128 * 2 * 2)) // 32)  # of 32 layers and the draft's one
     of_file = functions.memory(launch=tmp_path / "serve.sh", hardware="h100").result
-    assert of_file.bytes_of("weights") == drafting.bytes_of("weights")
+    assert of_file.term_bytes("weights") == drafting.term_bytes("weights")

@@ -51,7 +51,7 @@ def mesh_of(layout: Layout, rank: int) -> Iterator[Any]:
     """The mesh of a fake process group, in torchtitan's order."""
     dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
     try:
-        sizes = layout.pp, layout.hsdp_replicas, layout.shards, layout.tp
+        sizes = layout.pp, layout.hsdp_replicas, layout.shard_count, layout.tp
         yield init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "replicas", "shards", "tp"))
     finally:
         dist.destroy_process_group()

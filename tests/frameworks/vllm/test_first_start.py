@@ -32,8 +32,8 @@ def test_a_start_that_compiles_holds_the_embedding_of_its_rank_twice(tp: int, pp
 
 def test_an_answer_says_how_much_less_cache_a_first_start_has() -> None:
     restart, first_start = answer("0.28", "qwen3-14b"), answer("0.28", "qwen3-14b", **COMPILES)
-    lost = restart.bytes_of("kv_cache") - first_start.bytes_of("kv_cache")
-    assert lost == first_start.bytes_of("profile_run") - restart.bytes_of("profile_run") > 2**28
+    lost = restart.term_bytes("kv_cache") - first_start.term_bytes("kv_cache")
+    assert lost == first_start.term_bytes("profile_run") - restart.term_bytes("profile_run") > 2**28
     assert any(
         f"has {lost / 2**30:.2f} GiB less cache (VLLM_DISABLE_COMPILE_CACHE=1)" in note for note in restart.notes
     )
@@ -53,6 +53,6 @@ def test_an_answer_says_how_much_less_cache_a_first_start_has() -> None:
 def test_starts_whose_compiling_times_no_embedding(version: str, target: str, flags: dict[str, Any]) -> None:
     """Before torch timed kernels, without a compiled graph, and where images are embedded before the graph."""
     restart, first_start = answer(version, target, **flags), answer(version, target, **flags, **COMPILES)
-    assert first_start.bytes_of("profile_run") == restart.bytes_of("profile_run")
+    assert first_start.term_bytes("profile_run") == restart.term_bytes("profile_run")
     may_hold_more = any("may have less cache" in note for note in restart.notes)
     assert may_hold_more is (target == "qwen2.5-vl-7b")

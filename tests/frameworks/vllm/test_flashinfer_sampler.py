@@ -26,7 +26,7 @@ def test_the_sampler_decides_whether_gpt_oss_starts() -> None:
     assert not sorted_by_torch.can_start
     assert with_flashinfer.can_start
     logits = 1024 * 201_088 * 4
-    saved_bytes = sorted_by_torch.bytes_of("profile_run") - with_flashinfer.bytes_of("profile_run")
+    saved_bytes = sorted_by_torch.term_bytes("profile_run") - with_flashinfer.term_bytes("profile_run")
     assert saved_bytes == 6 * logits
 
 
@@ -42,13 +42,13 @@ def test_the_assumption_is_said_and_offered() -> None:
 def test_versions_with_a_kernel_of_their_own() -> None:
     """Triton's kernel holds as many copies, and a buffer of one row for each of an H100's 132 units."""
     own_kernel, flashinfer = (answer("0.19", VLLM_USE_FLASHINFER_SAMPLER=choice) for choice in (0, 1))
-    assert own_kernel.bytes_of("profile_run") - flashinfer.bytes_of("profile_run") == 132 * 201_088 * 4
+    assert own_kernel.term_bytes("profile_run") - flashinfer.term_bytes("profile_run") == 132 * 201_088 * 4
 
 
 def test_later_versions_take_the_variable() -> None:
     """From April 2026 on it is vLLM's default (vllm#40376); the second runner's dummy run has its own rules."""
     triton, flashinfer = (answer("0.21", "llama3.1-8b", VLLM_USE_FLASHINFER_SAMPLER=choice) for choice in (0, 1))
-    assert triton.bytes_of("profile_run") - flashinfer.bytes_of("profile_run") == 132 * 128_256 * 4
+    assert triton.term_bytes("profile_run") - flashinfer.term_bytes("profile_run") == 132 * 128_256 * 4
     assert answer("0.33", "llama3.1-8b", VLLM_USE_FLASHINFER_SAMPLER=1).terms == answer("0.33", "llama3.1-8b").terms
 
 

@@ -72,7 +72,7 @@ def test_tables_are_loaded_with_the_weights(engine: str, target: str, added_byte
     preset, (record, version), hardware = llmcalc.load(target), engine_and_version(engine), find_hardware("h100")
     without_scaling = preset.model_copy(update={"rope_parameters": None})
     weights = [
-        record.memory_on(model, hardware, version, {}).bytes_of("weights") for model in (preset, without_scaling)
+        record.memory_on(model, hardware, version, {}).term_bytes("weights") for model in (preset, without_scaling)
     ]
     assert weights[0] - weights[1] == added_bytes
 

@@ -16,7 +16,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.engine import EngineMemory
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.vllm.budget import VLLMServer
-from llmcalc.frameworks.vllm.encoder_run import EncoderRequest, encoder_run
+from llmcalc.frameworks.vllm.encoder_run import EncoderRunSettings, encoder_run
 from llmcalc.frameworks.vllm.expert_exchange import gathering_ranks
 from llmcalc.frameworks.vllm.expert_kernels import ExpertKernels
 from llmcalc.frameworks.vllm.versions import vllm_record
@@ -346,9 +346,11 @@ def compared() -> list[Compared]:
             if term == "cuda_graphs" and row.get("driver"):
                 term = "cuda_graphs, old driver"
             if row[f"{key}_gib"] and (term == "weights" or (row["accelerator_stated"] and not is_budget_assumed(row))):
-                rows.append(Compared(row, term, result.bytes_of(term.split(",")[0]) / GIB, row[f"{key}_gib"]))
+                rows.append(Compared(row, term, result.term_bytes(term.split(",")[0]) / GIB, row[f"{key}_gib"]))
         if row["weights_gib"] and row["complete"]:
-            rows.append(Compared(row, "weights, complete flags", result.bytes_of("weights") / GIB, row["weights_gib"]))
+            rows.append(
+                Compared(row, "weights, complete flags", result.term_bytes("weights") / GIB, row["weights_gib"])
+            )
         if row["kv_tokens"] and row["accelerator_stated"] and not is_budget_assumed(row):
             rows.append(Compared(row, "kv_tokens", result.kv_tokens, row["kv_tokens"]))
             if row["complete"]:
@@ -420,7 +422,7 @@ def test_the_longest_request_of_layers_with_windows_is_that_of_a_log(version: st
     memory = record.memory_on(llmcalc.load("gemma4-31b"), find_hardware("rtx-pro-6000"), numbers, flags)
     assert memory.can_start is (longest == 262_144)
     if not memory.can_start:
-        assert memory.message.endswith(f"the longest that fits is {longest}")
+        assert memory.startup_error.endswith(f"the longest that fits is {longest}")
 
 
 @pytest.mark.parametrize(
@@ -495,7 +497,7 @@ def test_the_largest_images_and_flags_that_change_them() -> None:
     flags = {"max_num_seqs": 8, "max_num_batched_tokens": 8192, "max_model_len": 8192}
 
     def peak(**more: Any) -> int:
-        return record.memory_on(target, hardware, version, flags | more).bytes_of("profile_run")
+        return record.memory_on(target, hardware, version, flags | more).term_bytes("profile_run")
 
     patches = 32 * 64 * 64
     layer = 1152 + 3 * 1152 + 2 * 4304  # positions; input, sum and norm; and the network's two vectors
@@ -511,7 +513,7 @@ def test_the_largest_images_and_flags_that_change_them() -> None:
     earlier = record.memory_on(qwen, hardware, engine_and_version("vllm==0.8.1")[1], {"max_num_seqs": 8})
     assert earlier.terms[2].origin == "encoder: 1 x 98,304 tokens of video"  # vLLM issue 15264
     fewer = {"max_num_seqs": 8, "limit_mm_per_prompt": {"video": 0}, "mm_processor_kwargs": {"max_pixels": 1_003_520}}
-    assert record.memory_on(qwen, hardware, version, fewer).bytes_of("profile_run") < images.bytes_of("profile_run")
+    assert record.memory_on(qwen, hardware, version, fewer).term_bytes("profile_run") < images.term_bytes("profile_run")
     with pytest.raises(InputError, match="--mm-processor-kwargs: 'crop' is not modelled"):
         record.memory_on(qwen, hardware, version, {"mm_processor_kwargs": {"crop": True}})
 
@@ -560,14 +562,16 @@ def test_an_encoder_that_reads_videos_as_images_of_fewer_tokens(
     embeddings = 6 * 32 * 70 if videos else 16_384 // 268 * 266
     patches = 6 * 32 * 70 * 9 if videos else 16_384 // 268 * 280 * 9
     buffer_bytes = (embeddings * 2816 + patches * 16 * 16 * 3) * 2
-    assert memory.bytes_of("profile_run") - without.bytes_of("profile_run") == buffer_bytes
+    assert memory.term_bytes("profile_run") - without.term_bytes("profile_run") == buffer_bytes
 
 
 @pytest.mark.parametrize(("chunk_bytes", "images"), [(None, 6 * 32), (0, 1), (10 * 630 * 10_240 * 32, 10)])
 def test_an_encoder_reads_one_image_at_a_time_or_a_chunk(chunk_bytes: int | None, images: int) -> None:
     """The encoder of Gemma 4 held 5.27 GiB as if it read the images of all videos at once."""
     model, videos = llmcalc.load("gemma4-26b-a4b").model, vllm_record().videos_as_images((0, 28))
-    request = EncoderRequest(16_384, 8, 16_384, 999, 1, 1, 2, videos_as_images=videos, video_chunk_bytes=chunk_bytes)
+    request = EncoderRunSettings(
+        16_384, 8, 16_384, 999, 1, 1, 2, videos_as_images=videos, video_chunk_bytes=chunk_bytes
+    )
     run = encoder_run(model, request, {})
     assert run.image_count == 6
     elements = 16 * 16 * 3 + 1152 + 3 * 1152 + 3 * 4304  # pixels; positions; input, sum and norm; the gated network
@@ -576,9 +580,9 @@ def test_an_encoder_reads_one_image_at_a_time_or_a_chunk(chunk_bytes: int | None
 
 def test_gemma_4_reads_images_of_as_many_tokens_as_its_processor_is_told() -> None:
     """The recipes of Gemma 4 give `--mm-processor-kwargs '{"max_soft_tokens": 560}'`; the default is 280."""
-    model, request = llmcalc.load("gemma4-26b-a4b").model, EncoderRequest(16_384, 8, 16_384, 999, 1, 1, 2)
+    model, request = llmcalc.load("gemma4-26b-a4b").model, EncoderRunSettings(16_384, 8, 16_384, 999, 1, 1, 2)
     plain, more = (encoder_run(model, request, settings) for settings in ({}, {"max_soft_tokens": 1120}))
-    assert (plain.tokens, more.tokens) == (266, 33 * 33)
+    assert (plain.tokens_per_input, more.tokens_per_input) == (266, 33 * 33)
     assert more.image_count == 16_384 // (33 * 33 + 2)
     assert more.pixel_bytes == more.image_count * 1120 * 9 * 16 * 16 * 3 * 2
     with pytest.raises(InputError, match="max_soft_tokens: 561; expected one of 70, 140, 280, 560, 1120"):
@@ -591,7 +595,7 @@ def test_ranks_over_pcie_hold_less_outside_torch(hardware: str, mib: int) -> Non
     record, version = engine_and_version("vllm==0.19")
     flags = {"tensor_parallel_size": 4, "max_model_len": 8192}
     memory = record.memory_on(llmcalc.load("llama3.1-8b"), find_hardware(hardware), version, flags)
-    assert memory.bytes_of("non_torch") == mib * 2**20
+    assert memory.term_bytes("non_torch") == mib * 2**20
 
 
 def test_states_of_drafted_tokens_and_of_the_default_that_caches_prefixes() -> None:
@@ -630,7 +634,7 @@ def test_a_batch_holds_a_block_where_prefixes_are_cached() -> None:
     record, version = engine_and_version("vllm==0.26")
     memory = record.memory_on(target, hardware, version, flags)
     assert not memory.can_start
-    assert "expected at least 2096" in memory.message
+    assert "expected at least 2096" in memory.startup_error
     assert record.memory_on(target, hardware, version, flags | {"max_num_batched_tokens": 2096}).can_start
     assert record.memory_on(target, hardware, version, flags | {"enable_prefix_caching": False}).can_start
     assert "--max-num-batched-tokens 2096" in [
@@ -647,7 +651,7 @@ def test_more_sequences_than_blocks_do_not_start() -> None:
     target, hardware = llmcalc.load("qwen3.5-27b"), find_hardware("h100-sxm")
     refused = record.memory_on(target, hardware, version, flags)
     assert not refused.can_start
-    assert "at most 408 fit" in refused.message
+    assert "at most 408 fit" in refused.startup_error
     assert record.memory_on(target, hardware, version, flags | {"max_num_seqs": 256}).can_start
     assert record.memory_on(target, hardware, version, flags | {"enforce_eager": True}).can_start
 
@@ -690,7 +694,7 @@ def test_experts_of_a_replica_gather_the_tokens_of_all(
     experts = gathered_steps * tokens * top_k * 2 * (2 * hidden_size + copied_width)
     workspace_bytes = 32 * 2**20  # of cuBLAS
     expected_bytes = tokens * 10 * hidden_size + gathered + experts + workspace_bytes
-    assert memory.bytes_of("profile_run") == expected_bytes
+    assert memory.term_bytes("profile_run") == expected_bytes
 
 
 @pytest.mark.parametrize(("ranks", "peak_gib"), [(2, 1.21), (4, 0.91)])
@@ -699,7 +703,7 @@ def test_workspaces_of_experts_stay_beside_the_sampler(ranks: int, peak_gib: flo
     record, version = engine_and_version("vllm==0.19.0")
     flags = {"tensor_parallel_size": ranks, "max_num_seqs": 1024, "max_num_batched_tokens": 8192, "max_model_len": 8192}
     memory = record.memory_on(llmcalc.load("mixtral-8x7b"), find_hardware("h100-sxm"), version, flags)
-    assert memory.bytes_of("profile_run") / GIB == pytest.approx(peak_gib, rel=0.03)
+    assert memory.term_bytes("profile_run") / GIB == pytest.approx(peak_gib, rel=0.03)
     assert memory.terms[2].origin == "1,024 users x 32,000 logits"
 
 
@@ -798,8 +802,8 @@ def test_cutlass_experts_of_4_bits_keep_shuffled_results(
         for backend in ({"moe_backend": "marlin"}, {}, {"moe_backend": "cutlass"})
     )
     copied_bytes = tokens * (2 * top_k + 1) * hidden_size * 2 if has_kernels else 0
-    assert cutlass.bytes_of("profile_run") - marlin.bytes_of("profile_run") == copied_bytes
-    assert automatic.bytes_of("profile_run") == (cutlass if is_default else marlin).bytes_of("profile_run")
+    assert cutlass.term_bytes("profile_run") - marlin.term_bytes("profile_run") == copied_bytes
+    assert automatic.term_bytes("profile_run") == (cutlass if is_default else marlin).term_bytes("profile_run")
     read_flags = {flag.field_name for flag in record.known_flags() if not flag.is_memory_neutral}
     assert "moe_backend" in read_flags  # the command line and `explain-log` leave out flags that change no memory
 
@@ -813,7 +817,7 @@ def test_shared_experts_of_replicas_are_whole_on_each_rank(ranks: int, replicas:
     target, hardware = llmcalc.load("deepseek-v3"), find_hardware("b300")
     flags = {"enable_expert_parallel": True, "data_parallel_size": replicas, "tensor_parallel_size": ranks}
     newer, older = (
-        record.memory_on(target, hardware, version, flags | {"max_model_len": 8192}).bytes_of("weights")
+        record.memory_on(target, hardware, version, flags | {"max_model_len": 8192}).term_bytes("weights")
         for record, version in map(engine_and_version, ("vllm==0.13", "vllm==0.10.1"))
     )
     shard_bytes = 58 * 3 * 7168 * 2048 // ranks

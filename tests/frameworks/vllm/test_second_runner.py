@@ -43,16 +43,16 @@ def test_models_of_the_second_runner(version: str, target: str, copies: float, s
     hidden = (1024 + 1000) * preset.model.hidden_size * 2
     hidden += 1024 * 8 * 2 * (2 * 2048) if "a3b" in target else 0  # workspaces of the experts, which stay
     after_layers = int(copies * logits) + hidden + 32 * 2**20 + 132 * preset.model.vocab_size * 4 * first_runner
-    assert memory.bytes_of("profile_run") == after_layers
+    assert memory.term_bytes("profile_run") == after_layers
     parts = ("weights", "profile_run", "non_torch") + (("cuda_graphs",) if subtracts else ())
-    assert memory.bytes_of("kv_cache") == memory.bytes_of("budget") - sum(map(memory.bytes_of, parts))
+    assert memory.term_bytes("kv_cache") == memory.term_bytes("budget") - sum(map(memory.term_bytes, parts))
 
 
 def test_the_second_runner_is_chosen_by_a_variable() -> None:
     first = server_memory(engine="vllm==0.24", VLLM_USE_V2_MODEL_RUNNER=0)
     second = server_memory(engine="vllm==0.24")
     chosen = server_memory(engine="vllm==0.21", VLLM_USE_V2_MODEL_RUNNER=1)
-    assert first.bytes_of("profile_run") > second.bytes_of("profile_run") == chosen.bytes_of("profile_run")
+    assert first.term_bytes("profile_run") > second.term_bytes("profile_run") == chosen.term_bytes("profile_run")
     with pytest.raises(InputError, match="VLLM_USE_V2_MODEL_RUNNER=1: the second model runner is modelled from"):
         server_memory(engine="vllm==0.19", VLLM_USE_V2_MODEL_RUNNER=1)
 
@@ -61,8 +61,8 @@ def test_counts_for_penalties_are_taken_from_the_cache() -> None:
     """From 0.27 on the memory that is in use counts: 4 bytes a token of the vocabulary, and a bit, for each user."""
     few, many = (server_memory(engine="vllm==0.30", max_num_seqs=users) for users in (100, 200))
     counts = 100 * (128_256 * 4 + 4 * 4008)
-    assert many.bytes_of("non_torch") - few.bytes_of("non_torch") == counts
-    before = [server_memory(engine="vllm==0.26", max_num_seqs=users).bytes_of("non_torch") for users in (100, 200)]
+    assert many.term_bytes("non_torch") - few.term_bytes("non_torch") == counts
+    before = [server_memory(engine="vllm==0.26", max_num_seqs=users).term_bytes("non_torch") for users in (100, 200)]
     assert before[0] == before[1]
 
 

@@ -12,12 +12,12 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.engines.layouts import layouts_of
+from llmcalc.frameworks.engines.layouts import layouts_with_memory
 from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.engines.versions import parse_version
 from llmcalc.frameworks.vllm.compressed_blocks import compressed_pool
-from llmcalc.frameworks.vllm.expert_exchange import low_latency_bytes
+from llmcalc.frameworks.vllm.expert_exchange import low_latency_buffer_bytes
 from llmcalc.frameworks.vllm.kv_blocks import block_pool
 from llmcalc.frameworks.vllm.sparse_workspace import sparse_workspace
 from llmcalc.frameworks.vllm.versions import vllm_record
@@ -40,7 +40,7 @@ TWO_BYTES = Fraction(2)
 )  # fmt: skip
 def test_a_version_has_the_rules_of_its_range(version: str, record: str, has_note: bool) -> None:
     _, found = engine_and_version(f"vllm=={version}" if version else "vllm")
-    assert (found.record, bool(found.note)) == (record, has_note)
+    assert (found.rules_version, bool(found.note)) == (record, has_note)
 
 
 def test_ranks_divide_short_convolutions() -> None:
@@ -50,7 +50,7 @@ def test_ranks_divide_short_convolutions() -> None:
     per_rank = layers * (3 * hidden * hidden + kernel * hidden + hidden * hidden) * 2 // 8
     convolutions = {name: size for name, size in divided.weights_by_component.items() if "convolution" in name}
     assert sum(convolutions.values()) == per_rank
-    assert [rank.stored_states()[0].bytes for rank in (whole, divided)] == [hidden * 2 * 2, hidden * 2 * 2 // 8]
+    assert [rank.stored_state_caches()[0].bytes for rank in (whole, divided)] == [hidden * 2 * 2, hidden * 2 * 2 // 8]
 
 
 @in_one_test
@@ -119,7 +119,10 @@ def test_a_state_is_one_block_whose_size_attention_adopts() -> None:
     assert pool.block_size % 16 == 0
     assert pool.block_size > 16
     # 8 layers of attention and 24 of states: four groups of 8
-    assert [(group.group_count, group.state_blocks is not None) for group in pool.groups] == [(1, False), (3, True)]
+    assert [(group.group_count, group.state_storage is not None) for group in pool.layer_groups] == [
+        (1, False),
+        (3, True),
+    ]
 
 
 def answer(target: str = "llama3.1-8b", hardware: str = "h100", engine: Any = "vllm==0.19", **flags: Any) -> Any:
@@ -132,10 +135,10 @@ def server_memory(target: str = "llama3.1-8b", hardware: str = "h100", engine: A
 
 def test_terms_add_up() -> None:
     memory = server_memory("gpt-oss-120b", engine="vllm==0.33")
-    taken = sum(memory.bytes_of(name) for name in ("weights", "profile_run", "non_torch", "cuda_graphs", "kv_cache"))
-    assert taken == memory.bytes_of("budget")
+    taken = sum(memory.term_bytes(name) for name in ("weights", "profile_run", "non_torch", "cuda_graphs", "kv_cache"))
+    assert taken == memory.term_bytes("budget")
     assert not memory.can_start
-    assert "--max-model-len 131072" in memory.message
+    assert "--max-model-len 131072" in memory.startup_error
 
 
 @pytest.mark.parametrize(
@@ -154,8 +157,8 @@ def test_the_start_check_reads_the_override_from_0_20_1_and_leaves_out_a_block_f
 @pytest.mark.parametrize("flags", [{"num_gpu_blocks_override": 10**6}, {"kv_cache_memory_bytes": 2**40}])
 def test_a_cache_larger_than_the_device_does_not_start(flags: dict[str, int]) -> None:
     memory = server_memory(engine="vllm==0.21", max_model_len=8192, **flags)
-    assert "at most" in memory.message
-    fitting_blocks = int(memory.message.split("at most ")[1].split()[0])
+    assert "at most" in memory.startup_error
+    fitting_blocks = int(memory.startup_error.split("at most ")[1].split()[0])
     assert server_memory(engine="vllm==0.21", max_model_len=8192, num_gpu_blocks_override=fitting_blocks).can_start
     assert not server_memory(
         engine="vllm==0.21", max_model_len=8192, num_gpu_blocks_override=fitting_blocks + 1
@@ -181,9 +184,9 @@ def test_an_override_adds_no_memory_that_the_check_before_0_20_1_sees() -> None:
 
 def test_graphs_are_outside_the_budget_before_0_20() -> None:
     old, new = server_memory(gpu_memory_utilization=0.9), server_memory(engine="vllm==0.20", gpu_memory_utilization=0.9)
-    assert old.bytes_of("cuda_graphs") == new.bytes_of("cuda_graphs") > 0
-    assert new.bytes_of("kv_cache") < old.bytes_of("kv_cache")
-    assert server_memory(enforce_eager=True).bytes_of("cuda_graphs") == 0
+    assert old.term_bytes("cuda_graphs") == new.term_bytes("cuda_graphs") > 0
+    assert new.term_bytes("kv_cache") < old.term_bytes("kv_cache")
+    assert server_memory(enforce_eager=True).term_bytes("cuda_graphs") == 0
 
 
 def test_a_small_card_does_not_start_and_a_shorter_request_does() -> None:
@@ -228,7 +231,7 @@ def test_chunks_of_prompts_bound_the_tokens_of_a_batch(version: str, flags: dict
 def test_an_eager_pass_keeps_three_hidden_vectors_and_cublas_its_workspace(hardware: str, mib: float) -> None:
     """V0's peak of 20,000 tokens in logs of two cards: residual, hidden states and their norm beside the network."""
     result = server_memory(hardware=hardware, engine="vllm==0.6.4", max_model_len=20_000)
-    assert result.bytes_of("profile_run") == 20_000 * 2 * (3 * 4096 + 3 * 14_336) + int(mib * 2**20)
+    assert result.term_bytes("profile_run") == 20_000 * 2 * (3 * 4096 + 3 * 14_336) + int(mib * 2**20)
 
 
 def test_more_concurrent_sequences_leave_less_cache() -> None:
@@ -309,7 +312,7 @@ def test_keys_of_pooled_tokens_stand_in_the_blocks_of_latents() -> None:
     ranks = {"tensor_parallel_size": 8, "enable_expert_parallel": True, "enable_prefix_caching": False}
     logged = server_memory("glm-5.3-flash", **server, **ranks, kv_cache_memory_bytes=int(28.73 * 2**30))
     assert logged.kv_tokens == 2_618_281
-    weights = server_memory("glm-5.3-flash", hardware="b300", **server).bytes_of("weights")
+    weights = server_memory("glm-5.3-flash", hardware="b300", **server).term_bytes("weights")
     assert weights == pytest.approx(319_706_118_392, rel=0.001)
 
 
@@ -321,7 +324,7 @@ def test_a_draft_that_reads_hidden_states_shares_the_targets_embedding(tmp_path:
     speculation = {"method": "eagle3", "model": str(path), "num_speculative_tokens": 3}
 
     def weights(tp: int, **flags: Any) -> int:
-        return int(server_memory(tensor_parallel_size=tp, **flags).bytes_of("weights"))
+        return int(server_memory(tensor_parallel_size=tp, **flags).term_bytes("weights"))
 
     whole, divided = 3 * 4096**2 + 4 * 4096, 424_689_664 - 3 * 4096**2 - 4 * 4096
     for tp in (1, 2, 4):
@@ -418,7 +421,7 @@ def test_graphs_are_those_of_the_sizes(flags: dict[str, Any], further_graphs: in
     """The pool of the first graph, or FlashAttention 3's sums of 32 parts, and 0.19 MiB a layer of each further one."""
     first_mib = max(130, 32 * largest_batch * 32 * 128 * 4 / 2**20)
     expected = (first_mib + further_graphs * 32 * 0.19) * 2**20
-    assert server_memory(**flags).bytes_of("cuda_graphs") == pytest.approx(expected, abs=2)
+    assert server_memory(**flags).term_bytes("cuda_graphs") == pytest.approx(expected, abs=2)
 
 
 @pytest.mark.parametrize(
@@ -428,7 +431,7 @@ def test_graphs_are_those_of_the_sizes(flags: dict[str, Any], further_graphs: in
 def test_values_of_the_compilation_config_are_checked(key: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"--compilation-config: {key}: .*; expected a"):
         answer(compilation_config={key: value})
-    assert server_memory(compilation_config={key: None}).bytes_of("cuda_graphs") > 0
+    assert server_memory(compilation_config={key: None}).term_bytes("cuda_graphs") > 0
 
 
 @pytest.mark.parametrize("flag", ["max_model_len", "max_num_seqs", "cudagraph_capture_sizes", "quantization"])
@@ -451,7 +454,7 @@ def test_a_truth_value_turns_off_no_number_word_and_table() -> None:
 
 
 def test_no_graphs_take_no_memory() -> None:
-    assert server_memory(compilation_config={"cudagraph_mode": "NONE"}).bytes_of("cuda_graphs") == 0
+    assert server_memory(compilation_config={"cudagraph_mode": "NONE"}).term_bytes("cuda_graphs") == 0
 
 
 def test_the_environment_decides_whether_graphs_are_subtracted() -> None:
@@ -465,14 +468,14 @@ def test_the_first_engine_follows_its_last_record_until_it_is_gone() -> None:
     chosen = server_memory(engine="vllm==0.9.2", VLLM_USE_V1="0", max_model_len=8192)
     earlier = server_memory(engine="vllm==0.7", max_model_len=8192)
     assert chosen.settings["max_num_batched_tokens"] == earlier.settings["max_num_batched_tokens"] == 8192
-    assert chosen.bytes_of("profile_run") == earlier.bytes_of("profile_run")
+    assert chosen.term_bytes("profile_run") == earlier.term_bytes("profile_run")
     with pytest.raises(InputError, match=r"VLLM_USE_V1=0: vLLM 0\.11 and later have no first engine"):
         answer(engine="vllm==0.19", VLLM_USE_V1="0")
 
 
 def test_the_cache_is_that_of_the_blocks_which_are_asked_for() -> None:
     refused = answer("qwen3-30b-a3b", engine="vllm==0.33", num_gpu_blocks_override=1000)
-    assert refused.result.bytes_of("kv_cache") == 1000 * 16 * 48 * 2 * 4 * 128 * 2
+    assert refused.result.term_bytes("kv_cache") == 1000 * 16 * 48 * 2 * 4 * 128 * 2
     assert not refused.result.can_start
     first_change = refused.document["changes"][0]
     assert first_change["flag"].startswith("--num-gpu-blocks-override ")
@@ -559,11 +562,11 @@ def test_a_version_with_two_engines_runs_the_first_one_where_the_second_lacks_so
     flags = flags | {"max_model_len": 4096}
     default = server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", **flags)
     first = server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", VLLM_USE_V1="0", **flags)
-    assert (default.bytes_of("profile_run") == first.bytes_of("profile_run")) is is_first
+    assert (default.term_bytes("profile_run") == first.term_bytes("profile_run")) is is_first
     assert any("runs its first engine (V0), as " in note for note in default.notes) is is_first
     if hardware == "mi300x" or "enable_lora" in flags:  # the second engine, which is not the default there
         second = server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", VLLM_USE_V1="1", **flags)
-        assert second.bytes_of("profile_run") != first.bytes_of("profile_run")
+        assert second.term_bytes("profile_run") != first.term_bytes("profile_run")
     elif is_first:
         with pytest.raises(InputError, match=r"VLLM_USE_V1=1: vLLM .* does not start with it"):
             server_memory("qwen3-0.6b", hardware=hardware, engine=f"vllm=={version}", VLLM_USE_V1="1", **flags)
@@ -577,9 +580,9 @@ def test_slots_of_adapters_are_weights() -> None:
     network = 2 * (4096 + 6144) + (6144 + 4096)
     vocabulary = 2 * (151_936 + 4096)  # embedding and head have the whole vocabulary on every rank
     sides = 36 * (attention + network) + vocabulary
-    assert slots.bytes_of("weights") - plain.bytes_of("weights") == 4 * 64 * 2 * sides
+    assert slots.term_bytes("weights") - plain.term_bytes("weights") == 4 * 64 * 2 * sides
     # 51 graphs of each mode are captured with adapters and without
-    further = slots.bytes_of("cuda_graphs") - plain.bytes_of("cuda_graphs")
+    further = slots.term_bytes("cuda_graphs") - plain.term_bytes("cuda_graphs")
     assert further == pytest.approx(2 * 51 * 36 * 0.19 * 2**20, abs=2)
 
 
@@ -589,7 +592,7 @@ def test_experts_have_slots_of_adapters() -> None:
     experts = 128 * 3 * (2048 + 768)
     attention = (2048 + 4096) + 2 * (2048 + 512) + (4096 + 2048)
     sides = 48 * (experts + attention + 2048 + 128) + 2 * (151_936 + 2048)
-    assert slots.bytes_of("weights") - plain.bytes_of("weights") == 16 * 2 * sides
+    assert slots.term_bytes("weights") - plain.term_bytes("weights") == 16 * 2 * sides
 
 
 @pytest.mark.parametrize(
@@ -620,7 +623,7 @@ def test_adapters_that_are_not_modelled_are_refused(flags: dict[str, Any], messa
 def test_a_cached_element_has_its_share_of_scales(word: str, sixteenths_of_a_byte: float) -> None:
     memory = server_memory("qwen3-8b", engine="vllm==0.33", kv_cache_dtype=word)
     block = round(36 * 8 * 128 * 2 * 16 * sixteenths_of_a_byte / 16)
-    assert memory.block_count == memory.bytes_of("kv_cache") // block
+    assert memory.block_count == memory.term_bytes("kv_cache") // block
 
 
 @pytest.mark.parametrize(
@@ -637,11 +640,11 @@ def test_caches_with_scales_that_are_not_modelled_are_refused(flags: dict[str, A
 
 
 def test_encoders_without_inputs_are_not_loaded() -> None:
-    weights = server_memory("gemma3-27b").bytes_of("weights")
+    weights = server_memory("gemma3-27b").term_bytes("weights")
     text = server_memory("gemma3-27b", limit_mm_per_prompt='{"image": 0, "video": 0}')
-    assert text.bytes_of("weights") == server_memory("gemma3-27b", language_model_only=True).bytes_of("weights")
-    assert text.bytes_of("weights") < weights
-    assert server_memory("gemma3-27b", limit_mm_per_prompt="image=1").bytes_of("weights") == weights
+    assert text.term_bytes("weights") == server_memory("gemma3-27b", language_model_only=True).term_bytes("weights")
+    assert text.term_bytes("weights") < weights
+    assert server_memory("gemma3-27b", limit_mm_per_prompt="image=1").term_bytes("weights") == weights
 
 
 def test_windows_keep_all_tokens_without_the_hybrid_manager() -> None:
@@ -664,10 +667,10 @@ def test_modules_that_draft_have_weights_and_a_layer_of_cache() -> None:
         speculative_config={"method": "mtp", "num_speculative_tokens": 1},
     )
     with_mtp = llmcalc.params("glm-4.5-air", with_mtp=True).total - llmcalc.params("glm-4.5-air").total
-    rests_of_segments = drafting.bytes_of("weights") - plain.bytes_of("weights") - 2 * with_mtp
+    rests_of_segments = drafting.term_bytes("weights") - plain.term_bytes("weights") - 2 * with_mtp
     assert 0 <= rests_of_segments <= 8 * 2**20
     # 46 layers and one, 8 key heads of 128, keys and values, 2 bytes
-    assert drafting.block_count == drafting.bytes_of("kv_cache") // (47 * 8 * 128 * 2 * 2 * 16)
+    assert drafting.block_count == drafting.term_bytes("kv_cache") // (47 * 8 * 128 * 2 * 2 * 16)
 
 
 def test_modules_with_a_window_add_no_layer_to_the_caches_of_whole_requests() -> None:
@@ -676,7 +679,10 @@ def test_modules_with_a_window_add_no_layer_to_the_caches_of_whole_requests() ->
         server_memory("mimo-v2-flash", hardware="b300", engine="vllm==0.33", tp=4, **flags)
         for flags in ({}, {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}})
     )
-    full, windowed = (drafting.kv_tokens / drafting.bytes_of("kv_cache"), plain.kv_tokens / plain.bytes_of("kv_cache"))
+    full, windowed = (
+        drafting.kv_tokens / drafting.term_bytes("kv_cache"),
+        plain.kv_tokens / plain.term_bytes("kv_cache"),
+    )
     assert full == pytest.approx(windowed, rel=0.05)
 
 
@@ -686,10 +692,10 @@ def test_a_draft_model_has_weights_and_a_cache() -> None:
 
     plain, draft = tokens_of("llama3.1-70b"), tokens_of("llama3.2-1b")
     both = tokens_of("llama3.1-70b", speculative_config='{"model": "llama3.2-1b", "num_speculative_tokens": 4}')
-    weights = plain.bytes_of("weights") + draft.bytes_of("weights")
-    assert both.bytes_of("weights") == weights
+    weights = plain.term_bytes("weights") + draft.term_bytes("weights")
+    assert both.term_bytes("weights") == weights
     # 80 layers with 8 key heads of 128, and 16 with 8 of 64
-    assert both.block_count == both.bytes_of("kv_cache") // ((80 * 8 * 128 + 16 * 8 * 64) * 2 * 2 * 16)
+    assert both.block_count == both.term_bytes("kv_cache") // ((80 * 8 * 128 + 16 * 8 * 64) * 2 * 2 * 16)
 
 
 MEDUSA = {"architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": 5, "num_hidden_layers": 1} | {
@@ -704,7 +710,9 @@ def test_heads_of_medusa_are_divided_and_their_blocks_are_whole(tp: int) -> None
     alone = server_memory("llama2-7b", engine="vllm==0.28", tensor_parallel_size=tp)
     drafted = server_memory("llama2-7b", engine="vllm==0.28", tensor_parallel_size=tp, speculative_config=draft)
     elements = 5 * (4096 * 4096 + 32_000 * 4096 // tp)
-    assert 0 <= drafted.bytes_of("weights") - alone.bytes_of("weights") - 2 * elements <= 8 * 2**20  # rests of segments
+    assert (
+        0 <= drafted.term_bytes("weights") - alone.term_bytes("weights") - 2 * elements <= 8 * 2**20
+    )  # rests of segments
     with pytest.raises(InputError, match=r"method eagle: .* is a draft of Medusa; expected the method medusa"):
         answer("llama2-7b", engine="vllm==0.28", speculative_config=draft | {"method": "eagle"})
 
@@ -791,7 +799,7 @@ def test_a_batch_holds_the_longest_video_where_images_see_all_of_themselves(
     )
     assert answer.result.can_start == starts
     if not starts:
-        assert answer.result.message.startswith("Chunked MM input disabled")
+        assert answer.result.startup_error.startswith("Chunked MM input disabled")
         assert answer.document["changes"][0]["flag"] == "--max-num-batched-tokens 2496"
         assert answer.document["changes"][0]["starts"]
 
@@ -806,7 +814,7 @@ def test_encoders_that_are_whole_on_each_rank() -> None:
 
     def weights(ranks: int, **flags: Any) -> int:
         memory = server_memory("gemma3-27b", tensor_parallel_size=ranks, hardware="h200", **flags)
-        return int(memory.bytes_of("weights"))
+        return int(memory.term_bytes("weights"))
 
     tower = weights(1) - weights(1, language_model_only=True)
     text = weights(2, language_model_only=True)
@@ -842,13 +850,15 @@ def test_a_request_of_compressed_attention_needs_what_vllm_prints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "checked_block_bytes"),
+    ("version", "start_check_block_bytes"),
     [("0.22.0", 1_051_776), ("0.23.0", 1_051_776), ("0.28.0", 1_051_776), ("0.29.0", 1_002_240)],
 )
-def test_the_start_check_of_compressed_attention_counts_whole_tuples(version: str, checked_block_bytes: int) -> None:
+def test_the_start_check_of_compressed_attention_counts_whole_tuples(
+    version: str, start_check_block_bytes: int
+) -> None:
     """v1/core/kv_cache_utils.py, `_check_enough_kv_cache_memory` and `_max_memory_usage_bytes_from_groups`.
 
-    checked_block_bytes: bytes of a block in the check; from 0.29 on those of the pool.
+    start_check_block_bytes: bytes of a block in the check; from 0.29 on those of the pool.
     """
     length = 32_768
     flags = {"tensor_parallel_size": 2, "max_model_len": length, "max_num_batched_tokens": 2048}
@@ -860,8 +870,8 @@ def test_the_start_check_of_compressed_attention_counts_whole_tuples(version: st
     wide = memory_with(2**34)
     request_blocks = round(wide.block_count / wide.max_concurrency)
     null_blocks = 1 if version == "0.29.0" else 0
-    checked_bytes = (request_blocks + null_blocks) * checked_block_bytes
-    enough, few = memory_with(checked_bytes), memory_with(checked_bytes - 1)
+    start_check_bytes = (request_blocks + null_blocks) * start_check_block_bytes
+    enough, few = memory_with(start_check_bytes), memory_with(start_check_bytes - 1)
     assert enough.can_start
     assert enough.max_concurrency >= 1
     assert not few.can_start
@@ -928,7 +938,7 @@ def test_layers_of_stages_in_the_environment(engine: str, pp: str, variable: str
     def weights(stages: str) -> int:
         flags: dict[str, Any] = {pp: 2, variable: stages}
         memory = engine_memory("qwen3-30b-a3b", engine=engine, hardware="h200", **flags)
-        return memory.bytes_of("weights")
+        return memory.term_bytes("weights")
 
     layer_bytes = weights("15,33") - weights("16,32")
     assert weights("16,32") - weights("24,24") == pytest.approx(8 * layer_bytes, rel=1e-5)  # and the last norm
@@ -973,17 +983,17 @@ def test_keys_of_an_indexer_have_eight_bits(
     device = find_hardware(hardware)
     tensor = {"vllm": "tensor_parallel_size", "sglang": "tp_size", "tensorrt-llm": "tp_size"}[engine]
     memory = record.memory_on(llmcalc.load("deepseek-v3.2"), device, version, {tensor: 8, **flags})
-    available = memory.bytes_of("kv_cache")
+    available = memory.term_bytes("kv_cache")
     assert abs(available / token_bytes - memory.kv_tokens) < 65
 
 
 def test_graphs_are_subtracted_and_the_default_share_grows_from_0_20_on() -> None:
     """Read in 0.20.0, whose message says 0.21: 0.92 of the memory, and graphs in the budget."""
     old, new = server_memory(engine="vllm==0.19"), server_memory(engine="vllm==0.20")
-    total = round(old.bytes_of("budget") / 0.9)
-    assert new.bytes_of("budget") == pytest.approx(0.92 * total, abs=4)
+    total = round(old.term_bytes("budget") / 0.9)
+    assert new.term_bytes("budget") == pytest.approx(0.92 * total, abs=4)
     parts = ("weights", "profile_run", "non_torch", "cuda_graphs")
-    assert new.bytes_of("kv_cache") == new.bytes_of("budget") - sum(map(new.bytes_of, parts))
+    assert new.term_bytes("kv_cache") == new.term_bytes("budget") - sum(map(new.term_bytes, parts))
 
 
 @pytest.mark.parametrize(("version", "tokens"), [("0.20.0", "blocks"), ("0.20.2", "concurrency")])
@@ -997,7 +1007,7 @@ def test_outside_torch_a_dgx_spark_shares_its_memory_with_the_processor() -> Non
     spark, card = (
         server_memory(hardware=name, engine="vllm==0.22", max_num_seqs=64) for name in ("dgx-spark", "rtx-pro-6000")
     )
-    assert spark.bytes_of("non_torch") == 2350 * 2**20 > card.bytes_of("non_torch")
+    assert spark.term_bytes("non_torch") == 2350 * 2**20 > card.term_bytes("non_torch")
 
 
 def test_another_engine_behind_a_flag_is_named() -> None:
@@ -1039,8 +1049,8 @@ def test_embedding_models_have_no_logits_in_the_profile_run() -> None:
     embedding = engine_memory("qwen3-embedding-0.6b", hardware="b200", engine="vllm==0.19")
     generating = engine_memory("qwen3-0.6b", hardware="b200", engine="vllm==0.19")
     logits = 1024 * 151_669 * 4
-    assert embedding.bytes_of("profile_run") < logits < generating.bytes_of("profile_run")
-    assert embedding.bytes_of("cuda_graphs") < generating.bytes_of("cuda_graphs")
+    assert embedding.term_bytes("profile_run") < logits < generating.term_bytes("profile_run")
+    assert embedding.term_bytes("cuda_graphs") < generating.term_bytes("cuda_graphs")
     assert (
         engine_memory("qwen3-embedding-0.6b", hardware="b200", engine="vllm==0.19", runner="pooling").terms
         == embedding.terms
@@ -1048,17 +1058,17 @@ def test_embedding_models_have_no_logits_in_the_profile_run() -> None:
     scores = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"]}
     for pooling_flags in ({"task": "embed"}, {"hf_overrides": scores}):
         pooling = engine_memory("qwen3-0.6b", hardware="b200", engine="vllm==0.19", **pooling_flags)
-        assert pooling.bytes_of("profile_run") == embedding.bytes_of("profile_run")
+        assert pooling.term_bytes("profile_run") == embedding.term_bytes("profile_run")
     untied = [server_memory("qwen3-8b", hardware="b200", **flags) for flags in ({}, {"task": "embed"})]
     head_bytes = 151_936 * 4096 * 2 + 2**20  # 1,187 MiB in a segment of 1,188
-    assert untied[0].bytes_of("weights") - untied[1].bytes_of("weights") == head_bytes  # vLLM drops the head
+    assert untied[0].term_bytes("weights") - untied[1].term_bytes("weights") == head_bytes  # vLLM drops the head
 
 
 def test_the_command_of_mimo_v2s_recipe_starts() -> None:
     """A rank of 4 has 192 rows of keys, 1.5 blocks; vLLM's class stores them anew (pull request 30836, on H200s)."""
     answer = engine_memory("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=4)
     assert answer.can_start
-    assert 72 < answer.bytes_of("weights") / 2**30 < 73  # 309 billion numbers of a byte, divided by 4
+    assert 72 < answer.term_bytes("weights") / 2**30 < 73  # 309 billion numbers of a byte, divided by 4
     with pytest.raises(InputError, match=r"experts\.gate_proj: 64 rows are not a multiple"):
         engine_memory("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=32)  # its experts
 
@@ -1071,7 +1081,7 @@ def test_the_command_of_qwen3_nexts_card_starts() -> None:
         engine_memory("qwen3-next-80b-a3b", **options, **flags) for flags in ({}, {"speculative_config": config})
     )
     assert drafting.can_start
-    assert drafting.bytes_of("weights") - plain.bytes_of("weights") > 1_650_471_424 * 2 // 4
+    assert drafting.term_bytes("weights") - plain.term_bytes("weights") > 1_650_471_424 * 2 // 4
 
 
 def test_a_flag_without_a_value_behind_another_engine_is_named(run: Any) -> None:
@@ -1083,7 +1093,7 @@ def test_a_flag_without_a_value_behind_another_engine_is_named(run: Any) -> None
 def test_experts_of_latents_have_their_own_width() -> None:
     """Kimi K3's experts read 3,584 of 7,168 channels, and MXFP4 of compressed-tensors is not padded: it fits 8 B300."""
     rank = EngineRank(llmcalc.load("kimi-k3"), Layout(tp=8))
-    experts = rank.widest_networks[2]
+    experts = rank.widest_network_sizes[2]
     assert experts is not None
     assert (experts.intermediate_size, experts.input_width, experts.layer_count) == (3072 // 8, 3584, 92)
     cache = llmcalc.kv("kimi-k3", hardware="b300", engine="vllm==0.33", tp=8).document
@@ -1124,13 +1134,13 @@ def test_added_stages_that_a_model_refuses_end_no_search() -> None:
         return SimpleNamespace(kv_tokens=1)
 
     server: Any = SimpleNamespace(
-        layout_fields=("tensor_parallel_size", "pipeline_parallel_size"),
+        layout_flag_names=("tensor_parallel_size", "pipeline_parallel_size"),
         flags={"tensor_parallel_size": 2}, device_count=2, tp=2, pp=1, with_flags=lambda **flags: flags,
     )  # fmt: skip
-    assert [flags for flags, _ in layouts_of(server, memory_of, 8)] == [{"tensor_parallel_size": 2}]
+    assert [flags for flags, _ in layouts_with_memory(server, memory_of, 8)] == [{"tensor_parallel_size": 2}]
     server.flags["pipeline_parallel_size"] = 2
     with pytest.raises(InputError, match="--pp 2"):
-        [*layouts_of(server, memory_of, 8)]
+        [*layouts_with_memory(server, memory_of, 8)]
 
 
 @in_one_test
@@ -1158,7 +1168,7 @@ def test_overrides_of_rotary_positions_change_the_length_and_the_table(engine: s
     """Qwen3's card: YaRN with factor 4. The table has a row of cosines and sines for each position."""
     plain, scaled = (engine_memory("qwen3-0.6b", hardware="h100", engine=engine, **more) for more in ({}, flags))
     assert (plain.settings["max_model_len"], scaled.settings["max_model_len"]) == (40_960, 131_072)
-    added_rows = scaled.bytes_of("weights") - plain.bytes_of("weights")
+    added_rows = scaled.term_bytes("weights") - plain.term_bytes("weights")
     assert added_rows == (131_072 - 40_960) * 128 * 2
 
 
@@ -1195,7 +1205,7 @@ def test_ranges_of_sizes_that_are_compiled_change_no_memory() -> None:
 def test_bitsandbytes_quantizes_plain_weights_to_nf4() -> None:
     """The loader knows no other scheme (model_loader/bitsandbytes_loader.py, `quantize_4bit(…, quant_type="nf4")`)."""
     named, typed = (
-        engine_memory("qwen3-0.6b", hardware="h100", engine="vllm==0.19", **flags).bytes_of("weights")
+        engine_memory("qwen3-0.6b", hardware="h100", engine="vllm==0.19", **flags).term_bytes("weights")
         for flags in ({"quantization": "bitsandbytes"}, {"quantize": "nf4"})
     )
     assert named == typed
@@ -1207,7 +1217,7 @@ def test_the_method_of_weights_that_are_published_in_8_bits_changes_nothing() ->
         engine_memory("deepseek-r1-0528", hardware="b200", engine="vllm", tensor_parallel_size=8, **flags)
         for flags in ({"quantization": "fp8"}, {})
     )
-    assert named.bytes_of("weights") == published.bytes_of("weights")
+    assert named.term_bytes("weights") == published.term_bytes("weights")
 
 
 def test_the_method_of_deepseek_v4_is_that_of_its_checkpoint() -> None:
@@ -1216,7 +1226,7 @@ def test_the_method_of_deepseek_v4_is_that_of_its_checkpoint() -> None:
         engine_memory("deepseek-v4-flash", hardware="b200", engine="vllm", tensor_parallel_size=4, **flags)
         for flags in ({"quantization": "deepseek_v4_fp8"}, {})
     )
-    assert named.bytes_of("weights") == published.bytes_of("weights")
+    assert named.term_bytes("weights") == published.term_bytes("weights")
 
 
 def test_a_cache_for_more_users_than_the_engine_runs_has_a_note() -> None:
@@ -1244,7 +1254,7 @@ def test_weights_that_vllm_converts_have_one_scale_of_a_matrix_and_no_rests_of_s
     """A log of vLLM 0.11.0 with `quantization=fp8` (index:22371651172) has 3.4244 GiB; scales of rows: 3.4261."""
     run = {"hardware": "l40s", "engine": "vllm==0.11.0", "max_num_batched_tokens": 8192}
     granite = engine_memory("granite-4.0-micro", quantization="fp8", **run)
-    assert granite.bytes_of("weights") / 2**30 == pytest.approx(3.4244, abs=3e-4)
+    assert granite.term_bytes("weights") / 2**30 == pytest.approx(3.4244, abs=3e-4)
     converted, stored, both = (
         llmcalc.memory("phi4", **run, **flags).document["terms"][1]
         for flags in ({"quantization": "fp8"}, {"quantize": "fp8"}, {"quantization": "fp8", "quantize": "fp8"})
@@ -1275,7 +1285,7 @@ def test_rests_of_segments_count_as_weights(
 ) -> None:
     """torch splits off a rest of a segment of more than 1 MiB (c10/cuda/CUDACachingAllocator.cpp, `should_split`)."""
     memory = engine_memory(target, hardware=hardware, engine=f"vllm=={version}", max_model_len=4096, **flags)
-    assert memory.bytes_of("weights") / 2**30 == pytest.approx(weights_gib, rel=0.001)
+    assert memory.term_bytes("weights") / 2**30 == pytest.approx(weights_gib, rel=0.001)
 
 
 def test_buffers_of_deepep_and_copies_of_experts() -> None:
@@ -1283,7 +1293,7 @@ def test_buffers_of_deepep_and_copies_of_experts() -> None:
     35.55 GiB for 2,048 tokens, 31.94 for 1,840 and 26.66 for 1,536; DeepEP has at most 32.
     """
     for tokens, gib in ((2048, 35.55), (1856, 32.21), (1840, 31.94), (1536, 26.66)):
-        assert low_latency_bytes(tokens, 5120, 448) / 2**30 == pytest.approx(gib, abs=0.005)
+        assert low_latency_buffer_bytes(tokens, 5120, 448) / 2**30 == pytest.approx(gib, abs=0.005)
     wide: dict[str, Any] = {"dp": 16, "enable_expert_parallel": True, "max_model_len": 4096}
     flags = {**wide, "max_num_batched_tokens": 1024, "max_num_seqs": 256}
     plain, low, high = (
@@ -1294,12 +1304,12 @@ def test_buffers_of_deepep_and_copies_of_experts() -> None:
             {"all2all_backend": "deepep_high_throughput"},
         )
     )
-    buffers = low_latency_bytes(1024, 7168, 256)
+    buffers = low_latency_buffer_bytes(1024, 7168, 256)
     heap = -(-buffers // 2**29) * 2**29
-    assert low.bytes_of("non_torch") - plain.bytes_of("non_torch") == heap + 2**30
-    assert high.bytes_of("non_torch") - plain.bytes_of("non_torch") == 2 * 2**30  # within the node and beyond it
+    assert low.term_bytes("non_torch") - plain.term_bytes("non_torch") == heap + 2**30
+    assert high.term_bytes("non_torch") - plain.term_bytes("non_torch") == 2 * 2**30  # within the node and beyond it
     # config/compilation.py: "Disabling CUDA Graphs since DeepEP high-throughput kernels are optimized for prefill"
-    assert low.bytes_of("cuda_graphs") == plain.bytes_of("cuda_graphs") > high.bytes_of("cuda_graphs") == 0
+    assert low.term_bytes("cuda_graphs") == plain.term_bytes("cuda_graphs") > high.term_bytes("cuda_graphs") == 0
     assert any("vLLM turns CUDA graphs off" in note for note in high.notes)
     with pytest.raises(InputError, match=r"--max-num-batched-tokens 8,192: the buffers .* at most 2,304"):
         llmcalc.memory(
@@ -1323,9 +1333,9 @@ def test_buffers_of_deepep_and_copies_of_experts() -> None:
         engine_memory("deepseek-v3", hardware="h200", engine=f"vllm=={version}", **flags, **variable)
         for version in ("0.33.0", "0.15.0")
     )
-    assert newer.bytes_of("non_torch") == plain.bytes_of("non_torch")
+    assert newer.term_bytes("non_torch") == plain.term_bytes("non_torch")
     assert any(note.startswith("VLLM_ALL2ALL_BACKEND: vLLM ignores it from 0.16 on") for note in newer.notes)
-    assert older_version.bytes_of("non_torch") > newer.bytes_of("non_torch") + 2**30
+    assert older_version.term_bytes("non_torch") > newer.term_bytes("non_torch") + 2**30
     # one rank of attention exchanges no tokens, whatever the backend (`use_all2all_kernels`)
     whole = engine_memory("deepseek-v3", hardware="h200", engine="vllm", tp=8, enable_expert_parallel=True)
     same = engine_memory(
@@ -1342,7 +1352,7 @@ def test_buffers_of_deepep_and_copies_of_experts() -> None:
     )
     layer = 18 * 3 * 7168 * 2048  # 18 experts of 288 in 8 bits, and scales of blocks of 128 x 128 in 32
     added = 58 * layer // 9 + layer + 4 * 1000 * 58 * 288
-    assert balanced.bytes_of("weights") - plain.bytes_of("weights") == pytest.approx(added, rel=1e-3)
+    assert balanced.term_bytes("weights") - plain.term_bytes("weights") == pytest.approx(added, rel=1e-3)
     with pytest.raises(InputError, match="30: 16 ranks do not divide 256 experts and 30 copies; expected 32 copies"):
         llmcalc.memory(
             "deepseek-v3",
@@ -1364,14 +1374,14 @@ def test_ranks_of_attention_divide_experts_without_expert_parallelism_too() -> N
         for flags in ({}, {"dp": 2}, {"dp": 2, "enable_expert_parallel": True}, {"dp": 2, "tp": 2, "pp": 2})
     )
     expert_bytes = 48 * 128 * 3 * 2048 * 768 * 2
-    assert whole.bytes_of("weights") - divided.bytes_of("weights") == expert_bytes // 2
-    assert divided.bytes_of("weights") == by_number.bytes_of("weights")
+    assert whole.term_bytes("weights") - divided.term_bytes("weights") == expert_bytes // 2
+    assert divided.term_bytes("weights") == by_number.term_bytes("weights")
     assert divided.layout is not None
     assert divided.layout.replica_devices == divided.devices == 2
     halves = engine_memory("qwen3-30b-a3b", **words, tp=2, pp=2)
-    assert halves.bytes_of("weights") - by_stages.bytes_of("weights") == expert_bytes // 8
+    assert halves.term_bytes("weights") - by_stages.term_bytes("weights") == expert_bytes // 8
     dense, dense_replicas = (engine_memory("llama3.1-8b", **words, dp=dp) for dp in (1, 2))
-    assert dense.bytes_of("weights") == dense_replicas.bytes_of("weights")
+    assert dense.term_bytes("weights") == dense_replicas.term_bytes("weights")
     for model, tp, dp, reason in (
         (
             "Qwen/Qwen3-30B-A3B-FP8", 4, 2, "--tensor-parallel-size 4 --data-parallel-size 2: .* not a multiple of .* "

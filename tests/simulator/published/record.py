@@ -80,7 +80,7 @@ def recorded(hold: Any, case: Any) -> list[dict[str, Any]]:
     return [{"sizes": sizes, "held": hold(case, sizes)._asdict()} for sizes in case.sizes]
 
 
-def differing_names(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
+def differing_flag_names(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
     for kind in ("kernels", "modules"):
         for name in sorted({*old[kind], *new[kind]}):
             if old[kind].get(name) != new[kind].get(name):
@@ -108,7 +108,7 @@ def main() -> int:
         return 2
     now = records()
     if "--check" in sys.argv:
-        different = list(differing_names(json.loads(RECORDS.read_text()), json.loads(json.dumps(now))))
+        different = list(differing_flag_names(json.loads(RECORDS.read_text()), json.loads(json.dumps(now))))
         print("\n".join(different))
         return 1 if different else 0
     RECORDS.write_text(written(now))
