@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack
+from ..simulator.layer_stacks import SHORT_RUN_REPEATS, LayerStack
 from ..simulator.meter import AllocationPlace, MemoryPeak
 from ..simulator.replay_result import ReplayResult
 

@@ -28,8 +28,8 @@ from .linear import Linear as Linear
 from .linear import Norm as Norm
 
 if TYPE_CHECKING:
-    from .hashed import HashRotations as HashRotations
-    from .hashed import NeighbourChunkAttentionCore as NeighbourChunkAttentionCore
+    from .hash_attention import HashRotations as HashRotations
+    from .hash_attention import NeighbourChunkAttentionCore as NeighbourChunkAttentionCore
     from .products import BlockLinear as BlockLinear
     from .products import BlockSumMatmul as BlockSumMatmul
     from .products import CompressedEntryLinear as CompressedEntryLinear

@@ -79,7 +79,7 @@ class Lowering(ProgramLowering):
         """Whether autocast runs powers and softmax in float32, as on a GPU (aten/src/ATen/autocast_mode.h)."""
         return self.graph.autocast_dtype is not None and self.choices.is_on_gpu
 
-    def find_dataflow(self, root_scope: ModuleScope) -> None:
+    def find_layer_dataflow(self, root_scope: ModuleScope) -> None:
         """Finds the tensors that each layer reads and returns, and the modules that the backward pass recomputes."""
         if self.recompute.nodes:
             self._find_recomputed_modules(root_scope)
@@ -158,7 +158,7 @@ class Lowering(ProgramLowering):
         The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,
         which the reference passes to every module.
         """
-        module_input, module_output = module_scope.call_values
+        module_input, module_output = module_scope.input_and_output_values
         frames_outside_region, memoized_values = self._copy_frames(), self.pass_memo
         shared_tensors = {
             value_id: self.tensors_by_value[value_id]

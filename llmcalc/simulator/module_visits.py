@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .layer_loops import LayerStack
+from .layer_stacks import LayerStack
 from .meter import AllocationPlace, MemoryPeak, Meter
 from .simulated_work import SIMULATED_WORK
 
@@ -243,7 +243,7 @@ class DerivedPasses(NamedTuple):
     repeat_bytes: int
 
 
-def passes_without_repeat(
+def derive_passes_with_fewer_repeats(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> DerivedPasses | None:
     """Derives passes with three layer repeats from passes with four; None if the inner repeats differ."""
@@ -255,7 +255,7 @@ def passes_without_repeat(
     return None if backward_visits is None else DerivedPasses(forward_visits, backward_visits, repeat_bytes)
 
 
-def passes_with_repeat(
+def derive_passes_with_more_repeats(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> DerivedPasses | None:
     """Derives passes with four layer repeats from passes with three; None if the repeats differ."""

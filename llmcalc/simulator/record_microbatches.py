@@ -64,7 +64,7 @@ class PassCounter:
     def _case_of_pass(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns the case to which a pass belongs; all passes of a case have the same memory events."""
         previous_state = "flying" if self.backwards[model_chunk] < pass_number else "done"
-        return model_chunk, pass_kind, _pass_index_in_case(pass_number), previous_state if pass_number else ""
+        return model_chunk, pass_kind, _distinct_pass_number(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, model_chunk: int) -> tuple[PassCase, PassId]:
         """Counts a backward pass of a model chunk, and returns its case and id."""
@@ -74,7 +74,7 @@ class PassCounter:
         is_first_backward, self.allocates_gradients[model_chunk] = self.allocates_gradients[model_chunk], False
         pass_state = f"{next_state}, fresh" if is_first_backward else next_state
         return self._case_with_previous_kind(
-            (model_chunk, "B", _pass_index_in_case(pass_number), pass_state), (model_chunk, "B", pass_number)
+            (model_chunk, "B", _distinct_pass_number(pass_number), pass_state), (model_chunk, "B", pass_number)
         )
 
     def _case_with_previous_kind(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
@@ -88,7 +88,7 @@ class PassCounter:
         return (model_chunk, pass_kind, pass_number, pass_state), pass_id
 
 
-def _pass_index_in_case(pass_number: int) -> int:
+def _distinct_pass_number(pass_number: int) -> int:
     """Returns the pass's number, but at most 2, because passes from number 2 on have the same events.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
@@ -363,7 +363,7 @@ class TraceReader:
             elif nbytes == FREE_EVENT:
                 released_number = storage_numbers.get(storage_number)
                 if released_number is None:
-                    self._check_belongs_to_pass(storage_number, storage_numbers)
+                    self._refuse_storage_of_other_pass(storage_number, storage_numbers)
                 storage_bytes, memory_kind = bytes_of_storages[storage_number], memory_kinds[storage_number]
                 if storage_bytes:
                     if released_number is None:
@@ -392,7 +392,7 @@ class TraceReader:
                 if storage_number == recorded_pass.input_storage:
                     pass_trace.kind_of_input_after_pass = event_detail
                 else:
-                    self._check_belongs_to_pass(storage_number, storage_numbers)
+                    self._refuse_storage_of_other_pass(storage_number, storage_numbers)
                 storage_bytes, memory_kind = bytes_of_storages[storage_number], memory_kinds[storage_number]
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) - storage_bytes
                 bytes_by_kind[event_detail] = bytes_by_kind.get(event_detail, 0) + storage_bytes
@@ -423,7 +423,7 @@ class TraceReader:
             raise NotRepeatingError
         return pass_trace
 
-    def _check_belongs_to_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
+    def _refuse_storage_of_other_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeatingError` for a storage that belongs to no pass, or is another pass's output."""
         if storage_number not in storage_numbers and (
             storage_number not in self.allocating_passes or storage_number in self.output_storages

@@ -30,7 +30,7 @@ class CountedWork(NamedTuple):
         return self.unshared_units + sum(dict(self.recordings).values())
 
 
-def sum_of_work(works: Iterable[CountedWork]) -> CountedWork:
+def total_work(works: Iterable[CountedWork]) -> CountedWork:
     """Returns the work of several runs, which may share recordings."""
     work_list = list(works)
     return CountedWork(

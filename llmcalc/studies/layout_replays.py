@@ -16,7 +16,7 @@ from ..frameworks.framework import EstimateErrors, LazyFunction
 from ..frameworks.peak_estimate import Measurements
 from ..frameworks.ranks import Cluster
 from ..processes import ForkedCalls, usable_processes
-from ..simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget, sum_of_work
+from ..simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget, total_work
 from .layout_candidates import Candidate, LayoutRun
 from .layout_estimates import RunEstimates
 
@@ -100,7 +100,7 @@ def _largest_replay(
     replays: dict[int, RankReplay] = {}
 
     def work_so_far() -> CountedWork:
-        return sum_of_work(replay.work for replay in replays.values())
+        return total_work(replay.work for replay in replays.values())
 
     try:
         if first_stage is None:

@@ -198,7 +198,7 @@ def _match_expert_stacks(
     words_by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in tensor_shapes:
-            words_by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
+            words_by_shape[shape].setdefault(_last_name_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
     for expert_stack in expert_stacks:
         words_of_same_shape = [
@@ -278,7 +278,7 @@ def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axis_count: int) -> 
             yield from combinations(sibling_tensors[:8], group_size)
 
 
-def _last_word(tensor_name: str) -> str:
+def _last_name_word(tensor_name: str) -> str:
     """Returns the last word of a tensor's name, without numbers and `weight`: `experts.3.w1.weight` → `w1`."""
     name_parts = [name_part for name_part in tensor_name.split(".") if not name_part.isdigit()]
     last_name_part = name_parts[-1] if name_parts else ""

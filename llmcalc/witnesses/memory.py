@@ -24,7 +24,7 @@ from ..device_memory.estimate import memory
 from ..device_memory.inference import InferenceConfig, replay_inference
 from ..device_memory.optimizers.registry import DEFAULT_OPTIMIZER, optimizer
 from ..device_memory.settings import Settings
-from ..device_memory.simulated_run import has_storage_format, inference_passes, kernel_choices, training_run
+from ..device_memory.simulated_run import has_storage_format, inference_configs, kernel_choices, training_replay_config
 from ..device_memory.training import TrainingConfig, TrainingRun
 from ..errors import InputError
 from ..model import ModelSpec
@@ -89,7 +89,7 @@ class MemoryComparison:
         )
 
 
-def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
+def default_run_settings(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
     """Returns the runs that are compared by default: training, prefill and, except for encoders, decoding."""
     training_settings, prefill_settings = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
     return [
@@ -134,7 +134,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     if reason_to_skip:
         comparison.skip_reasons[GRADIENT_SUMS_NAME] = reason_to_skip
         return
-    training = run_config_of_settings(spec, short_settings)
+    training = replay_config(spec, short_settings)
     smaller_spec = spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)})
     assert isinstance(training, TrainingConfig)
     training = replace(training, has_master_weights=False)  # the passes read no master weights
@@ -162,7 +162,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
     """Returns the simulated bytes of a run by quantity; the run is not on a GPU."""
-    run_setup = run_config_of_settings(spec, settings)
+    run_setup = replay_config(spec, settings)
     run_setup = replace(run_setup, kernel_choices=replace(run_setup.kernel_choices, multiprocessors=0))
     if isinstance(run_setup, TrainingConfig):
         return simulate_steps(spec, run_setup).bytes_by_name()
@@ -171,7 +171,7 @@ def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
 
 def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
     """Returns the bytes of a run of the reference by quantity, measured with torch."""
-    run_setup = run_config_of_settings(spec, settings)
+    run_setup = replay_config(spec, settings)
     if isinstance(run_setup, TrainingConfig):
         return measure_steps(spec, run_setup, device).bytes_by_name()
     return measure_pass(spec, run_setup, device).bytes_by_name(run_setup.phase)
@@ -192,25 +192,24 @@ def fill_reference_defaults(settings: Settings) -> Settings:
     return settings.with_changes(optimizer_impl=settings.optimizer_impl or default_implementation)
 
 
-def run_config_of_settings(spec: ModelSpec, settings: Settings) -> TrainingConfig | InferenceConfig:
+def replay_config(spec: ModelSpec, settings: Settings) -> TrainingConfig | InferenceConfig:
     """Returns the training or inference config of these settings, with the reference's defaults filled in."""
     settings = fill_reference_defaults(settings)
-    memory_use = memory(spec, settings).states
+    static_memory = memory(spec, settings).states
     if settings.phase == "training":
-        return training_run(settings, spec, memory_use)
-    (inference_config,) = inference_passes(settings, spec, memory_use, kernel_choices(settings, spec).attention)
+        return training_replay_config(settings, spec, static_memory)
+    (inference_config,) = inference_configs(settings, spec, static_memory, kernel_choices(settings, spec).attention)
     return inference_config
 
 
 def run_text(spec: ModelSpec, settings: Settings) -> str:
     """Returns the run of these settings in words."""
-    memory_use = memory(spec, settings).states
-    tokens_text = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
+    static_memory = memory(spec, settings).states
+    tokens_text = f"{static_memory.workload.batch} × {static_memory.workload.seq:,} tokens"
     if settings.phase == "training":
-        assert memory_use.optimizer is not None
-        return (
-            f"training with {memory_use.optimizer.name} in {memory_use.precision or memory_use.dtype} on {tokens_text}"
-        )
+        assert static_memory.optimizer is not None
+        number_format = static_memory.precision or static_memory.dtype
+        return f"training with {static_memory.optimizer.name} in {number_format} on {tokens_text}"
     return f"prefill of {tokens_text}" if settings.phase == "prefill" else f"decoding one token after {tokens_text}"
 
 
@@ -221,7 +220,7 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
         return f"{recurrent_path} runs kernels of a library, and the reference a loop of its own"
     if settings.phase == "inference":
         return "a server's paged cache is not in the reference; prefill and decode are compared"
-    memory_use, run_setup = memory(spec, settings).states, run_config_of_settings(spec, settings)
+    static_memory, run_setup = memory(spec, settings).states, replay_config(spec, settings)
     dropout_points = {} if spec.dropout is None else spec.dropout.probabilities()
     if (
         isinstance(run_setup, TrainingConfig)
@@ -233,7 +232,7 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
         return "torch's flash attention takes values of the size of keys alone"
     if isinstance(run_setup, InferenceConfig):
         return next(
-            reason for reason_applies, reason in _inference_limits(memory_use, run_setup, device) if reason_applies
+            reason for reason_applies, reason in _inference_limits(static_memory, run_setup, device) if reason_applies
         )
     return next(reason for reason_applies, reason in _training_limits(run_setup, device) if reason_applies)
 
@@ -256,8 +255,10 @@ def _values_differ_in_size(spec: ModelSpec) -> bool:
     return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
 
-def _inference_limits(memory_use: Any, inference_config: InferenceConfig, device: Device) -> Iterator[tuple[bool, str]]:
-    yield has_storage_format(memory_use), "quantized weights are not in the reference"
+def _inference_limits(
+    static_memory: Any, inference_config: InferenceConfig, device: Device
+) -> Iterator[tuple[bool, str]]:
+    yield has_storage_format(static_memory), "quantized weights are not in the reference"
     yield inference_config.has_paged_cache, "a paged cache is not in the reference"
     yield from _kernel_limits(inference_config.kernel_choices.attention, inference_config.kernel_choices.norm, device)
     yield True, ""
@@ -373,7 +374,7 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
         memory_meter.peaks = {}
         live_bytes, saved_bytes = 0, None
         for _ in range(training.microbatches):
-            simulated_run.next_batch()
+            simulated_run.replace_batch()
             loss = simulated_run.forward()
             live_bytes = memory_meter.live_bytes
             saved_bytes = _saved_bytes(simulated_run, loss)
@@ -406,11 +407,11 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
 
     training_run.set_up()
     weight_bytes = memory_meter.by_kind["weights"]
-    training_run.next_batch()
+    training_run.replace_batch()
     training_run.graph.gradient_sum_hook = add_sum
     bytes_before = memory_meter.live_bytes - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
     memory_meter.peaks = {}
-    training_run.next_batch()
+    training_run.replace_batch()
     loss = training_run.forward()
     live_bytes = memory_meter.live_bytes - bytes_before
     training_run.backward(loss)
@@ -546,10 +547,10 @@ def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str
     with ShapeCache():
         cache_tensors = cache_shapes(spec, inference_config) if inference_config.phase == "decode" else {}
     with ShapeCache(), tracker:
-        inference_passes = InferencePasses(spec, inference_config, device)
-        tracker.track_tensors((*inference_passes.module.parameters(), *inference_passes.module.buffers()))
+        inference_configs = InferencePasses(spec, inference_config, device)
+        tracker.track_tensors((*inference_configs.module.parameters(), *inference_configs.module.buffers()))
         if inference_config.phase == "decode":
-            inference_passes.create_cache(cache_tensors)
+            inference_configs.create_cache(cache_tensors)
         tracker.peak = tracker.now
-        (inference_passes.run_decode if inference_config.phase == "decode" else inference_passes.run_prefill)()
+        (inference_configs.run_decode if inference_config.phase == "decode" else inference_configs.run_prefill)()
         return InferenceBytes(tracker.peak, tracker.now)

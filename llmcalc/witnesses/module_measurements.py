@@ -219,18 +219,21 @@ class BackwardOwners:
                 self.owner[autograd_node] = module_path
                 pending_nodes += [next_node for next_node, _ in autograd_node.next_functions if next_node is not None]
 
-    def backward(self, model_outputs: list[Tensor], count_so_far: Callable[[], int]) -> dict[str, int]:
-        """Runs the backward pass of all outputs. Returns FLOPs by module. count_so_far: returns the counter's total."""
+    def backward(self, model_outputs: list[Tensor], read_flop_count: Callable[[], int]) -> dict[str, int]:
+        """Runs the backward pass of all outputs. Returns FLOPs by module.
+
+        read_flop_count: returns the counter's total.
+        """
         for hook_handle in self.handles:
             hook_handle.remove()
         self._assign_owner(model_outputs, "")
         loss: Any = sum(module_output.float().sum() for module_output in model_outputs)
         flops_by_owner: dict[str, int] = {}
-        running_path, flops_before = "", count_so_far()
+        running_path, flops_before = "", read_flop_count()
 
         def count_for_owner(next_path: str) -> None:
             nonlocal running_path, flops_before
-            current_flops = count_so_far()
+            current_flops = read_flop_count()
             flops_by_owner[running_path] = flops_by_owner.get(running_path, 0) + current_flops - flops_before
             running_path, flops_before = next_path, current_flops
 

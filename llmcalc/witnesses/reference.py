@@ -25,7 +25,7 @@ from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, compare_nodes, remove_zero_checks
-from .difference_explanation import list_sizes
+from .difference_explanation import list_named_sizes
 from .module_measurements import (
     buffer_counts_by_path,
     cache_bytes_by_path,
@@ -135,7 +135,7 @@ def verify_reference(
     seconds = time.perf_counter() - start_time
     if device != "meta":
         verdict_info["measured"] = _measure_speed(spec, module, device, batch, seq)
-    return Verdict(model_name, f"reference/{device}", checks, seconds, verdict_info, list_sizes(spec))
+    return Verdict(model_name, f"reference/{device}", checks, seconds, verdict_info, list_named_sizes(spec))
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.liveness import modules_below
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
-from llmcalc.workload.expert_capacity import capacity_of
-from llmcalc.workload.recompute import RECOMPUTE_MODES, recompute_of
+from llmcalc.workload.expert_capacity import parse_expert_capacity
+from llmcalc.workload.recompute import RECOMPUTE_MODES, parse_recompute
 from tests.contracts.test_parts import ATTENTION, FEED_FORWARD, HIDDEN, NORM, around_a_model, decoder
 from tests.simulator.compare import examples
 
@@ -316,13 +316,13 @@ def training(spec: ModelSpec, values: Values, seed: int = 0) -> TrainingConfig:
         optimizer=values["--optimizer"].split()[0],
         has_momentum=values["--optimizer"] == "sgd with momentum",
         implementation=values["--optimizer-impl"],  # type: ignore[arg-type]
-        recompute=recompute_of(recompute),
+        recompute=parse_recompute(recompute),
         kernel_choices=KernelChoices(
             attention=values["--attn-implementation"],  # type: ignore[arg-type]
             norm=values["--norm"],  # type: ignore[arg-type]
             cross_entropy=values["--cross-entropy"],  # type: ignore[arg-type]
             logits_dtype=None if logits == "default" else logits,
-            expert_capacity=capacity_of(values["--moe"]),
+            expert_capacity=parse_expert_capacity(values["--moe"]),
         ),
         adapters=adapters(spec, values["--lora"]),
         include=frozenset() if spec.mtp is None else frozenset({MTP.name}),

@@ -13,7 +13,7 @@ import llmcalc
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.mla import MLA
-from llmcalc.components.position import Rope
+from llmcalc.components.rope import Rope
 from llmcalc.costs.cache import kv
 from llmcalc.device_memory import estimate, inference
 from llmcalc.device_memory.inference import InferenceConfig, replay_inference
@@ -22,7 +22,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.kernel_choices import KernelChoices
-from llmcalc.simulator.layer_loops import layer_stacks
+from llmcalc.simulator.layer_stacks import layer_stacks
 from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.replay_result import ReplayResult
 from llmcalc.witnesses.module_measurements import default_dtype

@@ -132,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class SoftmaxProducts(nn.Module):
+    class LocalSoftmaxCore(nn.Module):
         """Attends within blocks. q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d].
 
         Returns the shape of q. Scores are not scaled, as in T5.
@@ -149,7 +149,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, sum_index: Tensor, sum_positions: Tensor) -> Tensor:
             return (sum_positions[:, None] == sum_index[None]).to(x.dtype) @ x
 
-    class LocalReference(nn.Module):
+    class LocalAttentionReference(nn.Module):
         """Attends to nearby tokens and to block sums, for LongT5. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: LocalAttention, model_properties: ModelProperties) -> None:
@@ -161,7 +161,10 @@ def _reference_class() -> type[nn.Module]:
                 self.sums = BlockSumProduct()
             if spec.global_norm is not None:
                 self.global_norm = spec.global_norm.reference(model_properties)
-            self.core, self.o_proj = SoftmaxProducts(), nn.Linear(heads_width, model_properties.hidden_size, bias=False)
+            self.core, self.o_proj = (
+                LocalSoftmaxCore(),
+                nn.Linear(heads_width, model_properties.hidden_size, bias=False),
+            )
 
         def _split_into_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
@@ -247,4 +250,4 @@ def _reference_class() -> type[nn.Module]:
             attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
             return self.o_proj(attn_output.flatten(2))
 
-    return LocalReference
+    return LocalAttentionReference

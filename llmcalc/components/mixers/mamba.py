@@ -253,7 +253,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.norm is not None:
                 time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
-            stored_state = self.ssm_state.only_tensor(pass_state)
+            stored_state = self.ssm_state.single_tensor(pass_state)
             scan_output, last_state = self.scan(
                 inner_x, time_step, b.repeat_interleave(inner_x.shape[-1] // heads, 2), c, stored_state
             )

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from ...device_memory.device_memory import without_garbage_collection
 from ...device_memory.training import replay_shorter_on_allocator, replay_steps_on_allocator
 from ...simulator.event_log import Event, EventRecorder
-from ...simulator.layer_loops import LayerStack
 from ...simulator.layer_pattern import RECORDED_REPEATS
+from ...simulator.layer_stacks import LayerStack
 from ...simulator.meter import Block
 from ...simulator.pass_trace import PassCase, PassId, PassTrace
 from ...simulator.record_microbatches import (
@@ -26,7 +26,7 @@ from ...simulator.record_microbatches import (
     output_without_storage,
 )
 from ...simulator.repeat_layers import NotRepeatingError
-from ...simulator.repeat_microbatches import EventMeter, PassPlayer
+from ...simulator.repeat_microbatches import EventMeter, PassReplayer
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
 from ..torch.pipeline_replay import RecordedRank, micro_batches_on_allocator, passes_key, run_in_groups
@@ -113,7 +113,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
         return [*super()._surviving_outputs(chunk_index, stage_output), *gathered_parameters]
 
 
-class ReplayedPasses(SchedulePasses, PassPlayer):
+class ReplayedPasses(SchedulePasses, PassReplayer):
     """Replays recorded passes instead of running them. parameters: the gathered parameters of each chunk."""
 
     def __init__(
@@ -123,16 +123,16 @@ class ReplayedPasses(SchedulePasses, PassPlayer):
         layer_offsets: Sequence[int],
         parameters: Sequence[Sequence[Parameter]],
     ) -> None:
-        PassPlayer.__init__(self, memory_meter, pass_traces, layer_offsets)
+        PassReplayer.__init__(self, memory_meter, pass_traces, layer_offsets)
         self.schedule_count: int = 0
         self.passes_before_schedule: list[int] = [0] * len(layer_offsets)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
-    def _play_forward(
+    def _replay_forward(
         self, chunk_index: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None
     ) -> Tensor:
         """Replays a forward pass, and gives gathered parameters the storages that it allocates."""
-        pass_trace, first_storage = self._play_pass(chunk_index, pass_case, pass_id)
+        pass_trace, first_storage = self._replay_pass(chunk_index, pass_case, pass_id)
         if stage_input is not None and pass_trace.kind_of_input_after_pass is not None:
             stage_input.storage.block.kind = pass_trace.kind_of_input_after_pass
         (_, stage_output), *gathered_outputs = pass_trace.outputs

@@ -7,9 +7,9 @@ from functools import partial
 
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
-from ...simulator.layer_loops import SHORT_RUN_REPEATS
+from ...simulator.layer_stacks import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
-from ...simulator.module_visits import PassVisits, VisitMeter, forward_with_repeat, passes_with_repeat
+from ...simulator.module_visits import PassVisits, VisitMeter, derive_passes_with_more_repeats, forward_with_repeat
 from ...simulator.simulated_work import SIMULATED_WORK
 from ...simulator.tensor import Tensor
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
@@ -51,7 +51,7 @@ def measure_passes(
     if list(repeat_counts) != short_run_counts:
         return list(map(stage_run.run_passes, repeat_counts))
     shorter_pass = stage_run.run_passes(SHORT_RUN_REPEATS)
-    derived_passes = stage_run.passes_with_repeat()
+    derived_passes = stage_run.derive_passes_with_more_repeats()
     if derived_passes is not None:
         return derived_passes
     longer_run = StageRun(memory_estimate, layout, pipeline_stage, SHORT_RUN_REPEATS + 1)
@@ -121,7 +121,7 @@ class StageRun:
         )
         return pass_bytes
 
-    def passes_with_repeat(self) -> list[MicroBatchBytes] | None:
+    def derive_passes_with_more_repeats(self) -> list[MicroBatchBytes] | None:
         """Extrapolates a micro-batch's bytes to four layer repeats, from the last measured run, which has three.
 
         Returns them, and those of three. The passes count as work as if they had run, so that a search ends at the same
@@ -130,7 +130,7 @@ class StageRun:
         if self._latest_passes is None or self.stage_layers.stack is None:
             return None
         saved_bytes, remaining_bytes, forward_visits, backward_visits = self._latest_passes
-        longer_passes = passes_with_repeat(forward_visits, backward_visits, self.stage_layers.stack)
+        longer_passes = derive_passes_with_more_repeats(forward_visits, backward_visits, self.stage_layers.stack)
         if longer_passes is None:
             return None
         longer_forward, longer_backward, repeat_bytes = longer_passes

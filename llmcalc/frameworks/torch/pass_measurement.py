@@ -10,9 +10,9 @@ from ...device_memory.training import TrainingConfig
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
 from ...simulator.event_log import EventRecorder
-from ...simulator.layer_loops import SHORT_RUN_REPEATS
+from ...simulator.layer_stacks import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
-from ...simulator.module_visits import PassVisits, VisitMeter, passes_without_repeat
+from ...simulator.module_visits import PassVisits, VisitMeter, derive_passes_with_fewer_repeats
 from ...simulator.profiles.context_parallel import RingAttentionKernels, context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.profiles.dtensor import DTensorKernels
 from ...simulator.simulated_work import SIMULATED_WORK
@@ -49,7 +49,7 @@ def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> M
             return [batch for repeat_count in repeat_counts for batch in measure_passes(layout, stage, [repeat_count])]
         pass_bytes = [stage_run.run_passes(repeat_counts[0])]
         for repeat_count in repeat_counts[1:]:
-            shorter_pass = stage_run.passes_without_repeat() if repeat_count == SHORT_RUN_REPEATS else None
+            shorter_pass = stage_run.derive_passes_with_fewer_repeats() if repeat_count == SHORT_RUN_REPEATS else None
             if shorter_pass is not None:
                 pass_bytes.append(shorter_pass)
             elif stage_run.stage_layers.has_one_kind:
@@ -112,7 +112,7 @@ class StageRun:
         self._latest_passes = measured_passes if self.meter.live_bytes == start_bytes else None
         return self._micro_batch_bytes(*measured_passes)
 
-    def passes_without_repeat(self) -> MicroBatchBytes | None:
+    def derive_passes_with_fewer_repeats(self) -> MicroBatchBytes | None:
         """Derives the bytes of a micro-batch with three layer repeats from the last measured run, which has four.
 
         The passes count as work as if a run of their own had first made its gradients, so that a search over layouts
@@ -123,7 +123,7 @@ class StageRun:
             return None
         saved_bytes, forward_visits, backward_visits = self._latest_passes
         work_units = forward_visits.work_units + backward_visits.work_units
-        shorter_passes = passes_without_repeat(forward_visits, backward_visits, self.stage_layers.stack)
+        shorter_passes = derive_passes_with_fewer_repeats(forward_visits, backward_visits, self.stage_layers.stack)
         if shorter_passes is None:
             return None
         forward_visits, backward_visits, repeat_bytes = shorter_passes

@@ -134,7 +134,7 @@ class DTensorKernels(EagerKernels):
     def _check_token_sharding_rules(self, program: RankFlow) -> None:
         """Raises `InputError` for a module that torchtitan's plan does not cover if tokens are sharded."""
         assert self.placement_tracker is not None
-        for step_name, operation in named_steps(program.root.items):
+        for step_name, operation in steps_with_module_path(program.root.items):
             creates_rows = (
                 not operation.input_values
                 and bool(operation.output_values)
@@ -523,11 +523,11 @@ class DTensorKernels(EagerKernels):
         return logit_gradient
 
 
-def named_steps(scope_items: Iterable[ProgramItem], path: str = "") -> Iterator[tuple[str, Step]]:
+def steps_with_module_path(scope_items: Iterable[ProgramItem], path: str = "") -> Iterator[tuple[str, Step]]:
     """Yields the operations that run, each with its module path."""
     for scope_item in scope_items:
         if isinstance(scope_item, AlternativeBranches):
-            yield from named_steps(next(iter(scope_item.branches.values())).items, path)
+            yield from steps_with_module_path(next(iter(scope_item.branches.values())).items, path)
         elif scope_item.node_fields.get("optional") or scope_item.node_fields.get("role") in UNEXECUTED_ROLES:
             continue
         else:
@@ -535,7 +535,7 @@ def named_steps(scope_items: Iterable[ProgramItem], path: str = "") -> Iterator[
             if isinstance(scope_item, Step):
                 yield step_path, scope_item
             else:
-                yield from named_steps(scope_item.items, step_path)
+                yield from steps_with_module_path(scope_item.items, step_path)
 
 
 def check_equal_shards(program: RankFlow) -> None:

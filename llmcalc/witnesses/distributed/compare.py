@@ -13,7 +13,7 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...units import DTYPE_BITS
 from ..checks import LOSS_QUANTITY, MEMORY_PREFIX, Check, Verdict
-from ..difference_explanation import list_sizes
+from ..difference_explanation import list_named_sizes
 from ..reference import MAX_CPU_BYTES, default_seq, max_prompt_length, require_torch
 from ..untested import untested_parts
 from .job import JOB_DTYPE, TrainingJob, simulate_rank
@@ -72,7 +72,7 @@ def verify_jobs(training_jobs: Sequence[TrainingJob], model_name: str = "model")
     """Runs jobs with equal numbers of processes one after another, and compares the results."""
     start_time = time.perf_counter()
     if is_started_by_torchrun():
-        from .work import run_jobs
+        from .worker import run_jobs
 
         process_count = int(os.environ["WORLD_SIZE"])
         if any(training_job.layout.world_size != process_count for training_job in training_jobs):
@@ -115,6 +115,6 @@ def compare_job_results(
         checks,
         seconds,
         verdict_info,
-        list_sizes(training_job.spec),
+        list_named_sizes(training_job.spec),
         untested=untested_parts(training_job.spec),
     )

@@ -34,7 +34,7 @@ def rank_of_process() -> int:
 def run_processes(
     training_jobs: Sequence[TrainingJob],
     time_limit: float = TIME_LIMIT_SECONDS,
-    worker_module: str = "llmcalc.witnesses.distributed.work",
+    worker_module: str = "llmcalc.witnesses.distributed.worker",
 ) -> Any:
     """Runs jobs with the same number of ranks in new processes, and returns the output of rank 0.
 

@@ -119,8 +119,8 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshards: bool, dtype: torch.dty
     for layer_index, layer in enumerate(module.layers):
         is_last_layer = layer_index == len(module.layers) - 1
         fully_shard(layer, mesh=mesh, mp_policy=precision_policy, reshard_after_forward=reshards and not is_last_layer)
-        layer.forward = partial(_unwrap_state, layer.forward)
-        layer.register_forward_pre_hook(_wrap_state, prepend=True)
+        layer.forward = partial(_unwrap_shared_state, layer.forward)
+        layer.register_forward_pre_hook(_wrap_shared_state, prepend=True)
     fully_shard(module, mesh=mesh, mp_policy=precision_policy, reshard_after_forward=False)
     layers = list(module.layers)
     for layer_index, layer in enumerate(layers):
@@ -137,11 +137,13 @@ class SharedState:
         self.layer_state = layer_state
 
 
-def _wrap_state(layer: nn.Module, inputs: tuple[Any, Any]) -> tuple[Any, SharedState]:
+def _wrap_shared_state(layer: nn.Module, inputs: tuple[Any, Any]) -> tuple[Any, SharedState]:
     return inputs[0], SharedState(inputs[1])
 
 
-def _unwrap_state(forward: Callable[..., torch.Tensor], x: torch.Tensor, shared_state: SharedState) -> torch.Tensor:
+def _unwrap_shared_state(
+    forward: Callable[..., torch.Tensor], x: torch.Tensor, shared_state: SharedState
+) -> torch.Tensor:
     return forward(x, shared_state.layer_state)
 
 

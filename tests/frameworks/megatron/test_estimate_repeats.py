@@ -9,7 +9,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.megatron.estimate import StageRun, measure_passes
 from llmcalc.parallel.layout import Layout, stages
-from llmcalc.simulator.layer_loops import LayerStack
+from llmcalc.simulator.layer_stacks import LayerStack
 from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.module_visits import (
     ModuleVisit,
@@ -39,7 +39,7 @@ def test_four_repeats_are_three_with_one_more(case: str) -> None:
     units_before = SIMULATED_WORK.units
     short_run = StageRun(estimate, layout, stage, 3)
     short_run.run_passes(3)
-    derived_passes = short_run.passes_with_repeat()
+    derived_passes = short_run.derive_passes_with_more_repeats()
     counted_units, units_before = SIMULATED_WORK.units - units_before, SIMULATED_WORK.units
     long_run = StageRun(estimate, layout, stage, 4)
     four_repeats = long_run.run_passes(4)
@@ -60,7 +60,7 @@ def test_repeats_that_differ_all_run(monkeypatch: pytest.MonkeyPatch, case: str)
     for derives in (True, False):
         units_before = SIMULATED_WORK.units
         if not derives:
-            monkeypatch.setattr(StageRun, "passes_with_repeat", lambda _: None)
+            monkeypatch.setattr(StageRun, "derive_passes_with_more_repeats", lambda _: None)
         measured.append(measure_passes(estimate, layout, stage, [4, 3]))
         units.append(SIMULATED_WORK.units - units_before)
     assert measured[0] == measured[1]

@@ -331,9 +331,9 @@ class DecodeStepKernels(ScanKernels):
             self._mapped_heads(module_steps, f"{letter}_proj", x, op.key_dim, rope_operations[i : i + 1])
             for i, letter in enumerate("qk")
         )
-        k = self._for_each_query_head(k, op.heads)
+        k = self._repeat_for_query_heads(k, op.heads)
         v = aten.transpose(self.split_heads(self.project(module_steps["v_proj"], x), op.value_dim), 1, 2)
-        v = self._for_each_query_head(v, op.heads)
+        v = self._repeat_for_query_heads(v, op.heads)
         log_decay = self._linear_attention_decay(module_steps, x)
         output = self._linear_attention_step(q, k, v, log_decay)
         del log_decay
@@ -382,7 +382,7 @@ class DecodeStepKernels(ScanKernels):
         mapped_heads = self.feature_map(module_steps, heads)
         return self.rotate(mapped_heads, rope_operations[0]) if rope_operations else mapped_heads
 
-    def _for_each_query_head(self, x: Tensor, heads: Any) -> Tensor:
+    def _repeat_for_query_heads(self, x: Tensor, heads: Any) -> Tensor:
         return x if are_equal(x.shape[1], heads) else self.aten.repeat_interleave(x, exact_div(heads, x.shape[1]), 1)
 
     def _linear_attention_decay(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
@@ -391,7 +391,7 @@ class DecodeStepKernels(ScanKernels):
         if "gk_b_proj" in module_steps:
             logits = self.project(module_steps["gk_b_proj"], self.project(module_steps["gk_a_proj"], x))
             logits = aten.transpose(self.split_heads(logits, op.key_dim), 1, 2)
-            return self._for_each_query_head(aten.scale(self._log_sigmoid(logits), "div"), op.heads)
+            return self._repeat_for_query_heads(aten.scale(self._log_sigmoid(logits), "div"), op.heads)
         heads = aten.new_tensor((op.heads,), FLOAT32)
         log_decay = aten.new_like(aten.new_like(aten.new_like(aten.new_like(heads))))
         log_decay = aten.unsqueeze(aten.unsqueeze(log_decay, -1), -1)

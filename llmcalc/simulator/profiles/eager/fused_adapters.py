@@ -13,7 +13,7 @@ from ....components.base import TORCH_WITNESS
 from ....evidence import compared, source_code_witness
 from ....flow.program import ModuleScope, Step
 from ....workload.lora import PROJECTIONS
-from ...autograd import record, record_all
+from ...autograd import record, record_multiple_outputs
 from ...tensor import UINT8, NeedsInputGrad, OptionalGradient, Tensor
 from .lora import LoraKernels
 from .scans.module_steps import module_steps
@@ -92,7 +92,7 @@ class FusedAdapterKernels(LoraKernels):
         matrices = [
             matrix
             for layer, input_width in zip(linear_layers, input_widths, strict=True)
-            for matrix in self._matrices(layer, input_width)
+            for matrix in self._adapter_matrices(layer, input_width)
         ]
         matrix_shapes = [matrix.shape for matrix in matrices]
         dropped_x = self._dropped_input(x)
@@ -149,7 +149,7 @@ class FusedAdapterKernels(LoraKernels):
         graph, reader = self.graph, projections[-1]
         x = self.aten.autocast_operand(self.flat_tensor(projections[0].input_values[0], reader))
         weights = [self.linear_weight(layer) for layer in projections]
-        matrices = [matrix for layer in projections for matrix in self._matrices(layer, x.shape[-1])]
+        matrices = [matrix for layer in projections for matrix in self._adapter_matrices(layer, x.shape[-1])]
         matrix_shapes = [matrix.shape for matrix in matrices]
         dropped_x = self._dropped_input(x)
         with graph.no_grad():
@@ -165,7 +165,7 @@ class FusedAdapterKernels(LoraKernels):
             return (*self._input_gradients(x, dropped_x, weights), *matrix_gradients)
 
         inputs = [x, *([] if dropped_x is x else [dropped_x]), *matrices]
-        record_all(graph, "adapted_projections", inputs, outputs, backward, x, dropped_x, *weights)
+        record_multiple_outputs(graph, "adapted_projections", inputs, outputs, backward, x, dropped_x, *weights)
         del x, dropped_x
         for layer, output in zip(projections, outputs, strict=True):
             self.modules[id(layer.output_values[0])] = self.module_path(), layer.name
@@ -173,7 +173,7 @@ class FusedAdapterKernels(LoraKernels):
 
     # --- products ---------------------------------------------------------------------------------------------------
 
-    def _matrices(self, layer: Step, input_width: Number) -> list[Tensor]:
+    def _adapter_matrices(self, layer: Step, input_width: Number) -> list[Tensor]:
         """Returns the trained matrices of a layer's adapter, and allocates the layer's bias if it has one."""
         assert self.adapters is not None
         output_width, rank = layer.output_values[0].width, self.adapters.rank

@@ -10,7 +10,7 @@ from ....components.base import TORCH_WITNESS
 from ....evidence import compared, kernels_compared, source_code_witness, torch_witness
 from ....flow.program import Step
 from ....flow.value import Value
-from ...autograd import is_recorded, record
+from ...autograd import needs_autograd_node, record
 from ...sdpa import SdpaCall, has_extra_mask_input, sdpa_backend
 from ...strides import Shape as Sizes
 from ...strides import elementwise_strides, is_size_one
@@ -177,10 +177,10 @@ class FusedAttention(AttentionKernels):
         bias = (
             self.additive_bias_mask(operation, query_count, key_count, causal) if operation.options["biased"] else None
         )
-        is_mask_trained = bias is not None and is_recorded(self.graph, (bias,))
+        is_mask_trained = bias is not None and needs_autograd_node(self.graph, (bias,))
         selection_mask = self.tensor_of(operation.input_values[-1]) if operation.options["narrowed"] else None
         is_masked = is_masked or bias is not None or selection_mask is not None
-        is_trained = is_recorded(self.graph, (q, k, v))
+        is_trained = needs_autograd_node(self.graph, (q, k, v))
         dtype = self.graph.autocast_dtype or q.dtype
         sdpa_call = SdpaCall(
             dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, is_mask_trained
@@ -263,7 +263,7 @@ class FusedAttention(AttentionKernels):
         else:
             attention_output = self._allocate_in_query_order(kernel_name, q, v)
         padded_query_count = ceil_div(query_count, 32) * 32 if is_efficient else query_count
-        needs_gradient = is_recorded(autograd_graph, (q, k, v))
+        needs_gradient = needs_autograd_node(autograd_graph, (q, k, v))
         row_sum_shape: tuple[Any, ...] = (batch, heads, query_count, 1)
         if is_efficient:
             row_sum_shape = (batch, heads, padded_query_count if needs_gradient else 0)

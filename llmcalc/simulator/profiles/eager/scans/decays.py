@@ -207,7 +207,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
                 op.chunk_size,
                 self._memory_states(module_steps["recurrent_state"]),
             )
-            self.state_tensors(module_steps["recurrent_state"], *self.memory_shapes(op))
+            self.state_tensors(module_steps["recurrent_state"], *self.memory_state_shapes(op))
         h = aten.transpose(h, 1, 2)
         norm_step = module_steps["norm"]
         normed_output = self.norm(
@@ -216,7 +216,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         output = aten.mul(aten.elementwise_function("sigmoid", output_gate), normed_output)
         return self.project(module_steps["out_proj"], output)
 
-    def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
+    def memory_state_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
         """Returns the shapes of each head's matrix memory, normalizer and largest exponent."""
         return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
 

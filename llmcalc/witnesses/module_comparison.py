@@ -26,10 +26,10 @@ def compare_modules(
     for node_positions in _group_nodes_by_modules(model_tree, modules_of_nodes, run_config):
         node_paths = module_paths(node_positions[0])
         counts_by_path: dict[str, int | None] = {
-            node_path: modules_of_nodes[node_path].share_of_counts(measured_by_path) for node_path in node_paths
+            node_path: modules_of_nodes[node_path].node_share_of_counts(measured_by_path) for node_path in node_paths
         }
         yield from check_repeats(
-            _fused_nodes_name(node_positions),
+            _joined_node_name(node_positions),
             quantity_name,
             sum(map(closed_form, node_positions)),
             counts_by_path,
@@ -82,6 +82,6 @@ def _group_nodes_by_modules(
     return positions_by_modules.values()
 
 
-def _fused_nodes_name(node_positions: list[NodePosition]) -> str:
+def _joined_node_name(node_positions: list[NodePosition]) -> str:
     """Returns the joined name of fused nodes: `layers.0-3.self_attn.q_proj + k_proj + v_proj`."""
     return " + ".join((node_positions[0].path, *(node_position.node.name for node_position in node_positions[1:])))
