@@ -72,7 +72,7 @@ def __getattr__(op_name: str) -> Any:
     """Returns a rarely used primitive operation, and imports its module on first use."""
     from importlib import import_module
 
-    for module_name in ("products", "sparse", "recurrent", "hashed"):
+    for module_name in ("products", "sparse", "recurrent", "hash_attention"):
         op_class = vars(import_module(f".{module_name}", __name__)).get(op_name)
         if isinstance(op_class, type) and issubclass(op_class, Op):
             globals()[op_name] = op_class

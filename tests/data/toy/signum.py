@@ -19,7 +19,7 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByNam
 
 def step(run: OptimizerStep) -> None:
     """The update of each tensor is made beside it."""
-    for one in run.parameters_in_turn(run.updated_parameters):
+    for one in run.iterate_parameters(run.updated_parameters):
         if not one.states:
             with run.allocating_states():
                 one.states.append(run.aten.new_like(one.tensor, dtype=run.state_format))
