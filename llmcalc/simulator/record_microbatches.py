@@ -143,20 +143,23 @@ class PassRecorder(PassCounter):
         pass_output = compute_output()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
         outputs = self._surviving_outputs(pass_case[0], pass_output)
-        end_event_index = len(self.meter.events)
-        self.passes.append(
-            RecordedPass(
-                pass_case,
-                pass_id,
-                first_event_index,
-                end_event_index,
-                start_place,
-                input_storage,
-                outputs,
-                self.previous_pass_id,
-            )
-        )
+        self._store_pass(pass_case, pass_id, first_event_index, start_place, input_storage, outputs)
         return pass_output
+
+    def _store_pass(
+        self,
+        pass_case: PassCase,
+        pass_id: PassId,
+        first_event_index: int,
+        start_place: AllocationPlace,
+        input_storage: int | None,
+        outputs: list[PassOutput],
+    ) -> None:
+        """Appends a pass whose events end now to the recorded passes. Arguments: as in `RecordedPass`."""
+        event_range, previous_pass_id = (first_event_index, len(self.meter.events)), self.previous_pass_id
+        self.passes.append(
+            RecordedPass(pass_case, pass_id, *event_range, start_place, input_storage, outputs, previous_pass_id)
+        )
 
     def _surviving_outputs(self, model_chunk: int, pass_output: Tensor) -> list[PassOutput]:
         """Returns the tensors that may outlive a model chunk's forward pass, as in `RecordedPass.outputs`."""
@@ -172,19 +175,7 @@ class PassRecorder(PassCounter):
             for leaf_index, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
-        end_event_index = len(self.meter.events)
-        self.passes.append(
-            RecordedPass(
-                pass_case,
-                pass_id,
-                first_event_index,
-                end_event_index,
-                start_place,
-                None,
-                gradients,
-                self.previous_pass_id,
-            )
-        )
+        self._store_pass(pass_case, pass_id, first_event_index, start_place, None, gradients)
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns one trace for each case of passes. Raises `NotRepeatingError` if passes of a case differ."""
