@@ -22,7 +22,7 @@ from ..simulator.meter import AllocationPlace, MemoryPeak
 from ..simulator.repeat_layers import AllocatorOverhead, NotRepeatingError, RepeatAnalysis
 from ..simulator.replay_result import ReplayResult
 from .cuda_runtime import CONTEXT_SOURCE, CudaRuntime
-from .linear_in_layers import extrapolate_layers, highest_pass, list_module_peaks, node_path
+from .linear_in_layers import extrapolate_layers, keep_highest_pass_of_phase, list_module_peaks, node_path
 
 if TYPE_CHECKING:
     from .encoders import EncoderPeak
@@ -300,7 +300,7 @@ class CountedRun:
         self.replay_result: ReplayResult = (
             extrapolate_layers(self._count_bytes, self.stacks)
             if self.repeating_stacks
-            else highest_pass(self._count_bytes({}))
+            else keep_highest_pass_of_phase(self._count_bytes({}))
         )
 
     @property

@@ -37,7 +37,7 @@ from .device_memory import (
 )
 from .evidence import evidence_of_run
 from .host_memory import host_terms, with_paged_states
-from .inference import InferenceConfig, rank_recording_key, record_inference
+from .inference import InferenceConfig, record_inference, recording_key_of_rank
 from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
@@ -171,7 +171,7 @@ class Memory:
 
     def quantized_sizes_of_rank(self, model: RankModel) -> QuantizedSizes:
         """Returns the cached sizes of a rank's quantized weights, which `memory` fills in. model: the rank's model."""
-        return self._quantized_sizes_of_ranks.setdefault(rank_recording_key(model, {}), {})
+        return self._quantized_sizes_of_ranks.setdefault(recording_key_of_rank(model, {}), {})
 
     def memory_for_runtime(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Returns the device memory on an accelerator with these CUDA properties."""
@@ -296,7 +296,7 @@ class Memory:
             size_types = [(type(pass_config.batch), type(pass_config.seq)) for pass_config in pass_configs]
             whole_run_key = *pass_configs, *size_types, runtime_key, self.settings.recompute_choice().every
             return _counted_runs_of_inference.result((self.spec,), whole_run_key, count_passes)
-        run_key = rank_recording_key(self.spec, {}), tuple(pass_configs), runtime_key
+        run_key = recording_key_of_rank(self.spec, {}), tuple(pass_configs), runtime_key
         if run_key not in self._counted_runs:
             self._counted_runs[run_key] = count_passes()
         return self._counted_runs[run_key]
@@ -307,7 +307,7 @@ class Memory:
         """Returns the recorded allocations of passes for a workspace size, shared by ranks with equal keys."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference_config, repeats_by_stack, workspace_bytes)
-        run_key = rank_recording_key(self.spec, repeats_by_stack), inference_config
+        run_key = recording_key_of_rank(self.spec, repeats_by_stack), inference_config
         if run_key not in self._recordings:
             self._recordings[run_key] = record_inference(
                 self.spec, inference_config, repeats_by_stack, LARGE_GPU_WORKSPACE_BYTES

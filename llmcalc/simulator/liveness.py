@@ -39,12 +39,12 @@ def is_stack_layer(module_scope: ModuleScope) -> bool:
     return module_scope.first_input is not None and not module_scope.node_fields.get("optional")
 
 
-def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[tuple[str, ModuleScope]]:
+def module_scopes_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[tuple[str, ModuleScope]]:
     """Yields path and module of every submodule that is called with a tensor."""
     for scope_item in module_scope.items:
         if isinstance(scope_item, AlternativeBranches):
             for branch in scope_item.branches.values():
-                yield from modules_below(branch, parent_path)
+                yield from module_scopes_below(branch, parent_path)
         elif isinstance(scope_item, ModuleScope) and scope_item.node_fields.get("role") not in UNEXECUTED_ROLES:
             module_path = f"{parent_path}{scope_item.name}"
             if (
@@ -54,7 +54,7 @@ def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[
                 and scope_item.list_index is None
             ):
                 yield module_path, scope_item
-            yield from modules_below(scope_item, f"{module_path}.")
+            yield from module_scopes_below(scope_item, f"{module_path}.")
 
 
 def nearest_base_id(recorded_value: Value | None, candidate_ids: set[int]) -> int | None:

@@ -13,7 +13,7 @@ from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_node_names
 from .checkpoint import RegionFunction, checkpoint, checkpoint_reentrant
-from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
+from .liveness import is_stack_layer, is_view_of, module_scopes_below, nearest_base_id
 from .module_frame import (
     CARRIED_KEY,
     STAGE_INPUT_KEY,
@@ -112,7 +112,9 @@ class Lowering(ProgramLowering):
 
     def _find_recomputed_modules(self, root_scope: ModuleScope) -> None:
         """Finds the modules selected for recomputation. Raises `InputError` for an unknown module."""
-        modules = [module for scope in root_scope.scopes() if is_stack_layer(scope) for module in modules_below(scope)]
+        modules = [
+            module for scope in root_scope.scopes() if is_stack_layer(scope) for module in module_scopes_below(scope)
+        ]
         check_node_names(self.recompute.nodes, (module_path for module_path, _ in modules))
         for module_path, module_scope in modules:
             if module_path in self.recompute.nodes:

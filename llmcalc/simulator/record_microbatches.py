@@ -53,15 +53,15 @@ class PassCounter:
         pass_number = self.forwards[model_chunk]
         self.forwards[model_chunk] += 1
         return self._case_with_previous_kind(
-            self._case_of_pass(model_chunk, "F", pass_number), (model_chunk, "F", pass_number)
+            self._pass_case(model_chunk, "F", pass_number), (model_chunk, "F", pass_number)
         )
 
     def next_loss(self, model_chunk: int) -> tuple[PassCase, PassId]:
         """Returns case and id of the loss computation that follows a model chunk's last forward pass."""
         pass_number = self.forwards[model_chunk] - 1
-        return self._case_of_pass(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
+        return self._pass_case(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
 
-    def _case_of_pass(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+    def _pass_case(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns the case to which a pass belongs; all passes of a case have the same memory events."""
         previous_state = "flying" if self.backwards[model_chunk] < pass_number else "done"
         return model_chunk, pass_kind, _distinct_pass_number(pass_number), previous_state if pass_number else ""
@@ -142,7 +142,7 @@ class PassRecorder(PassCounter):
         first_event_index, start_place, self.meter.is_place_pending = len(self.meter.events), self.meter.place, True
         pass_output = compute_output()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
-        outputs = self._surviving_outputs(pass_case[0], pass_output)
+        outputs = self._outputs_that_outlive_pass(pass_case[0], pass_output)
         self._store_pass(pass_case, pass_id, first_event_index, start_place, input_storage, outputs)
         return pass_output
 
@@ -161,7 +161,7 @@ class PassRecorder(PassCounter):
             RecordedPass(pass_case, pass_id, *event_range, start_place, input_storage, outputs, previous_pass_id)
         )
 
-    def _surviving_outputs(self, model_chunk: int, pass_output: Tensor) -> list[PassOutput]:
+    def _outputs_that_outlive_pass(self, model_chunk: int, pass_output: Tensor) -> list[PassOutput]:
         """Returns the tensors that may outlive a model chunk's forward pass, as in `RecordedPass.outputs`."""
         return [output_without_storage(0, pass_output)]
 
@@ -213,10 +213,10 @@ class RecordedPasses:
                 )
                 for recorded_pass in recorded_passes
             ]
-        return with_unrecorded_cases(TraceReader(memory_events, recorded_passes).traces)
+        return add_unrecorded_cases(TraceReader(memory_events, recorded_passes).traces)
 
 
-def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
+def add_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
     """Adds traces for cases of a schedule that were not recorded but follow from the recorded cases.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second

@@ -61,7 +61,7 @@ class AllocatorOverhead(NamedTuple):
     rounding_bytes_after: int
 
     @staticmethod
-    def overhead_of_replay(device: CachingAllocator, step_encoder: AllocatorStepEncoder) -> AllocatorOverhead:
+    def read_overhead(device: CachingAllocator, step_encoder: AllocatorStepEncoder) -> AllocatorOverhead:
         """Returns an allocator's overhead at the end of a replay. step_encoder: the counter of the requested bytes."""
         rounding_bytes = device.peak_allocated - step_encoder.peak_requested
         free_bytes = device.peak_reserved - device.peak_allocated
@@ -138,7 +138,7 @@ class LayerSweep:
 
 SweepOrEvents: TypeAlias = list[Event] | LayerSweep
 
-EventLine: TypeAlias = tuple[Any, int, int, Any]
+InnerRepeatEventLine: TypeAlias = tuple[Any, int, int, Any]
 """An event of every inner repeat as (x, step, size, value); its storage number is x + step · repeat."""
 
 
@@ -520,7 +520,7 @@ class RepeatAnalysis:
             for repeat_events, repeats in full_run.events_with_repeats(section_events):
                 allocator_steps = step_encoder.encode_repeated_events(repeat_events, repeats)
                 device.run_repeats(allocator_steps, full_run.storage_count, repeats)
-        return AllocatorOverhead.overhead_of_replay(device, step_encoder)
+        return AllocatorOverhead.read_overhead(device, step_encoder)
 
 
 class FullRunEvents:
@@ -624,7 +624,9 @@ class FullRunEvents:
         inner_repeats = range(self.inner_repeat_counts[layer_sweep.stack_index])
         return inner_repeats if layer_sweep.is_ascending else inner_repeats[::-1]
 
-    def _events_of_sweep(self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
+    def _events_of_sweep(
+        self, layer_sweep: LayerSweep, inner_events: Sequence[InnerRepeatEventLine]
+    ) -> Iterator[list[Event]]:
         """Yields the events of all repeats in the order in which they run. inner_events: the inner repeats'."""
         yield self._renumbered_events(layer_sweep.events_in_order[0])
         for repeat_index in self._repeat_order(layer_sweep):
@@ -632,7 +634,7 @@ class FullRunEvents:
         yield self._renumbered_events(layer_sweep.events_in_order[-1])
 
     def _events_of_repeat(
-        self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine], repeat_index: int
+        self, layer_sweep: LayerSweep, inner_events: Sequence[InnerRepeatEventLine], repeat_index: int
     ) -> list[Event]:
         """Returns the events of one inner repeat. inner_events: the events of the inner repeats."""
         place_in_later_repeat = self.analysis.stacks[layer_sweep.stack_index].place_in_later_repeat
@@ -659,7 +661,7 @@ class FullRunEvents:
                         )
         return memory_events
 
-    def _event_by_repeat(self, memory_event: InnerRepeatEvent) -> EventLine:
+    def _event_by_repeat(self, memory_event: InnerRepeatEvent) -> InnerRepeatEventLine:
         """Returns a recorded event as a function of the inner repeat's index."""
         if memory_event.owner_offset is None:
             return memory_event.storage_number, 0, memory_event.nbytes, memory_event.event_detail

@@ -129,7 +129,7 @@ class EventMeter(Meter):
         end_place, peaks: those of the trace, with all layer indices shifted.
         """
         bytes_before, bytes_by_kind_before = self.live_bytes, self.by_kind
-        if self._peak_is_unsettled:
+        if self._has_unstored_peak:
             self._current_peak.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.kinds_at_first_release)
         if self._place_of_highest_peak is not self.peaks:
             self._place_of_highest_peak, self._highest_peak = self.peaks, {}
@@ -149,7 +149,7 @@ class EventMeter(Meter):
         self.peak_bytes: int = max(self.peak_bytes, bytes_before + pass_trace.peak_bytes)
         self.live_bytes += pass_trace.final_bytes
         self.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.bytes_by_kind)
-        self._place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
+        self._place, self._current_peak, self._has_unstored_peak = end_place, self.peaks[end_place], is_rising
 
 
 class SummedPeak(MemoryPeak):

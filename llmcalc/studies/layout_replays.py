@@ -292,7 +292,9 @@ class LayoutReplays:
     def _replay_task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
         """Returns the replay task of a layout run. has_no_limit: whether `byte_limit` does not end the replay."""
         stage_peaks = () if layout_run.layout.pp == 1 else tuple(self._run_estimates.stage_peaks(layout_run))
-        return ReplayTask(layout_run, stage_peaks, byte_limit, self._budget.units_left if has_no_limit else None)
+        return ReplayTask(
+            layout_run, stage_peaks, byte_limit, self._budget.remaining_work_units if has_no_limit else None
+        )
 
     def _run_task(self, task: SearchTask) -> Any:
         """Runs a task, possibly in a forked process. The caller counts the task's work when it uses the result."""

@@ -97,7 +97,7 @@ def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
             stored_by_group[_layer_of_name(tensor.name, spec)].append(tensor)
     for group_key in {**expected_by_group, **stored_by_group}:
         _match_fused_group(expected_by_group[group_key], stored_by_group[group_key], tensor_match)
-    _match_across_layers(tensor_match)
+    _match_inside_with_outside_layers(tensor_match)
     _accept_tied_head_copies(spec, tensor_match)
     return tensor_match
 
@@ -293,7 +293,7 @@ def _has_same_name(node_name: str, tensor_name: str) -> bool:
     return node_name.rpartition(".")[2] in tensor_name.split(".")
 
 
-def _match_across_layers(tensor_match: TensorMatch) -> None:
+def _match_inside_with_outside_layers(tensor_match: TensorMatch) -> None:
     """Pairs tensors that are in a layer in the file but outside of layers in the spec, or the reverse.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""

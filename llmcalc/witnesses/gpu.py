@@ -192,7 +192,7 @@ def closed_form_bytes(device_memory: DeviceMemory) -> dict[str, int]:
 
 
 def memory_checks(
-    computed_bytes: Mapping[str, int], measured_bytes: Mapping[str, Any], phase: str, witness_name: str
+    computed_bytes: Mapping[str, int], measured_bytes: Mapping[str, Any], phase: str, witness_label: str
 ) -> list[Check]:
     """Returns one check per quantity of a phase, such as `memory.training_requested_bytes`."""
     return [
@@ -201,7 +201,7 @@ def memory_checks(
             f"{MEMORY_PREFIX}{phase}_{quantity_name}",
             computed_bytes[quantity_name],
             measured_bytes[quantity_name],
-            witness_name,
+            witness_label,
             tolerance=tolerance,
         )
         for quantity_name, tolerance in TOLERANCE_BY_QUANTITY.items()

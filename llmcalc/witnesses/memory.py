@@ -228,13 +228,15 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
         and "attention" in dropout_points
     ):
         return "outside of a GPU torch's math of sdpa has no mask of bytes for dropout"
-    if device == "cuda" and run_setup.kernel_choices.attention == "flash" and _values_differ_in_size(spec):
+    if device == "cuda" and run_setup.kernel_choices.attention == "flash" and _has_other_value_head_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
     if isinstance(run_setup, InferenceConfig):
         return next(
-            reason for reason_applies, reason in _inference_limits(static_memory, run_setup, device) if reason_applies
+            reason
+            for reason_applies, reason in _inference_skip_reasons(static_memory, run_setup, device)
+            if reason_applies
         )
-    return next(reason for reason_applies, reason in _training_limits(run_setup, device) if reason_applies)
+    return next(reason for reason_applies, reason in _training_skip_reasons(run_setup, device) if reason_applies)
 
 
 def _recurrent_module_path(spec: ModelSpec) -> str:
@@ -249,22 +251,24 @@ def _recurrent_module_path(spec: ModelSpec) -> str:
     return ""
 
 
-def _values_differ_in_size(spec: ModelSpec) -> bool:
+def _has_other_value_head_size(spec: ModelSpec) -> bool:
     """Whether value heads have another size than query and key heads, as in latent attention."""
     attention_ops = [position.node.op for position in spec.tree().walk() if isinstance(position.node.op, AttentionCore)]
     return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
 
-def _inference_limits(
+def _inference_skip_reasons(
     static_memory: Any, inference_config: InferenceConfig, device: Device
 ) -> Iterator[tuple[bool, str]]:
     yield has_storage_format(static_memory), "quantized weights are not in the reference"
     yield inference_config.has_paged_cache, "a paged cache is not in the reference"
-    yield from _kernel_limits(inference_config.kernel_choices.attention, inference_config.kernel_choices.norm, device)
+    yield from _kernel_skip_reasons(
+        inference_config.kernel_choices.attention, inference_config.kernel_choices.norm, device
+    )
     yield True, ""
 
 
-def _training_limits(training: TrainingConfig, device: Device) -> Iterator[tuple[bool, str]]:
+def _training_skip_reasons(training: TrainingConfig, device: Device) -> Iterator[tuple[bool, str]]:
     yield training.kernel_choices.compiled, "an estimate of torch.compile"
     yield training.gradient_dtype is not None, "sums of gradients in a format of their own"
     yield training.state_dtype is not None, "optimizer states in a format of their own"
@@ -285,11 +289,11 @@ def _training_limits(training: TrainingConfig, device: Device) -> Iterator[tuple
     )
     is_library_loss = training.kernel_choices.cross_entropy in ("fused", "chunked", "flash", "flash-in-place")
     yield is_library_loss and device == "cuda", "the cross-entropy of a library that is not a part of torch"
-    yield from _kernel_limits(training.kernel_choices.attention, training.kernel_choices.norm, device)
+    yield from _kernel_skip_reasons(training.kernel_choices.attention, training.kernel_choices.norm, device)
     yield True, ""
 
 
-def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[bool, str]]:
+def _kernel_skip_reasons(attention: str, norm: str, device: Device) -> Iterator[tuple[bool, str]]:
     yield attention == "flash" and device == "cpu", "torch has no flash attention of a GPU on the CPU"
     yield attention == "sdpa" and device != "cuda", "scaled_dot_product_attention runs another backend on a GPU"
     yield norm == "fused" and device == "cpu", "fused norms of the CPU keep other statistics"
@@ -419,7 +423,7 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
     pass_bytes = PassBytes(
         live_bytes, peaks_of_phases["forward"] - bytes_before, peaks_of_phases["backward"] - bytes_before
     )
-    return _event_quantities(pass_bytes, gradient_sums) | {WEIGHTS_QUANTITY: weight_bytes}
+    return _event_bytes_by_quantity(pass_bytes, gradient_sums) | {WEIGHTS_QUANTITY: weight_bytes}
 
 
 def _input_tensors(training_run: TrainingRun) -> list[Any]:
@@ -432,7 +436,7 @@ def _input_tensors(training_run: TrainingRun) -> list[Any]:
     return list(tensors_by_storage.values())
 
 
-def _event_quantities(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
+def _event_bytes_by_quantity(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
     return {
         f"{EVENTS_PREFIX}live_bytes": pass_bytes.live_after_forward,
         f"{EVENTS_PREFIX}forward_peak_bytes": pass_bytes.forward_peak,
@@ -538,7 +542,7 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
 
         training_loop.run_micro_batch(record_phase)
     cpu_events = read_events(profiler)
-    return _event_quantities(cpu_events.pass_bytes(), cpu_events.gradient_sums)
+    return _event_bytes_by_quantity(cpu_events.pass_bytes(), cpu_events.gradient_sums)
 
 
 def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str) -> InferenceBytes:

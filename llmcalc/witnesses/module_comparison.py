@@ -16,7 +16,7 @@ def compare_modules(
     closed_form: Callable[[NodePosition], int],
     modules_of_nodes: ModulesByNode,
     measured_by_path: Mapping[str, int],
-    witness_name: str,
+    witness_label: str,
     run_config: RunConfig | None = None,
 ) -> Iterator[Check]:
     """Yields a check per node with a matching module, and one check for all nodes with the same modules.
@@ -33,7 +33,7 @@ def compare_modules(
             quantity_name,
             sum(map(closed_form, node_positions)),
             counts_by_path,
-            witness_name,
+            witness_label,
         )
 
 

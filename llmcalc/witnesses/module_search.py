@@ -118,7 +118,7 @@ class _ModuleSearch:
         root_modules = (base_path, _join_path(base_path, "encoder"), "")
         for towers_node in (child_node for child_node in node_tree.children if child_node.optional == "towers"):
             for tower in towers_node.children:
-                tower_modules = self._search_module_names(tower, root_modules, root_modules, (tower.name,))
+                tower_modules = self._find_named_modules(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
                     path = f"{towers_node.name}.{tower.name}."
                     yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
@@ -212,7 +212,7 @@ class _ModuleSearch:
         outer_modules: the modules of its layer, or of the stack outside of layers.
         table_keys: its path in the layer, and every suffix of that path.
         """
-        node_modules = self._search_module_names(node, parent_paths, outer_modules, table_keys)
+        node_modules = self._find_named_modules(node, parent_paths, outer_modules, table_keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
             has_empty_name = any(self.usual_names.get(table_key) == "" for table_key in table_keys)
@@ -221,7 +221,7 @@ class _ModuleSearch:
             yield module_path, node_modules
             paths_and_modules = [(module_path, node_modules.modules)]
         else:
-            paths_and_modules = list(self._repeats_of_node(module_path, node.indices, node_modules.modules))
+            paths_and_modules = list(self._paths_of_node_repeats(module_path, node.indices, node_modules.modules))
             yield from ((node_position, NodeModules(node_paths)) for node_position, node_paths in paths_and_modules)
         for node_position, module_paths in paths_and_modules:
             for child_node in node.children:
@@ -230,7 +230,7 @@ class _ModuleSearch:
                     f"{node_position}.{child_node.name}", child_node, module_paths, outer_modules, child_keys
                 )
 
-    def _search_module_names(
+    def _find_named_modules(
         self, node: Node, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...], table_keys: tuple[str, ...]
     ) -> NodeModules | None:
         for name_table in (self.family_names, self.usual_names):
@@ -241,7 +241,7 @@ class _ModuleSearch:
                         return modules
         return self._first_existing_modules(node.name, parent_paths)
 
-    def _repeats_of_node(
+    def _paths_of_node_repeats(
         self, module_path: str, indices: Sequence[int], list_paths: Sequence[str]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the modules of a node's repeats by their index, in one or several module lists of equal length."""

@@ -210,7 +210,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
 def _count_checks(
     spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int, repeats: dict[str, str]
 ) -> Iterator[Check]:
-    model_tree, witness_name = spec.tree(), f"reference/{device}"
+    model_tree, witness_label = spec.tree(), f"reference/{device}"
     module_paths = module_names(module)
     parts_in_forward = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 
@@ -227,7 +227,7 @@ def _count_checks(
             lambda position: position.cost_per_repeat(cost, included_parts),
             measured_counts,
             module_paths,
-            witness_name,
+            witness_label,
             None if workload is None else RunConfig(workload),
             included_parts,
         )

@@ -201,7 +201,11 @@ def _count_checks(
     batch: int,
     sequence_lengths: tuple[int, ...],
 ) -> Iterator[Check]:
-    model_tree, model_type, witness_name = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
+    model_tree, model_type, witness_label = (
+        spec.tree(),
+        text_model_of(config)[2],
+        f"transformers/{config['model_type']}",
+    )
     params = parameter_counts_by_first_module(
         model, [module_path for node_modules in modules.values() for module_path in node_modules.modules]
     )
@@ -226,7 +230,7 @@ def _count_checks(
                 lambda node_position: node_position.cost_per_repeat(cost) + excess_of_node(node_position.path),
                 modules,
                 measured_counts,
-                witness_name,
+                witness_label,
                 run_config,
             )
         )
@@ -237,7 +241,7 @@ def _count_checks(
         "parameters",
         total_cost_in_class(model_type, "parameters", total_params_of, spec, included_parts=towers_without_flops),
         params.get("", 0) - uncounted_params,
-        witness_name,
+        witness_label,
     )
     yield from compare_with_class("parameters", total_params_of, remove_shared_parameters(modules, params), modules)
     for seq in sequence_lengths:
@@ -248,7 +252,7 @@ def _count_checks(
             "forward_flops",
             total_cost_in_class(model_type, "forward_flops", forward_flops_of, spec, run_config),
             measured_pass.flops_by_path.get("", 0),
-            witness_name,
+            witness_label,
             seq,
         )
         if seq == sequence_lengths[0]:
@@ -267,7 +271,9 @@ def _count_checks(
                 spec,
                 run_config,
             )
-            yield Check("model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache_bytes, witness_name, seq)
+            yield Check(
+                "model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache_bytes, witness_label, seq
+            )
 
 
 def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:

@@ -24,7 +24,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.kernel_choices import KernelChoices
-from llmcalc.simulator.liveness import modules_below
+from llmcalc.simulator.liveness import module_scopes_below
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
 from llmcalc.workload.expert_capacity import parse_expert_capacity
 from llmcalc.workload.recompute import RECOMPUTE_MODES, parse_recompute
@@ -337,7 +337,7 @@ def nodes(spec: ModelSpec) -> list[str]:
         for scope in spec.program().root.scopes()
         if scope.first_input is not None and not scope.node_fields.get("optional")
     ]
-    paths = dict.fromkeys(path for scope in scopes for path, _ in modules_below(scope))
+    paths = dict.fromkeys(path for scope in scopes for path, _ in module_scopes_below(scope))
     return [path for path in paths if "." not in path and "norm" not in path and "scale" not in path]
 
 

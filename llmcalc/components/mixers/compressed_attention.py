@@ -279,11 +279,11 @@ def _reference_class() -> type[nn.Module]:
             if spec.indexer is not None:
                 self.indexer = EntrySelector(spec, model_properties.hidden_size)
 
-        def _entries_and_mask(
+        def _compressed_entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
             kv_entries = self.compressor(x, pass_state)
-            entry_counts = self._entry_counts(x, pass_state)  # held until the end, as the flow holds it
+            entry_counts = self._visible_entry_counts(x, pass_state)  # held until the end, as the flow holds it
             is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < entry_counts[:, None]
             if self.spec.indexer is None:
                 return kv_entries, is_visible

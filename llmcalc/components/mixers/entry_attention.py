@@ -266,13 +266,13 @@ def entry_attention_class() -> Any:
             rope_dim, rope_theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
             return rotate(x, pass_state, pass_state.past_tokens, rope_dim, rope_theta, is_inverse)
 
-        def _entries_and_mask(
+        def _compressed_entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
             """Returns compressed entries, and the mask [.., tokens, entries] of the entries each token attends to."""
             raise NotImplementedError
 
-        def _entry_counts(self, x: Tensor, pass_state: PassState) -> Tensor:
+        def _visible_entry_counts(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns for each token how many compressed entries summarize only tokens up to that token."""
             spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
             assert spec.compress_rate is not None
@@ -298,7 +298,7 @@ def entry_attention_class() -> Any:
             mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
             scores, kv_entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
-                kv_entries, entry_mask = self._entries_and_mask(x, compressed_query, pass_state)
+                kv_entries, entry_mask = self._compressed_entries_and_mask(x, compressed_query, pass_state)
                 scores = torch.cat([scores, self.entry_core(q, kv_entries)], -1)
             scores = scores * spec.head_dim**-0.5
             if kv_entries is not None:

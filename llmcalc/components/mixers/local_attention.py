@@ -172,7 +172,7 @@ def _reference_class() -> type[nn.Module]:
             zero_tokens = x.new_zeros(x.shape[0], -x.shape[1] % block_size, *x.shape[2:])
             return torch.cat([x, zero_tokens], 1).unflatten(1, (-1, block_size))
 
-        def _join_neighbours(self, x: Tensor) -> Tensor:
+        def _join_neighbour_blocks_of_keys(self, x: Tensor) -> Tensor:
             """Joins each block with its two neighbours. [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
             zero_block = torch.zeros_like(x[:, :1])
             return torch.cat([torch.cat([zero_block, x[:, :-1]], 1), x, torch.cat([x[:, 1:], zero_block], 1)], 2)
@@ -182,7 +182,9 @@ def _reference_class() -> type[nn.Module]:
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """
-            local_vectors = self._split_heads(self._join_neighbours(self._split_into_blocks(x[:, :tokens])))
+            local_vectors = self._split_heads(
+                self._join_neighbour_blocks_of_keys(self._split_into_blocks(x[:, :tokens]))
+            )
             if self.spec.global_block_size is None:
                 return local_vectors
             sum_vectors = self._split_heads(x[:, tokens:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
@@ -216,7 +218,7 @@ def _reference_class() -> type[nn.Module]:
             radius = self.spec.local_radius
             # 0 marks padding
             positions = self._split_into_blocks(pass_state.positions(0, tokens, device)[None] + 1)
-            key_positions = self._join_neighbours(positions)
+            key_positions = self._join_neighbour_blocks_of_keys(positions)
             key_offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((key_offsets[None] - key_offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (
                 key_positions[0] > 0

@@ -95,7 +95,7 @@ class Mamba(TokenMixer):
             recorder, "conv1d", inner_x, inner_axis, kernel_size=self.conv_kernel, bias=self.use_conv_bias
         )
         inner_x = recorder.act(inner_x, self.hidden_act)
-        time_step, b, c = self._scan_inputs(recorder, inner_x, inner_axis, state_axis)
+        time_step, b, c = self._project_scan_inputs(recorder, inner_x, inner_axis, state_axis)
         op = SelectiveScan(inner_x.width, self.state_size, inner_x.rows)
         scan_output = recorder.core("scan", op, inner_x, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
         recorder.state("ssm_state", inner_axis, state_axis, bits=STATE_BITS)
@@ -106,7 +106,7 @@ class Mamba(TokenMixer):
             "out_proj", recorder.mul(scan_output, recorder.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias
         )
 
-    def _scan_inputs(
+    def _project_scan_inputs(
         self, recorder: Flow, inner_x: Value, inner_axis: Axis, state_axis: Axis
     ) -> tuple[Value, Value, Value]:
         """Returns the step size Δ per channel, and B and C per head, from projections that all tokens pass through."""

@@ -426,14 +426,14 @@ def _reference_class() -> type[nn.Module]:
             if spec.indexer is not None:
                 self.indexer = EntrySelector(spec, model_properties.hidden_size)
 
-        def _entries_and_mask(
+        def _compressed_entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
             spec, shared_values, latent = self.spec, pass_state.shared_values, None
             if not spec.entries_shared:
                 latent, shared_values["entries"] = self.compressor(x, pass_state)
             kv_entries: Tensor = shared_values["entries"]
-            entry_counts = self._entry_counts(x, pass_state)  # held until the end, as the flow holds it
+            entry_counts = self._visible_entry_counts(x, pass_state)  # held until the end, as the flow holds it
             is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < entry_counts[:, None]
             if spec.indexer is not None:
                 shared_values["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, pass_state)

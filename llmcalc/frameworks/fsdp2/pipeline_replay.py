@@ -71,7 +71,7 @@ class SchedulePasses(PassCounter):
         """Returns a pass's index in the schedule's run, at most 2, plus 3 if it is not the step's first run."""
         return min(pass_number - self.passes_before_schedule[chunk_index], 2) + 3 * (self.schedule_count > 1)
 
-    def _case_of_pass(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
+    def _pass_case(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns a key of a chunk's pass that is equal for passes that allocate and free the same memory."""
         previous_state = "flying" if self.backwards[chunk_index] < pass_number else "done"
         return (
@@ -102,7 +102,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
         self.passes_before_schedule: list[int] = [0] * len(parameters)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
-    def _surviving_outputs(self, chunk_index: int, stage_output: Tensor) -> list[tuple[int, Tensor, int]]:
+    def _outputs_that_outlive_pass(self, chunk_index: int, stage_output: Tensor) -> list[tuple[int, Tensor, int]]:
         """Returns the tensors that outlive a pass: its output, and the parameters that it leaves gathered."""
         gathered_parameters = [
             output_without_storage(i, parameter.unsharded_param)
@@ -110,7 +110,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
             if isinstance(parameter.unsharded_param.storage, GatheredStorage)
             and parameter.unsharded_param.storage.block is not None
         ]
-        return [*super()._surviving_outputs(chunk_index, stage_output), *gathered_parameters]
+        return [*super()._outputs_that_outlive_pass(chunk_index, stage_output), *gathered_parameters]
 
 
 class ReplayedPasses(SchedulePasses, PassReplayer):

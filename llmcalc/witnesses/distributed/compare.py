@@ -93,15 +93,15 @@ def compare_job_results(
     training_job: TrainingJob, job_results: dict[str, Any], model_name: str = "model", seconds: float = 0.0
 ) -> Verdict:
     """Returns the checks of a job: each rank's memory, and the loss."""
-    witness_name = f"gloo, {training_job.layout.world_size} processes"
+    witness_label = f"gloo, {training_job.layout.world_size} processes"
     checks = [
-        Check(f"rank {rank}", MEMORY_PREFIX + quantity_name, simulated_bytes[quantity_name], byte_count, witness_name)
+        Check(f"rank {rank}", MEMORY_PREFIX + quantity_name, simulated_bytes[quantity_name], byte_count, witness_label)
         for rank, (simulated_bytes, measured_bytes) in enumerate(job_results["ranks"])
         for quantity_name, byte_count in measured_bytes.items()
     ]
     loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
-        Check(f"step {step_number}", LOSS_QUANTITY, single_loss, loss, witness_name, tolerance=LOSS_TOLERANCE)
+        Check(f"step {step_number}", LOSS_QUANTITY, single_loss, loss, witness_label, tolerance=LOSS_TOLERANCE)
         for step_number, (single_loss, loss) in enumerate(loss_pairs, start=1)
     ]
     verdict_info = {

@@ -28,5 +28,9 @@ def replay_step(run: OptimizerStep) -> None:
 
 
 OPTIMIZER = Optimizer(
-    name="signum", implementations=("loop",), state_bytes=state_bytes, run_step=replay_step, supports_element_shards=True
+    name="signum",
+    implementations=("loop",),
+    state_bytes=state_bytes,
+    run_step=replay_step,
+    supports_element_shards=True,
 )

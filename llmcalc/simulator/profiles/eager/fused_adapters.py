@@ -50,7 +50,7 @@ class FusedAdapterKernels(LoraKernels):
             and self.frames[-2].layer_index is not None
         )
 
-    def _has_own_adapter(self, operation: Step) -> bool:
+    def _is_separately_adapted(self, operation: Step) -> bool:
         """Whether a linear layer has an adapter that it shares with no other layer."""
         return self.has_adapter(operation) and not self._joined_layer_name(operation)
 
@@ -72,7 +72,7 @@ class FusedAdapterKernels(LoraKernels):
             [step.verb for step in steps] == GATED_VERBS
             and tuple(layer.name for layer in linear_layers) == GATED_NETWORK
             and steps[1].options["kind"] in FUSED_ACTIVATIONS
-            and all(map(self._has_own_adapter, linear_layers))
+            and all(map(self._is_separately_adapted, linear_layers))
         )
         return linear_layers if is_gated_network else ()
 
@@ -141,7 +141,7 @@ class FusedAdapterKernels(LoraKernels):
             return ()
         projections = [layers[name] for name in names]
         reads_one_input = len({id(layer.input_values[0]) for layer in projections}) == 1
-        return projections if reads_one_input and all(map(self._has_own_adapter, projections)) else ()
+        return projections if reads_one_input and all(map(self._is_separately_adapted, projections)) else ()
 
     @compared(FUSED_ADAPTERS_WITNESS, fused_adapters=True)
     def _run_projections(self, projections: Sequence[Step]) -> None:

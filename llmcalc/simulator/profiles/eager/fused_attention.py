@@ -227,7 +227,7 @@ class FusedAttention(AttentionKernels):
         aten = self.aten
         bias = aten.unsqueeze(self.tensor_of(operation.input_values[3]), 0)
         if causal:
-            visible_keys = self._visible_keys(query_count, key_count, causal, None, None)
+            visible_keys = self._visible_key_mask(query_count, key_count, causal, None, None)
             return aten.clone(aten.masked_fill(bias, visible_keys))
         return aten.contiguous(bias)
 
@@ -238,11 +238,11 @@ class FusedAttention(AttentionKernels):
         v: Tensor,
         mask: Tensor | None,
         is_efficient: bool,
-        trained_mask: Tensor | None = None,
+        mask_with_gradient: Tensor | None = None,
     ) -> Tensor:
         """Runs scaled_dot_product_attention by torch's memory-efficient or cuDNN kernel.
 
-        trained_mask: a mask [1, heads, queries, keys] that gets a gradient, for each sequence; None (default) for none.
+        mask_with_gradient: a mask [1, heads, queries, keys] that gets a gradient; None (default) without one.
 
         Source: derivatives.yaml; transformers/cuda/attention.cu and attention_backward.cu; cudnn/MHA.cpp. Both save the
         inputs, the mask in their number format, the output, and one number per query and head; the efficient kernel
@@ -255,7 +255,9 @@ class FusedAttention(AttentionKernels):
         batch, heads, query_count, _ = q.shape
         kernel_name = "efficient_attention" if is_efficient else "cudnn_attention"
         bias = [] if mask is None else [self._additive_mask(mask, q, is_efficient)]
-        trained_masks = [] if trained_mask is None else [self._expanded_mask(trained_mask, batch, is_efficient)]
+        trained_masks = (
+            [] if mask_with_gradient is None else [self._expanded_mask(mask_with_gradient, batch, is_efficient)]
+        )
         mask_shapes = [(x.shape, x.dtype) for x in trained_masks]
         output_shape = (*q.shape[:-1], v.shape[-1])
         if is_efficient:
