@@ -39,7 +39,7 @@ from .errors import InputError, short_repr
 from .optional import included_part_names
 from .workload.counting import Pairs
 from .workload.execution import AttentionImplementation, LatentForm
-from .workload.setting import checked_values, declarations_of, length_of, parse_number
+from .workload.setting import checked_length, checked_values, declarations_of, parse_number
 from .workload.validation import (
     number_text,
     validate_choice,
@@ -870,7 +870,7 @@ def verify(
         all,
         validate_choice("--device", device, Device),
         validate_choice("--against", against, WitnessName),
-        validate_whole("--batch", length_of("--batch", batch), maximum=1024),
+        validate_whole("--batch", checked_length("--batch", batch), maximum=1024),
         parse_optional_length("--seq", seq, maximum=2**20),
         every_layer,
         memory,

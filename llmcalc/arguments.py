@@ -13,9 +13,9 @@ from .optional import included_part_names
 from .sources.preset import Preset
 from .sources.target import load as load_target
 from .sources.target import load_config
-from .workload.inference import batch_from_options
+from .workload.inference import batch_of_users
 from .workload.inputs import Inputs
-from .workload.setting import checked_values, declarations_of, length_of
+from .workload.setting import checked_length, checked_values, declarations_of
 from .workload.validation import (
     LARGEST_COUNT,
     number_text,
@@ -206,7 +206,9 @@ def checked_options_instance(options_class: type[CommandOptions], arguments: Map
 
 def parse_optional_length(option_name: str, length: Any, minimum: int = 1, maximum: int = LARGEST_COUNT) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
-    return None if length is None else validate_whole(option_name, length_of(option_name, length), minimum, maximum)
+    return (
+        None if length is None else validate_whole(option_name, checked_length(option_name, length), minimum, maximum)
+    )
 
 
 def checked_optional_text(option_name: str, text_value: Any, example_text: str) -> str | None:
@@ -232,9 +234,7 @@ def parse_optional_count(option_name: str, count_value: Any) -> int | None:
 
 
 def batch_size_of_phase(batch: Any, users: Any, phase: str) -> int:
-    return (
-        batch_from_options(parse_optional_length("--batch", batch), parse_optional_length("--users", users), phase) or 1
-    )
+    return batch_of_users(parse_optional_length("--batch", batch), parse_optional_length("--users", users), phase) or 1
 
 
 def parse_optional_token_count(seq: Any) -> int | None:

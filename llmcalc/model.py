@@ -31,7 +31,7 @@ from .components.output_part import ModelOutput, OutputPart
 from .components.part_choice import component_type
 from .components.runtime import PassState
 from .components.stack import Stack
-from .components.towers import Tower, TowerName, check_widths, record_towers
+from .components.towers import Tower, TowerName, check_projector_widths, record_towers
 from .flow.axis import Axis, JoinedShapes
 from .flow.record import Flow
 from .flow.tree import Node, Role
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
     from .components.block_proposal import Proposal
     from .components.contact_head import ContactHead
-    from .components.mtp import MultiTokenPrediction
+    from .components.multi_token_prediction import MultiTokenPrediction
     from .components.pooler import Pooler
     from .components.unused_modules import UnusedEmbedding
 else:
     Pooler, ContactHead = component_type("pooler:Pooler"), component_type("contact_head:ContactHead")
     Proposal = component_type("block_proposal:Proposal")
-    MultiTokenPrediction = component_type("mtp:MultiTokenPrediction")
+    MultiTokenPrediction = component_type("multi_token_prediction:MultiTokenPrediction")
     UnusedEmbedding = component_type("unused_modules:UnusedEmbedding")
 
 
@@ -159,7 +159,7 @@ class ModelSpec(Part):
         model_output = ModelOutput(self.kind, self.main, self.hidden_size, self.head, self.embedding_size)
         for output_component in self.output_parts():
             output_component.check_output(model_output)
-        check_widths(self.towers)
+        check_projector_widths(self.towers)
 
     def _check_embedding_kernel(self) -> None:
         """Raises `ValueError` for a projection of neighbouring embeddings that does not fit the model."""
@@ -309,7 +309,7 @@ class ModelSpec(Part):
     def source_tokens(self) -> int | None:
         """The fixed number of encoder positions; None if the encoder reads as many positions as source tokens."""
         encoder_stem = self.encoder.stem if self.encoder is not None else None
-        return None if encoder_stem is None else encoder_stem.fixed_positions
+        return None if encoder_stem is None else encoder_stem.constant_position_count
 
     @property
     def main(self) -> Stack:

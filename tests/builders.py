@@ -23,7 +23,7 @@ from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import TYPES_BY_FILE, families_of_file
 from llmcalc.workload.counting import Counting, Pairs
 from llmcalc.workload.execution import AttentionImplementation, Execution, LatentForm
-from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.recompute import parse_recompute
 from llmcalc.workload.rows import TOKENS
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
@@ -78,7 +78,7 @@ def run_config(
     **workload: Any,
 ) -> RunConfig:
     """A run of a workload with these fields, counting convention and execution."""
-    return RunConfig(Workload(**workload), Counting(pairs), Execution(attention, recompute_of(recompute), mla))
+    return RunConfig(Workload(**workload), Counting(pairs), Execution(attention, parse_recompute(recompute), mla))
 
 
 def family_shapes(first_of_each_file: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:

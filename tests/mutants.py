@@ -46,7 +46,7 @@ MUTANTS = (
     # parts
     Mutant("components/networks/feed_forward.py", 'x, ffn_axis, bias=self.up_bias,', 'x, ffn_axis,'),
     Mutant("components/mixers/attention.py", 'x, (heads, head_dim), self.k_bias,', 'x, (heads, head_dim), False,'),
-    Mutant("components/position.py", "int(head_dim * self.partial_rotary_factor) // 2 * 2", "head_dim"),
+    Mutant("components/rope.py", "int(head_dim * self.partial_rotary_factor) // 2 * 2", "head_dim"),
     # the tree
     Mutant("flow/tree.py", '"kept": FLOP_EFFECTS | CACHE_EFFECTS,', '"kept": CACHE_EFFECTS,'),
     Mutant("flow/tree.py", '"no_grad": frozenset({"backward_flops"}),', '"no_grad": frozenset(),'),
@@ -90,7 +90,7 @@ MUTANTS = (
         "(longer_bytes - shorter_bytes) * (missing_layers - 1) // added_layers",
     ),
     Mutant(
-        "simulator/layer_loops.py",
+        "simulator/layer_stacks.py",
         "return pattern_repeats * self.pattern_multiple + self.remaining_repeats",
         "return pattern_repeats * self.pattern_multiple",
     ),

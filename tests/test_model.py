@@ -14,14 +14,14 @@ from llmcalc.components.head import LMHead
 from llmcalc.components.head_transform import Transform
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.mtp import MultiTokenPrediction
+from llmcalc.components.multi_token_prediction import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.components.no_head import NoHead
 from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
-from llmcalc.components.position import Rope
+from llmcalc.components.rope import Rope
 from llmcalc.components.stack import Stack
 from llmcalc.components.token_types import TokenTypes
 from llmcalc.components.unused_modules import UnusedEmbedding

@@ -8,7 +8,7 @@ from ..optional import included_part_names
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import join_reports
 from ..workload.execution import AttentionImplementation, LatentForm
-from ..workload.inference import batch_from_options
+from ..workload.inference import batch_of_users
 from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.lengths import DEFAULT_TOKENS
 from ..workload.workload import Phase
@@ -98,7 +98,7 @@ def command(
 
     included_parts = included_part_names(with_mtp)
     flops_question = FlopsQuestion(
-        batch_from_options(batch, users, phase or "forward") or 1,
+        batch_of_users(batch, users, phase or "forward") or 1,
         seq,
         context,
         source,

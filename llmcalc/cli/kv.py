@@ -7,7 +7,7 @@ import typer
 from ..errors import InputError
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import join_reports
-from ..workload.inference import batch_from_options
+from ..workload.inference import batch_of_users
 from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.lengths import DEFAULT_TOKENS, LARGEST_DEFAULT_CONTEXT
 from .engine_options import EngineCommand, EngineOption, engine_flags
@@ -87,7 +87,7 @@ def command(
     if quantize is not None:
         raise InputError(SCHEME_WITHOUT_ENGINE_ERROR)
     reports = []
-    sequence_count = batch_from_options(batch, users, "decode") or 1
+    sequence_count = batch_of_users(batch, users, "decode") or 1
     cache_question = CacheQuestion(
         sequence_count, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs
     )

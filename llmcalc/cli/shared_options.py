@@ -23,7 +23,7 @@ from ..workload.execution import AttentionImplementation
 from ..workload.inference import CACHE_FORMAT_EXAMPLES, USERS_SETTING
 from ..workload.lengths import DEFAULT_TOKENS
 from ..workload.recompute import RECOMPUTE_MODES
-from ..workload.validation import LARGEST_COUNT, validate_choice, validate_optional_whole
+from ..workload.validation import LARGEST_COUNT, validate_choice, validate_whole_or_none
 from .output import check_writable, open_atomic_output, open_stdout
 
 
@@ -141,7 +141,7 @@ def length_option(
     """
 
     def check_length(option: typer.CallbackParam, parsed_length: int | None) -> int | None:
-        return validate_optional_whole(typed_option_name(option), parsed_length, minimum, maximum)
+        return validate_whole_or_none(typed_option_name(option), parsed_length, minimum, maximum)
 
     return typer.Option(
         option_name,

@@ -118,7 +118,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class LearnedReference(nn.Embedding):
+    class LearnedPositionsReference(nn.Embedding):
         """Returns the learned vector of each position. positions: [tokens] → [tokens, hidden]."""
 
         def __init__(self, spec: LearnedPositions, hidden_size: int) -> None:
@@ -128,7 +128,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, positions: Tensor) -> Tensor:
             return super().forward(positions + self.offset)
 
-    class AxialReference(nn.Module):
+    class AxialPositionsReference(nn.Module):
         """Concatenates the row part and the column part of position vectors. positions: [tokens] → [tokens, hidden]."""
 
         def __init__(self, spec: AxialPositions) -> None:
@@ -141,7 +141,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             row, column = self.by_row(positions // self.columns), self.by_column(positions % self.columns)
             return torch.cat([row, column], -1)
 
-    class SinusoidalReference(nn.Module):
+    class SinusoidalPositionsReference(nn.Module):
         """Computes sinusoids of the positions. positions: [tokens] → [tokens, hidden]."""
 
         def __init__(self, hidden_size: int) -> None:
@@ -152,4 +152,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             angles = rotary_angles(positions, self.hidden_size, 10000.0)
             return torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size]
 
-    return {"learned": LearnedReference, "axial": AxialReference, "sinusoidal": SinusoidalReference}
+    return {
+        "learned": LearnedPositionsReference,
+        "axial": AxialPositionsReference,
+        "sinusoidal": SinusoidalPositionsReference,
+    }

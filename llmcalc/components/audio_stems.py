@@ -80,7 +80,7 @@ class SubsamplingStem(Stem):
         return batch, 2 ** len(self.conv_kernel_sizes) * encoder_positions, self.num_mel_bins
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        return _subsampling_class()(self, model_properties.hidden_size)
+        return _subsampling_reference_class()(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -130,7 +130,7 @@ class WaveformStem(Stem):
         return batch, 384 * encoder_positions + 511
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        return _waveform_class()(model_properties.hidden_size)
+        return _waveform_reference_class()(model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -138,7 +138,7 @@ class WaveformStem(Stem):
 
 
 @cache
-def _subsampling_class() -> type[nn.Module]:
+def _subsampling_reference_class() -> type[nn.Module]:
     from torch import nn
 
     class SubsamplingReference(nn.Module):
@@ -165,7 +165,7 @@ def _subsampling_class() -> type[nn.Module]:
 
 
 @cache
-def _waveform_class() -> type[nn.Module]:
+def _waveform_reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 

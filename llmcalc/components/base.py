@@ -137,7 +137,7 @@ class ModelProperties:
     value_size: Any = None
 
 
-def check_groups(heads: int, kv_heads: int) -> None:
+def check_kv_heads(heads: int, kv_heads: int) -> None:
     """Raises `ValueError` unless the number of query heads is a multiple of `kv_heads`."""
     check_divisor("num_key_value_heads", kv_heads, "num_attention_heads", heads)
 
@@ -258,7 +258,7 @@ SCALABLE_MODELS = "expected a decoder whose layers are multi-head or grouped-que
 """The components that a study of shapes can scale, in words, for the messages of `UnscalableError`."""
 
 
-class AttentionFields(Protocol):
+class AttentionProtocol(Protocol):
     """The fields of attention that a component inside the attention may check."""
 
     @property
@@ -286,7 +286,7 @@ class AttentionPosition(Part):
     requires_self_attention: ClassVar[bool] = True
     label: ClassVar[str] = ""
 
-    def check_attention(self, attention: AttentionFields) -> None:
+    def check_attention(self, attention: AttentionProtocol) -> None:
         """Raises `ValueError` if the encoding is incompatible with the attention's fields."""
 
     def check_stack_position(self, stack_position: StackPosition, head_dim: int) -> None:
@@ -309,11 +309,11 @@ class AttentionPosition(Part):
         return {}
 
     def flow(
-        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+        self, recorder: Flow, x: Value, q: Value, keys: Value, have_biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
         """Returns the queries for the product with the keys, and the term that is added to the scores.
 
-        biases: whether the query and the key projection have a bias.
+        have_biases: whether the query and the key projection have a bias.
         """
         return q, None
 
@@ -391,7 +391,7 @@ class TokenMixer(Component):
         """A key that is equal for mixers that can share results, such as keys and values; None without sharing."""
         return None
 
-    def fields_of_shared_results(self) -> Mapping[tuple[Any, ...], str]:
+    def shared_result_fields(self) -> Mapping[tuple[Any, ...], str]:
         """Maps each sharing key to the field that makes a layer reuse a lower layer's result; empty for no reuse.
 
         The field is empty where the mixer computes the result itself.
@@ -416,7 +416,7 @@ class RecurrentMixer(TokenMixer):
     kind: ClassVar[str] = "linear_attention"
 
 
-class LayerParts(Protocol):
+class LayerProtocol(Protocol):
     """The properties of a layer that other components of the stack may read."""
 
     @property
@@ -430,7 +430,7 @@ class StackPart(Component):
 
     kind: ClassVar[str] = "embedding"
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerProtocol]) -> None:
         """Raises `ValueError` if the component cannot be used with these layers.
 
         layers: the layers by their name in `pattern`.

@@ -203,7 +203,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class LocalReference(nn.Module):
+    class ByteLayersReference(nn.Module):
         """The base class of the reference's byte-level encoder and decoder; projects each patch to several vectors."""
 
         def __init__(self, layers: ByteLayers, local_size: int, patch_size: int, vector_count: int) -> None:
@@ -218,7 +218,7 @@ def _reference_class() -> type[nn.Module]:
             patch_vectors: Tensor = self.patch_proj(patches)
             return patch_vectors.unflatten(-1, (self.vectors, -1)).flatten(1, 2)
 
-    class EncoderReference(LocalReference):
+    class ByteEncoderReference(ByteLayersReference):
         """Runs the byte layers before the patches, and the cross-attention of patches to bytes.
 
         [batch, bytes, width] → same shape, [batch, patches, vectors · width].
@@ -238,7 +238,7 @@ def _reference_class() -> type[nn.Module]:
             patch_maxima = empty_maxima.scatter_reduce(1, patch_index, x, "amax", include_self=False)
             return x, self.reads(self.split_into_vectors(patch_maxima), x).unflatten(1, (patch_count, -1)).flatten(2)
 
-    class CrossAttentionFirst(nn.Module):
+    class CrossAttentionBlock(nn.Module):
         """A byte layer with a preceding cross-attention to the patch vectors."""
 
         def __init__(self, block: nn.Module, cross_attention: nn.Module) -> None:
@@ -249,7 +249,7 @@ def _reference_class() -> type[nn.Module]:
             layer_output: Tensor = self.block(self.writes(x, memory), PassState())
             return layer_output
 
-    class DecoderReference(LocalReference):
+    class ByteDecoderReference(ByteLayersReference):
         """Runs the byte layers after the patches, with cross-attention to the patches.
 
         [batch, bytes, width], [batch, patches, hidden] → [batch, bytes, width].
@@ -259,7 +259,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec.decoder, spec.local_size, hidden_size, spec.vectors)
             if spec.writes_every_layer:
                 self.layers = nn.ModuleList(
-                    CrossAttentionFirst(block, self._patch_cross_attention(spec)) for block in self.layers
+                    CrossAttentionBlock(block, self._patch_cross_attention(spec)) for block in self.layers
                 )
             else:
                 self.writes = self._patch_cross_attention(spec)
@@ -273,7 +273,7 @@ def _reference_class() -> type[nn.Module]:
             memory = self.split_into_vectors(patches)
             x = self.writes(x, memory) if hasattr(self, "writes") else x
             for layer in self.layers:
-                x = layer(x, memory) if isinstance(layer, CrossAttentionFirst) else layer(x, PassState())
+                x = layer(x, memory) if isinstance(layer, CrossAttentionBlock) else layer(x, PassState())
             byte_states: Tensor = self.norm(x)
             return byte_states
 
@@ -304,7 +304,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.patcher is not None:
                 self.patcher = PatcherReference(spec.patcher)
             self.hash_embedding = nn.Embedding(spec.hash_tables * spec.hash_vocab_size, local_size)
-            self.local_encoder, self.local_decoder = EncoderReference(spec), DecoderReference(spec, hidden_size)
+            self.local_encoder, self.local_decoder = ByteEncoderReference(spec), ByteDecoderReference(spec, hidden_size)
             if spec.projected:
                 self.in_proj = nn.Linear(spec.vectors * local_size, hidden_size, bias=False)
 

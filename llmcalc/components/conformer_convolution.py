@@ -119,7 +119,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
-    class ConvolutionReference(nn.Module):
+    class ConformerConvolutionReference(nn.Module):
         """Applies the conformer's gated convolution over frames. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: ConformerConvolution, hidden_size: int) -> None:
@@ -160,4 +160,4 @@ def _reference_class() -> type[nn.Module]:
                 x = self.norm(x)
             return self.out_proj(activate(self.spec.hidden_act, x))
 
-    return ConvolutionReference
+    return ConformerConvolutionReference

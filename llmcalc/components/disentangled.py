@@ -23,7 +23,7 @@ from .base import (
     AttentionPosition,
     Flag,
     KernelSize,
-    LayerParts,
+    LayerProtocol,
     ModelProperties,
     PartWitness,
     Positions,
@@ -83,16 +83,16 @@ class DisentangledScores(AttentionPosition):
         return {"relative_embedding": {"span": self.span}}
 
     def flow(
-        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+        self, recorder: Flow, x: Value, q: Value, keys: Value, have_biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
         score_kind_count = 1 + self.c2p + self.p2c
         with recorder.scope("disentangled", source="He et al. 2020, §3.1"):
-            bias_sum = self._position_scores(recorder, x, q, keys, biases)
+            bias_sum = self._position_scores(recorder, x, q, keys, have_biases)
             bias = None if bias_sum is None else recorder.scale(bias_sum, (q.axes[-1].size * score_kind_count) ** -0.5)
             return recorder.scale(q, score_kind_count**-0.5), bias
 
     def _position_scores(
-        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+        self, recorder: Flow, x: Value, q: Value, keys: Value, have_biases: tuple[bool, bool]
     ) -> Value | None:
         """Records the position terms of the attention scores and returns their sum; None without such terms."""
         bias_sum: Value | None = None
@@ -102,8 +102,8 @@ class DisentangledScores(AttentionPosition):
             distance_table = recorder.rows_of_distances(distance_table, table_rows)
         heads, head_dim = q.axes
         for score_kind, projection_name, queries_or_keys, has_position_bias, has_shared_bias, shared_projection in (
-            ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
-            ("p2c", "pos_query", keys, True, biases[0], "q_proj"),
+            ("c2p", "pos_key", q, self.key_bias, have_biases[1], "k_proj"),
+            ("p2c", "pos_query", keys, True, have_biases[0], "q_proj"),
         ):
             if not getattr(self, score_kind):
                 continue
@@ -150,7 +150,7 @@ class RelativeEmbedding(StackPart):
     span: Positions
     norm: Norm | None = None
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerProtocol]) -> None:
         for layer in layers.values():
             if layer.required_stack_fields().get("relative_embedding") not in (None, {"span": self.span}):
                 raise ValueError("relative_embedding: disentangled attention needs a table of its span")
@@ -224,7 +224,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class TableReference(nn.Module):
+    class RelativeEmbeddingReference(nn.Module):
         """Returns every row of the table of relative positions, [2·span, hidden]."""
 
         def __init__(self, spec: RelativeEmbedding, model_properties: ModelProperties) -> None:
@@ -237,7 +237,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             table_weight: Tensor = self.table.weight
             return self.norm(table_weight) if hasattr(self, "norm") else table_weight
 
-    class ConvolutionReference(nn.Module):
+    class SideConvolutionReference(nn.Module):
         """Computes norm(layer output + act(convolution of the layer's input)). Both inputs: [batch, tokens, hidden]."""
 
         def __init__(self, spec: SideConvolution, model_properties: ModelProperties) -> None:
@@ -256,7 +256,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             convolution_output = activate(self.act, self.conv(layer_input.transpose(1, 2)).transpose(1, 2))
             return self.norm(layer_output + convolution_output)
 
-    class BorrowedLinear(nn.Module):
+    class SharedWeightLinear(nn.Module):
         """A linear layer that runs with another module's weights."""
 
         def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -277,11 +277,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.reach = spec.position_buckets or spec.max_relative_positions
             if spec.c2p:
                 self.pos_key = (
-                    BorrowedLinear() if spec.share_att_key else nn.Linear(hidden_size, heads_width, bias=spec.key_bias)
+                    SharedWeightLinear()
+                    if spec.share_att_key
+                    else nn.Linear(hidden_size, heads_width, bias=spec.key_bias)
                 )
                 self.c2p = TableScoreProduct()
             if spec.p2c:
-                self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden_size, heads_width)
+                self.pos_query = SharedWeightLinear() if spec.share_att_key else nn.Linear(hidden_size, heads_width)
                 self.p2c = TableScoreProduct()
 
         def _relative_positions(self, pass_state: PassState, tokens: int, device: Any) -> Tensor:
@@ -333,4 +335,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             scaled_bias = None if bias is None else bias * (q.shape[-1] * term_count) ** -0.5
             return q * term_count**-0.5, scaled_bias
 
-    return {"disentangled": DisentangledReference, "table": TableReference, "convolution": ConvolutionReference}
+    return {
+        "disentangled": DisentangledReference,
+        "table": RelativeEmbeddingReference,
+        "convolution": SideConvolutionReference,
+    }

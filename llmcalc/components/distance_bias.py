@@ -19,11 +19,11 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from .base import (
     TORCH_WITNESS,
-    AttentionFields,
     AttentionPosition,
+    AttentionProtocol,
     Flag,
     Heads,
-    LayerParts,
+    LayerProtocol,
     ModelProperties,
     Part,
     PartWitness,
@@ -47,7 +47,7 @@ class AlibiBias(AttentionPosition):
     type: Literal["alibi"] = "alibi"
 
     def flow(
-        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+        self, recorder: Flow, x: Value, q: Value, keys: Value, have_biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
         return q, recorder.alibi(q, keys)
 
@@ -64,7 +64,7 @@ class TransformerXLScores(AttentionPosition):
 
     type: Literal["transformer_xl"] = "transformer_xl"
 
-    def check_attention(self, attention: AttentionFields) -> None:
+    def check_attention(self, attention: AttentionProtocol) -> None:
         if attention.v_head_dim is not None:
             raise ValueError(
                 "v_head_dim: position.type 'transformer_xl' requires values of the size of keys; expected none"
@@ -76,7 +76,7 @@ class TransformerXLScores(AttentionPosition):
             )
 
     def flow(
-        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+        self, recorder: Flow, x: Value, q: Value, keys: Value, have_biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
         """Records the scores that depend on positions: each query with the projected embedding of every distance."""
         from ..workload.derived_rows import DistanceRows
@@ -138,7 +138,7 @@ class LayerBias(DistanceBuckets, AttentionPosition):
     type: Literal["relative_bias"] = "relative_bias"
 
     def flow(
-        self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
+        self, recorder: Flow, x: Value, q: Value, keys: Value, have_biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
         from ..workload.derived_rows import EmbeddingRows
 
@@ -173,7 +173,7 @@ class RelativeBias(DistanceBuckets, StackPart):
     of_blocks: Flag = False
     other_buckets: tuple[Positions, ...] = Field(default=(), max_length=16)
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerProtocol]) -> None:
         for layer in layers.values():
             mixer = layer.attention
             supported_score_bias = mixer.supported_score_bias() if isinstance(mixer, TokenMixer) else None
@@ -233,7 +233,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class RelativeReference(nn.Module):
+    class DistanceBucketsReference(nn.Module):
         """Computes T5's bias on the scores. Query and key positions → [heads, queries, keys]."""
 
         def __init__(self, bucket_count: int, max_distance: int, heads: int, causal: bool) -> None:
@@ -293,7 +293,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             return q + self.content_bias.weight, distance_scores.gather(-1, distances) * q.shape[-1] ** -0.5
 
-    return {"relative": RelativeReference, "transformer_xl": TransformerXLReference}
+    return {"relative": DistanceBucketsReference, "transformer_xl": TransformerXLReference}
 
 
 def alibi_bias(heads: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class LatentsReference(nn.Module):
+    class LatentStreamsReference(nn.Module):
         """Attends from latents to the embeddings, and from output queries to the latents after the layers.
 
         [batch, tokens, query_size] → [batch, num_latents, latent_size] → [batch, num_queries, query_size].
@@ -112,4 +112,4 @@ def _reference_class() -> type[nn.Module]:
             latent_vectors: Tensor = self.writes(self.queries.weight.expand(len(x), -1, -1), x)
             return latent_vectors
 
-    return LatentsReference
+    return LatentStreamsReference

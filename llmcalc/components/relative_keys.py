@@ -15,7 +15,7 @@ from ..algebra import are_equal
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..flow.verbs.pairs import value_of_pairs
+from ..flow.verbs.pairs import query_key_pair_value
 from .base import (
     Flag,
     HeadDim,
@@ -29,7 +29,7 @@ from .base import (
     UnscalableError,
 )
 from .mixers.grouped_query import record_queries_keys_values
-from .runtime import PassState, projected_heads, softmax_core_class
+from .runtime import PassState, project_to_heads, softmax_core_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,7 +57,7 @@ class RelativeKeys(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the operations of the look-up of a key for each pair of positions."""
-        pair_rows = value_of_pairs(x.rows).rows
+        pair_rows = query_key_pair_value(x.rows).rows
         head_dim, distance_axis = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
         keys, _ = recorder.table("", distance_axis, head_dim, of=pair_rows, by="positions")
         return keys
@@ -104,8 +104,8 @@ class RelativeKeyAttention(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = record_queries_keys_values(recorder, x, heads, head_dim, bias=self.bias)
-        pair_value = value_of_pairs(x.rows, heads, is_batched=True)
-        keys = recorder.layer_memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (head_dim,)))
+        pair_value = query_key_pair_value(x.rows, heads, is_batched=True)
+        keys = recorder.layer_memo.get("relative_keys", Value(query_key_pair_value(x.rows).rows, (head_dim,)))
         op = ops.PairScores(q.axes[0].size, head_dim.size, x.rows)
         recorder.hold(q=q, k=k, v=v)
         bias = recorder.scale(
@@ -151,7 +151,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             scores = q.flatten(0, 1).transpose(0, 1) @ keys.transpose(-1, -2)
             return scores.transpose(0, 1).unflatten(0, q.shape[:2])
 
-    class AttentionReference(nn.Module):
+    class RelativeKeyAttentionReference(nn.Module):
         """Attends with a learned key per distance. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RelativeKeyAttention, hidden_size: int) -> None:
@@ -163,8 +163,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.bias)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            q, k, v = (projected_heads(self, name, x) for name in ("q_proj", "k_proj", "v_proj"))
+            q, k, v = (project_to_heads(self, name, x) for name in ("q_proj", "k_proj", "v_proj"))
             bias = self.pairs(q, pass_state.shared_values["relative_keys"]) * q.shape[-1] ** -0.5
             return self.o_proj(self.core(q, k, v, bias=bias).transpose(1, 2).flatten(2))
 
-    return {"keys": RelativeKeysReference, "attention": AttentionReference}
+    return {"keys": RelativeKeysReference, "attention": RelativeKeyAttentionReference}

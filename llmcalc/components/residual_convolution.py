@@ -29,7 +29,7 @@ def record_causal_convolution(
     return conv_output
 
 
-def add_convolution(recorder: Flow, conv_name: str, x: Value, kernel_size: Number) -> Value:
+def record_residual_convolution(recorder: Flow, conv_name: str, x: Value, kernel_size: Number) -> Value:
     """Records x + conv(x) for a convolution module. kernel_size: the width of the convolution in tokens."""
     with recorder.scope(conv_name):
         conv_output = record_causal_convolution(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import LayerParts, StackPart, StreamCount
+from .base import LayerProtocol, StackPart, StreamCount
 from .runtime import PassState
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class ResidualStreams(StackPart):
         """The width of embeddings and outputs if the split and merge of streams change it; None if they do not."""
         return None
 
-    def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **stream_counts: int) -> None:
+    def _check_every_layer(self, layers: Mapping[str, LayerProtocol], stream_type: str, **stream_counts: int) -> None:
         """Raises `ValueError` unless all layers require streams of this type.
 
         stream_counts: the field of their number.
@@ -75,7 +75,7 @@ class CopiedStreams(ResidualStreams):
 
     hc_mult: StreamCount
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerProtocol]) -> None:
         self._check_every_layer(layers, type(self).model_fields["type"].default, hc_mult=self.hc_mult)
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:

@@ -91,13 +91,13 @@ def apply_dropout(module: nn.Module, dropout_name: str, x: Tensor) -> Tensor:
     return dropouts[dropout_name](x) if dropout_name in dropouts else x
 
 
-def projected_heads(module: Any, projection_name: str, x: Tensor) -> Tensor:
+def project_to_heads(module: Any, projection_name: str, x: Tensor) -> Tensor:
     """Projects x [batch, tokens, hidden] to heads [batch, heads, tokens, head_dim] by a named attention projection."""
     heads: Tensor = module.get_submodule(projection_name)(x).unflatten(-1, (module.heads, -1))
     return heads.transpose(1, 2)
 
 
-def split_windows(x: Tensor, side: int) -> Tensor:
+def split_into_windows(x: Tensor, side: int) -> Tensor:
     """Cuts images into square windows: [images, rows, columns, hidden] → [images · windows, side², hidden].
 
     side: the side of a window, which divides both sides of the images.
@@ -107,18 +107,18 @@ def split_windows(x: Tensor, side: int) -> Tensor:
 
 
 def join_windows(windows: Tensor, side: int, rows: int, columns: int) -> Tensor:
-    """Joins the windows of `split_windows`: [images · windows, side², hidden] → [images, rows, columns, hidden]."""
+    """Joins square windows: [images · windows, side², hidden] → [images, rows, columns, hidden]."""
     squares = windows.unflatten(1, (side, side)).unflatten(0, (-1, rows // side, columns // side))
     return squares.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 def vector_module(parameter_values: Tensor) -> Any:
     """Returns a module whose only parameter, `weight`, is a vector that callers add to or multiply with their input."""
-    return _vector_class()(parameter_values)
+    return _vector_parameter_class()(parameter_values)
 
 
 @cache
-def _vector_class() -> type[nn.Module]:
+def _vector_parameter_class() -> type[nn.Module]:
     from torch import nn
 
     class VectorParameter(nn.Module):
@@ -129,7 +129,7 @@ def _vector_class() -> type[nn.Module]:
     return VectorParameter
 
 
-def with_sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
+def append_sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
     """Appends a sink's score, like one additional key, to attention scores [batch, heads, queries, keys].
 
     sinks: the score of that key, per head [heads] or per query [batch, heads, queries, 1].
@@ -203,7 +203,7 @@ def softmax_core_class() -> type[nn.Module]:
             dtype = torch.float32 if float32_softmax else scores.dtype
             if sinks is not None:
                 sinks = scores_of_sink_keys(q, sinks) if sinks.dim() == 2 else sinks
-                probs = torch.softmax(with_sink_scores(scores, sinks).to(dtype), -1)[..., :-1].to(v.dtype)
+                probs = torch.softmax(append_sink_scores(scores, sinks).to(dtype), -1)[..., :-1].to(v.dtype)
                 return apply_dropout(self, "attention", probs) @ v
             return apply_dropout(self, "attention", torch.softmax(scores.to(dtype), -1).to(v.dtype)) @ v
 
@@ -211,7 +211,7 @@ def softmax_core_class() -> type[nn.Module]:
 
 
 @cache
-def cache_class() -> type[nn.Module]:
+def tensor_cache_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -280,7 +280,7 @@ def recurrent_state_class() -> type[nn.Module]:
         def load(self, pass_state: PassState) -> tuple[Tensor, ...] | None:
             return None if pass_state.cached_tensors is None else pass_state.cached_tensors.get(self)
 
-        def only_tensor(self, pass_state: PassState) -> Tensor | None:
+        def single_tensor(self, pass_state: PassState) -> Tensor | None:
             """Returns the tensor of a state with one tensor; None at the first token or without a cache.
 
             A caller keeps it in a variable until the new state is kept, as transformers does: both are in memory then.

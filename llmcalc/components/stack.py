@@ -40,7 +40,7 @@ from .mixers.attention import Attention
 from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .part_choice import component_type
-from .position import Position, Rope
+from .rope import Position, Rope
 from .runtime import PassState, apply_dropout, share_tensors
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         completed_variants = {
-            name: _variant_table(block, table) if isinstance(table, dict) else table for name, table in variants.items()
+            name: _table_with_block_fields(block, table) if isinstance(table, dict) else table
+            for name, table in variants.items()
         }
         return {**stack_table, "variants": completed_variants}
 
@@ -194,7 +195,7 @@ class Stack(Component):
         for layer_name in self.shared_layers:
             self.layer(layer_name).check_can_share_parameters(layer_name)
         shared_results = {
-            layer_name: layer.attention.fields_of_shared_results()
+            layer_name: layer.attention.shared_result_fields()
             for layer_name, layer in self.layers_by_kind().items()
             if isinstance(layer.attention, TokenMixer)
         }
@@ -317,11 +318,11 @@ class Stack(Component):
         with recorder.separate_stack(recorder.causal, recorder.encoder_output), recorder.function():
             recorder.layer_memo["hidden"] = hidden_axes
             recorder.layer_memo["keeps_first_input"] = keeps_first_input
-            return self._run_layers(
-                recorder, self._first_layer_input(recorder, x, hidden_axes, embedding_axes, positions)
+            return self._record_layer_groups(
+                recorder, self._record_first_layer_input(recorder, x, hidden_axes, embedding_axes, positions)
             )
 
-    def _run_layers(self, recorder: Flow, x: Value) -> Value:
+    def _record_layer_groups(self, recorder: Flow, x: Value) -> Value:
         """Records the operations of the layers and final norm, and returns the output. x: the first layer's input."""
         slots: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
             ("relative_bias", self.relative_bias, {}),
@@ -370,7 +371,7 @@ class Stack(Component):
             return x
         return recorder.linear("output_proj", x, Axis("hidden", self.output_size), bias=self.output_bias)
 
-    def _first_layer_input(
+    def _record_first_layer_input(
         self, recorder: Flow, x: Value, hidden_axes: Shape, embedding_axes: Shape, positions: Weight | None
     ) -> Value:
         """Returns the first layer's input: the embeddings after position vectors, norms and other input components."""
@@ -439,13 +440,13 @@ class Stack(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        from .layers.altup import AltUp, AltUpLayer
+        from .layers.altup_layer import AltUp, AltUpLayer
         from .layers.block_residual import BlockResiduals, block_residual_example
         from .layers.convolved_residual import convolved_residual_example
         from .layers.delayed_hyper import DelayedHyperStreams, delayed_hyper_example
         from .layers.draft_layer import draft_example
         from .layers.gated_streams import GatedStreams, gated_streams_example
-        from .layers.gemma4 import Gemma4Layer
+        from .layers.gemma4_layer import Gemma4Layer
         from .layers.grouped_conv import grouped_conv_example
         from .layers.hyper_layer import HyperStreams, hyper_example
         from .layers.per_layer_embeddings import PerLayerEmbedding, PerLayerGate
@@ -575,16 +576,16 @@ class Stack(Component):
         ]
 
 
-def _variant_table(block: dict[str, Any], variant_table: dict[str, Any]) -> dict[str, Any]:
+def _table_with_block_fields(block: dict[str, Any], variant_table: dict[str, Any]) -> dict[str, Any]:
     """Returns a variant's table, in which missing fields are taken from the block if the variant's class has them."""
     layer_type = variant_table.get("type")
     if layer_type in LAYERS.class_paths and layer_type != block.get("type", LAYERS.default):
         layer_fields = LAYERS.load_component(layer_type).model_fields
         block = {field_name: field_value for field_name, field_value in block.items() if field_name in layer_fields}
-    return table_with_changes(block, variant_table)
+    return merge_tables(block, variant_table)
 
 
-def table_with_changes(base_table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merge_tables(base_table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `base_table` updated recursively with `changes`; a table with another `type` replaces the old table."""
     changed_table = dict(base_table)
     for changed_key, changed_value in changes.items():
@@ -594,7 +595,7 @@ def table_with_changes(base_table: dict[str, Any], changes: dict[str, Any]) -> d
             and isinstance(base_value, dict)
             and changed_value.get("type", base_value.get("type")) == base_value.get("type")
         ):
-            changed_table[changed_key] = table_with_changes(base_value, changed_value)
+            changed_table[changed_key] = merge_tables(base_value, changed_value)
         else:
             changed_table[changed_key] = changed_value
     return changed_table

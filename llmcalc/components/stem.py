@@ -37,7 +37,7 @@ class Stem(Component):
         return SOURCE_TOKENS
 
     @property
-    def fixed_positions(self) -> int | None:
+    def constant_position_count(self) -> int | None:
         """The constant number of encoder positions; None if the number depends on the input."""
         return None
 
@@ -83,7 +83,7 @@ class ConvStem(Stem):
         return FixedRows("positions", length=self.max_source_positions)
 
     @property
-    def fixed_positions(self) -> int | None:
+    def constant_position_count(self) -> int | None:
         return self.max_source_positions if self.chunk is None else None
 
     def input_frames(self) -> Value:

@@ -16,7 +16,7 @@ from pydantic import Field
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Flag, InnerWidth, LayerParts, ModelProperties
+from .base import Flag, InnerWidth, LayerProtocol, ModelProperties
 from .norm import Norm, norm_reference
 from .residual_streams import ResidualStreams
 from .runtime import PassState, vector_module
@@ -72,7 +72,7 @@ class TargetStates(ResidualStreams):
     def starts_without_embedding(self) -> bool:
         return self.start == "state"
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerProtocol]) -> None:
         stream_starts = {
             layer.required_stack_fields()["streams"].get("start")
             for layer in layers.values()

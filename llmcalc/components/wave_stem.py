@@ -170,7 +170,7 @@ def _reference_class() -> type[nn.Module]:
 
     from .runtime import vector_module
 
-    def position_convolution(hidden_size: int, spec: WaveStem) -> nn.Module:
+    def build_position_convolution(hidden_size: int, spec: WaveStem) -> nn.Module:
         padding, conv_groups = spec.position_kernel // 2, spec.position_groups
         return nn.Conv1d(hidden_size, hidden_size, spec.position_kernel, padding=padding, groups=conv_groups)
 
@@ -179,20 +179,20 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, hidden_size: int, spec: WaveStem) -> None:
             super().__init__()
-            self.hidden_act, self.conv = spec.hidden_act, position_convolution(hidden_size, spec)
+            self.hidden_act, self.conv = spec.hidden_act, build_position_convolution(hidden_size, spec)
             self.length = vector_module(torch.ones(spec.position_kernel))
 
         def forward(self, x: Tensor) -> Tensor:
             return activate(self.hidden_act, (self.conv(x) * self.length.weight.mean())[..., : x.shape[-1]])
 
-    class PositionChain(nn.Module):
+    class PositionConvolutionChain(nn.Module):
         """Runs several convolutional position embeddings in sequence. x: [batch, channels, positions] → same shape."""
 
         def __init__(self, hidden_size: int, spec: WaveStem) -> None:
             super().__init__()
             self.spec, norm = spec, Norm(type="layernorm", weight=False, bias=False)
             for conv_index in range(spec.position_layers or 0):
-                self.add_module(f"conv_{conv_index}", position_convolution(hidden_size, spec))
+                self.add_module(f"conv_{conv_index}", build_position_convolution(hidden_size, spec))
                 self.add_module(f"norm_{conv_index}", norm.reference(ModelProperties(hidden_size)))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(channels, model_properties.hidden_size)
             if spec.mask:
                 self.mask = vector_module(torch.zeros(model_properties.hidden_size))
-            position_class = PositionConvolution if spec.position_layers is None else PositionChain
+            position_class = PositionConvolution if spec.position_layers is None else PositionConvolutionChain
             self.position = position_class(model_properties.hidden_size, spec)
 
         def forward(self, samples: Tensor) -> Tensor:

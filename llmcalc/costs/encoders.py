@@ -75,12 +75,12 @@ def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> E
         encoder_name, processor_rule = _encoder_name_and_input_rule(spec, "image", "images")
         tower: Any = spec.towers[encoder_name]
         processor_rule = processor_rule if image_count == 1 else processor_rule.rule_for_several_images()
-        encoded_input = processor_rule.encode(image_height, image_width, tower.patches.patch_size)
+        encoded_input = processor_rule.input_sizes(image_height, image_width, tower.patches.patch_size)
         image_tokens = image_count * encoded_input.tokens
         encoder_runs += _encoder_runs(spec, encoder_name, encoded_input, batch * image_count)
     if input_settings.audio is not None:
         encoder_name, processor_rule = _encoder_name_and_input_rule(spec, "audio", "audio")
-        encoded_input = processor_rule.encode(input_settings.audio)
+        encoded_input = processor_rule.input_sizes(input_settings.audio)
         audio_tokens = encoded_input.tokens
         encoder_runs += _encoder_runs(
             spec, encoder_name, encoded_input, batch, has_images=input_settings.image is not None

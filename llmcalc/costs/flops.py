@@ -11,7 +11,7 @@ from ..ops import AttentionCore
 from ..optional import TOWERS
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import AttentionImplementation, Execution, LatentForm
-from ..workload.recompute import recompute_of
+from ..workload.recompute import parse_recompute
 from ..workload.rows import TOKENS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
@@ -171,7 +171,7 @@ def run_config_of(
     seq: new tokens per sequence; default `default_sequence_tokens`. Decoding adds one token per sequence; there seq is
         the context if context is not given.
     source: tokens that the encoder of an encoder-decoder reads; in decoding the default is context.
-    recompute: modules that are recomputed in the backward pass, see `recompute_of`; default none.
+    recompute: modules that are recomputed in the backward pass, see `parse_recompute`; default none.
     added_tokens: tokens of images and audio that are added to them, for which a default seq leaves room; default none.
     Raises `InputError` for settings that contradict each other or the model.
     """
@@ -195,7 +195,7 @@ def run_config_of(
         raise InputError(f"--mla {mla}: the model has no multi-head latent attention; expected auto")
     seq = default_sequence_tokens(spec, added_tokens) if seq is None else seq
     workload = Workload(batch=batch, seq=seq, context=context or 0, source=source, phase=phase)
-    return RunConfig(workload, Counting(pairs), Execution(attention, recompute_of(recompute), mla))
+    return RunConfig(workload, Counting(pairs), Execution(attention, parse_recompute(recompute), mla))
 
 
 def flops(

@@ -61,7 +61,7 @@ class CudaRuntime:
     gpu_name: the accelerator's name, by which frameworks choose kernels.
     compute_capability: ten times its compute capability, by which torch chooses kernels.
     multiprocessors: among which kernels divide sums, in partial sums beside the result. Default: those of an H100.
-    is_run_of_search: whether the run is one of many that a search tries, of which fewer layers are replayed; false
+    belongs_to_search: whether the run is one of many that a search tries, of which fewer layers are replayed; false
         by default.
     """
 
@@ -71,7 +71,7 @@ class CudaRuntime:
     gpu_name: str = "H100"
     compute_capability: int = 90
     multiprocessors: int = 132
-    is_run_of_search: bool = False
+    belongs_to_search: bool = False
 
 
 HOPPER_RUNTIME = CudaRuntime()

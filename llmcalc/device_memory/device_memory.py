@@ -16,13 +16,13 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.caching_allocator import CachingAllocator
 from ..simulator.event_log import RecordedEvents
-from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack, layer_stacks
 from ..simulator.layer_pattern import RECORDED_REPEATS
+from ..simulator.layer_stacks import SHORT_RUN_REPEATS, LayerStack, layer_stacks
 from ..simulator.meter import AllocationPlace, MemoryPeak
 from ..simulator.repeat_layers import AllocatorOverhead, NotRepeatingError, RepeatAnalysis
 from ..simulator.replay_result import ReplayResult
 from .cuda_runtime import CONTEXT_SOURCE, CudaRuntime
-from .linear_in_layers import extrapolate_layers, highest_pass, list_module_peaks, node_path
+from .linear_in_layers import extrapolate_layers, keep_highest_pass_of_phase, list_module_peaks, node_path
 
 if TYPE_CHECKING:
     from .encoders import EncoderPeak
@@ -293,14 +293,14 @@ class CountedRun:
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
         self.repeating_stacks: list[int] = [index for index, stack in enumerate(self.stacks) if stack.is_extrapolated]
         self.repeat_analyses: list[RepeatAnalysis] = self._record_events(record_replay)
-        layer_limit = MAX_LAYERS_IN_SEARCH if cuda_runtime.is_run_of_search else MAX_REPLAYED_LAYERS
+        layer_limit = MAX_LAYERS_IN_SEARCH if cuda_runtime.belongs_to_search else MAX_REPLAYED_LAYERS
         self.replays_all_layers: bool = (
             not self.repeating_stacks or sum(layer_stack.layer_count for layer_stack in self.stacks) <= layer_limit
         )
         self.replay_result: ReplayResult = (
             extrapolate_layers(self._count_bytes, self.stacks)
             if self.repeating_stacks
-            else highest_pass(self._count_bytes({}))
+            else keep_highest_pass_of_phase(self._count_bytes({}))
         )
 
     @property
@@ -363,7 +363,7 @@ class CountedRun:
 
     def _count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
         """Counts tensor bytes. repeats_by_stack: stack index → pattern repeats; other stacks run whole."""
-        return _join_results(
+        return _join_consecutive_replays(
             [repeat_analysis.count_bytes(repeats_by_stack) for repeat_analysis in self.repeat_analyses]
         )
 
@@ -409,20 +409,20 @@ class CountedRun:
         )
 
 
-def check_layers(spec: ModelSpec) -> None:
+def refuse_too_many_layers(spec: ModelSpec) -> None:
     """Raises `InputError` for a model whose layers have no repeating pattern and are too many to replay."""
-    irregular_layers = sum(
-        stack.irregular_layers if stack.repeat_count > RECORDED_REPEATS else stack.layer_count
+    nonrepeating_layer_count = sum(
+        stack.nonrepeating_layer_count if stack.repeat_count > RECORDED_REPEATS else stack.layer_count
         for stack in layer_stacks(spec)
     )
-    if irregular_layers > MAX_IRREGULAR_LAYERS:
+    if nonrepeating_layer_count > MAX_IRREGULAR_LAYERS:
         raise InputError(
-            f"{irregular_layers:,} layers that repeat no pattern are too many for memory; "
+            f"{nonrepeating_layer_count:,} layers that repeat no pattern are too many for memory; "
             f"expected at most {MAX_IRREGULAR_LAYERS:,}"
         )
 
 
-def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
+def _join_consecutive_replays(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     """Joins the results of consecutive replays into one result with the peaks of all of them."""
     peaks = {peak_place: peak for replay_result in replay_results for peak_place, peak in replay_result.peaks.items()}
     return ReplayResult(

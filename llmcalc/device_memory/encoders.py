@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..components.towers import towers_before
+from ..components.towers import towers_with_earlier_names
 from ..costs.encoders import EncodedInputs
 from ..flow.axis import Axis
 from ..flow.record import Flow
@@ -44,9 +44,9 @@ def encoder_peaks(
     for encoder_run in encoded_inputs.encoder_runs:
         for node in encoder_run.nodes:
             tower: Any = spec.towers[node.name]
-            if not _can_replay_layers(tower):
+            if not _has_replayable_layers(tower):
                 continue
-            memory_meter, program = Meter(), _layer_program(tower)
+            memory_meter, program = Meter(), _tower_layer_program(tower)
             lowerings = [
                 EagerKernels(
                     AutogradGraph(tower_meter),
@@ -67,19 +67,19 @@ def encoder_peaks(
             received_input = metered_lowering.create_stage_input(program)
             del received_input
             metered_lowering.run(program)
-            projector_bytes = _bytes_of_lower_outputs(spec, node.name, encoder_run.run_config, dtype)
+            projector_bytes = _bytes_of_earlier_outputs(spec, node.name, encoder_run.run_config, dtype)
             peaks.append(EncoderPeak(node.name, memory_meter.peak_bytes + projector_bytes))
     return peaks
 
 
-def _bytes_of_lower_outputs(spec: ModelSpec, encoder_name: str, run_config: RunConfig, dtype: str) -> int:
+def _bytes_of_earlier_outputs(spec: ModelSpec, encoder_name: str, run_config: RunConfig, dtype: str) -> int:
     """Returns bytes of projector outputs from lower encoder layers, which are still alive in the encoder's last layer.
 
     encoder_name: the encoder's name.
     """
     encoder: Any = spec.towers[encoder_name]
     output_elements = 0
-    for _, tower, readable_towers in towers_before(spec.towers):
+    for _, tower, readable_towers in towers_with_earlier_names(spec.towers):
         if tower.type != "projector" or tower.lower_layer is None or encoder_name not in readable_towers:
             continue
         if tower.lower_layer < encoder.stack.num_hidden_layers - 1:
@@ -95,16 +95,16 @@ def unreplayed_encoders(spec: ModelSpec, encoded_inputs: EncodedInputs) -> list[
     return [
         encoder_name
         for encoder_name in encoder_names
-        if spec.towers[encoder_name].type != "projector" and not _can_replay_layers(spec.towers[encoder_name])
+        if spec.towers[encoder_name].type != "projector" and not _has_replayable_layers(spec.towers[encoder_name])
     ]
 
 
-def _can_replay_layers(tower: Any) -> bool:
+def _has_replayable_layers(tower: Any) -> bool:
     """Whether an encoder's layers can be replayed."""
     return tower.type in ("vision", "audio")
 
 
-def _layer_program(tower: Any) -> Flow:
+def _tower_layer_program(tower: Any) -> Flow:
     """Returns the compute graph of an encoder's layers, whose input vectors have the encoder's width."""
     program, hidden_vectors = Flow(), Axis("hidden", tower.hidden_size)
     if tower.type == "audio":

@@ -32,12 +32,12 @@ from .device_memory import (
     MemoryTerm,
     RecordReplay,
     UnreplayedBytes,
-    check_layers,
+    refuse_too_many_layers,
     with_evidence,
 )
 from .evidence import evidence_of_run
 from .host_memory import host_terms, with_paged_states
-from .inference import InferenceConfig, rank_recording_key, record_inference
+from .inference import InferenceConfig, record_inference, recording_key_of_rank
 from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
@@ -45,12 +45,12 @@ from .simulated_run import (
     cache_block_tokens,
     default_attention,
     has_storage_format,
-    inference_passes,
+    inference_configs,
     kernel_choices,
-    kernel_choices_on,
-    training_run,
+    kernel_choices_for_runtime,
+    training_replay_config,
 )
-from .static import DEFAULT_SETTINGS, MemoryUse, QuantizedSizes
+from .static import DEFAULT_SETTINGS, QuantizedSizes, StaticMemory
 from .training import TrainingConfig, record_training
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class CountedMemory(NamedTuple):
     encoder_peaks: Sequence[EncoderPeak]
 
 
-_runs_of_whole_models: IdentityCache[CountedRun] = IdentityCache(64)
+_counted_runs_of_inference: IdentityCache[CountedRun] = IdentityCache(64)
 """Counted runs of inference, which formats of the weights and accelerators with equal kernels share."""
 
 
@@ -89,7 +89,7 @@ class Memory:
 
     spec: ModelSpec
     settings: Settings
-    states: MemoryUse
+    states: StaticMemory
     published_dtype: str = "bfloat16"
     model_config: Mapping[str, Any] | Checkpoint | None = None
     cuda_runtime: CudaRuntime = HOPPER_RUNTIME
@@ -171,7 +171,7 @@ class Memory:
 
     def quantized_sizes_of_rank(self, model: RankModel) -> QuantizedSizes:
         """Returns the cached sizes of a rank's quantized weights, which `memory` fills in. model: the rank's model."""
-        return self._quantized_sizes_of_ranks.setdefault(rank_recording_key(model, {}), {})
+        return self._quantized_sizes_of_ranks.setdefault(recording_key_of_rank(model, {}), {})
 
     def memory_for_runtime(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Returns the device memory on an accelerator with these CUDA properties."""
@@ -193,10 +193,10 @@ class Memory:
 
     def _count_memory(self, cuda_runtime: CudaRuntime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
-            training_run = self._recorded_training(cuda_runtime)
+            training_run = self._training_recorder(cuda_runtime)
             counted_run = CountedRun(self.spec, training_run, cuda_runtime, self._layer_period)
         else:
-            counted_run = self._counted_inference(self._inference_passes(attention, cuda_runtime), cuda_runtime)
+            counted_run = self._counted_inference_run(self._inference_passes(attention, cuda_runtime), cuda_runtime)
         return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
 
     def _replay(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
@@ -239,15 +239,17 @@ class Memory:
         """
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        config = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
+        config = training_replay_config(
+            self.settings, self.spec, self.states, default_attention(self.settings, self.spec)
+        )
         return replace(
             config,
-            kernel_choices=kernel_choices_on(
+            kernel_choices=kernel_choices_for_runtime(
                 config.kernel_choices, self.cuda_runtime if cuda_runtime is None else cuda_runtime
             ),
         )
 
-    def _recorded_training(self, cuda_runtime: CudaRuntime) -> RecordReplay:
+    def _training_recorder(self, cuda_runtime: CudaRuntime) -> RecordReplay:
         training_config = replace(self.training(cuda_runtime), pages_states=True)
         return lambda repeats_by_stack, workspace_bytes: [
             record_training(self.spec, training_config, repeats_by_stack, workspace_bytes)
@@ -258,7 +260,7 @@ class Memory:
 
         Only the kernels of sdpa and of gradients depend on the accelerator, so that others are those of an H100.
         """
-        pass_configs = inference_passes(self.settings, self.spec, self.states, attention)
+        pass_configs = inference_configs(self.settings, self.spec, self.states, attention)
         if attention != "sdpa":
             return pass_configs
         compute_capability = cuda_runtime.compute_capability
@@ -270,7 +272,7 @@ class Memory:
             for inference_config in pass_configs
         ]
 
-    def _counted_inference(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:
+    def _counted_inference_run(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:
         """Returns the counted tensors of these passes, from a cache for equal ranks and equal kernels."""
 
         def count_passes() -> CountedRun:
@@ -278,7 +280,7 @@ class Memory:
             return CountedRun(
                 self.spec,
                 lambda repeats_by_stack, workspace_bytes: [
-                    self._recorded_passes(pass_config, repeats_by_stack, workspace_bytes)
+                    self._passes_recorder(pass_config, repeats_by_stack, workspace_bytes)
                     for pass_config in pass_configs
                 ],
                 cuda_runtime,
@@ -288,24 +290,24 @@ class Memory:
         runtime_key = (
             cuda_runtime.workspace_bytes,
             cuda_runtime.has_expandable_segments,
-            cuda_runtime.is_run_of_search,
+            cuda_runtime.belongs_to_search,
         )
         if not isinstance(self.spec, RankModel):
             size_types = [(type(pass_config.batch), type(pass_config.seq)) for pass_config in pass_configs]
             whole_run_key = *pass_configs, *size_types, runtime_key, self.settings.recompute_choice().every
-            return _runs_of_whole_models.result((self.spec,), whole_run_key, count_passes)
-        run_key = rank_recording_key(self.spec, {}), tuple(pass_configs), runtime_key
+            return _counted_runs_of_inference.result((self.spec,), whole_run_key, count_passes)
+        run_key = recording_key_of_rank(self.spec, {}), tuple(pass_configs), runtime_key
         if run_key not in self._counted_runs:
             self._counted_runs[run_key] = count_passes()
         return self._counted_runs[run_key]
 
-    def _recorded_passes(
+    def _passes_recorder(
         self, inference_config: InferenceConfig, repeats_by_stack: Mapping[int, int], workspace_bytes: int
     ) -> RecordedEvents:
         """Returns the recorded allocations of passes for a workspace size, shared by ranks with equal keys."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference_config, repeats_by_stack, workspace_bytes)
-        run_key = rank_recording_key(self.spec, repeats_by_stack), inference_config
+        run_key = recording_key_of_rank(self.spec, repeats_by_stack), inference_config
         if run_key not in self._recordings:
             self._recordings[run_key] = record_inference(
                 self.spec, inference_config, repeats_by_stack, LARGE_GPU_WORKSPACE_BYTES
@@ -314,16 +316,18 @@ class Memory:
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
         """Returns the bytes that no replay allocates: stored weights, a paged cache, image and audio encoders."""
-        memory_use, run_settings = self.states, self.settings
-        if memory_use.phase == "training":
+        static_memory, run_settings = self.states, self.settings
+        if static_memory.phase == "training":
             return self.tower_bytes()
-        paged_cache_bytes, block_tokens = [], cache_block_tokens(run_settings, memory_use)
+        paged_cache_bytes, block_tokens = [], cache_block_tokens(run_settings, static_memory)
         if block_tokens:
-            cached_tokens = run_settings.cached_tokens(memory_use.workload.seq)
-            cache_bytes = memory_use.paged_cache_bytes(block_tokens, cached_tokens)
+            cached_tokens = run_settings.cached_tokens(static_memory.workload.seq)
+            cache_bytes = static_memory.paged_cache_bytes(block_tokens, cached_tokens)
             paged_cache_bytes.append(UnreplayedBytes("cache", cache_bytes))
         stored_weight_bytes = (
-            [UnreplayedBytes("weights", memory_use.weights)] if has_storage_format(memory_use) else self.tower_bytes()
+            [UnreplayedBytes("weights", static_memory.weights)]
+            if has_storage_format(static_memory)
+            else self.tower_bytes()
         )
         return [*paged_cache_bytes, *stored_weight_bytes, *self.bytes_of_other_models]
 
@@ -333,21 +337,21 @@ class Memory:
         loaded_encoders: the use of encoders that are not included; None (default) if the run does not load them.
             Included ones are trained with the model.
         """
-        memory_use, parameter_count = self.states, self.states.parameter_count
+        static_memory, parameter_count = self.states, self.states.parameter_count
         if TOWERS.name in parameter_count.include:
             loaded_encoders = LoadedEncoders()
         elif loaded_encoders is None or TOWERS.name not in parameter_count.left_out:
             return []
-        if memory_use.adapters is not None and not loaded_encoders.is_quantized:
-            memory_use = replace(memory_use, adapters=replace(memory_use.adapters, base_format="none"))
+        if static_memory.adapters is not None and not loaded_encoders.is_quantized:
+            static_memory = replace(static_memory, adapters=replace(static_memory.adapters, base_format="none"))
         parts_without_towers = parameter_count.include - {TOWERS.name}
         weight_bytes, bytes_without_towers = (
-            replace(memory_use, parameter_count=replace(parameter_count, include=parts)).weights
+            replace(static_memory, parameter_count=replace(parameter_count, include=parts)).weights
             for parts in (parts_without_towers | {TOWERS.name}, parts_without_towers)
         )
         weights = [UnreplayedBytes("weights", weight_bytes - bytes_without_towers)]
-        trains_all_weights = memory_use.adapters is None and memory_use.first_trained_layer is None
-        if memory_use.optimizer is None or not trains_all_weights or not loaded_encoders.is_trained:
+        trains_all_weights = static_memory.adapters is None and static_memory.first_trained_layer is None
+        if static_memory.optimizer is None or not trains_all_weights or not loaded_encoders.is_trained:
             return weights
         text_tensors = list(trained_tensors(parameter_count.tree, parts_without_towers))
         tower_tensors = [
@@ -357,18 +361,18 @@ class Memory:
         ]
         tower_elements = total_elements(tower_tensors)
         state_bytes = (
-            optimizer(memory_use.optimizer.name)
-            .state(tower_tensors, memory_use.optimizer.dtype, bool(self.settings.momentum))
+            optimizer(static_memory.optimizer.name)
+            .state(tower_tensors, static_memory.optimizer.dtype, bool(self.settings.momentum))
             .bytes
         )
-        master_bytes = packed_bytes(tower_elements, "float32") if memory_use.has_master_weights else 0
+        master_bytes = packed_bytes(tower_elements, "float32") if static_memory.has_master_weights else 0
         zeroes_gradients = self.settings.zero_grad == "zeros"
         return [
             *weights,
             UnreplayedBytes("optimizer", state_bytes + master_bytes),
             UnreplayedBytes(
                 "gradients",
-                packed_bytes(tower_elements, memory_use.grad_dtype),
+                packed_bytes(tower_elements, static_memory.grad_dtype),
                 ("backward", "step"),
                 stays_after_run=zeroes_gradients,
             ),
@@ -383,18 +387,18 @@ class Memory:
 
         attention: the attention implementation that runs.
         """
-        run_settings, memory_use = self.settings, self.states
-        frozen_format = "none" if memory_use.adapters is None else memory_use.adapters.base_format
+        run_settings, static_memory = self.settings, self.states
+        frozen_format = "none" if static_memory.adapters is None else static_memory.adapters.base_format
         evidence_from_source = [
             (frozen_format.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
             (frozen_format == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
-            (memory_use.adapters is not None and memory_use.adapters.library == "litgpt", "lit_gpt/lora.py"),
+            (static_memory.adapters is not None and static_memory.adapters.library == "litgpt", "lit_gpt/lora.py"),
             (bool(run_settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
             (bool(run_settings.use_dora), "peft/tuners/lora/dora.py, DoraLinearLayer"),
             (bool(run_settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(run_settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
-            (memory_use.quantized_size is not None, "the scheme's storage; products in the activations' format"),
-            (bool(cache_block_tokens(run_settings, memory_use)), "a paged cache, written in place"),
+            (static_memory.quantized_size is not None, "the scheme's storage; products in the activations' format"),
+            (bool(cache_block_tokens(run_settings, static_memory)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED_KERNELS_WITNESS.name),
         ]
         estimated_parts = [
@@ -403,7 +407,7 @@ class Memory:
                 "experts in 4 bits, decoded whole in each pass: moe_quant.py of axolotl",
             ),
             (
-                memory_use.grad_dtype not in ("", memory_use.trained_format),
+                static_memory.grad_dtype not in ("", static_memory.trained_format),
                 "sums of gradients in a format of their own",
             ),
             (
@@ -416,13 +420,13 @@ class Memory:
                 "scores that an engine's kernel changes inside, with the memory of flash attention",
             ),
         ]
-        optimizer = None if memory_use.optimizer is None else memory_use.optimizer.name
+        optimizer = None if static_memory.optimizer is None else static_memory.optimizer.name
         return [
             *evidence_of_run(
                 self.spec,
                 kernel_choices(run_settings, self.spec, attention),
                 optimizer,
-                memory_use.parameter_count.include,
+                static_memory.parameter_count.include,
             ),
             *([Evidence("pass", "of the encoders", UNTESTED)] if self._has_encoder_run else []),
             *(
@@ -475,14 +479,14 @@ def memory(
     quantized_sizes: as in `static.memory`.
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
-    check_layers(spec)
+    refuse_too_many_layers(spec)
     spec = spec.with_dropout(run_settings.dropout)
     stored_sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
-    memory_use = resident.memory(spec, run_settings, published_dtype, extra_parts, model_config, stored_sizes)
+    static_memory = resident.memory(spec, run_settings, published_dtype, extra_parts, model_config, stored_sizes)
     return Memory(
         spec,
         run_settings,
-        memory_use,
+        static_memory,
         published_dtype,
         model_config,
         cuda_runtime,

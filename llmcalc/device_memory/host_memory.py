@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..model import ModelSpec
-from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
+from ..simulator.layer_stacks import SHORT_RUN_REPEATS, layer_stacks
 from .device_memory import DeviceMemory, MemoryTerm
-from .static import MemoryUse
+from .static import StaticMemory
 from .training import TrainingConfig, TrainingRun
 
 
@@ -24,9 +24,9 @@ def pinned_bytes(nbytes: int) -> int:
 
 
 def host_terms(
-    spec: ModelSpec, memory_use: MemoryUse, training_config: TrainingConfig, recompute_period: int
+    spec: ModelSpec, static_memory: StaticMemory, training_config: TrainingConfig, recompute_period: int
 ) -> tuple[MemoryTerm, ...]:
-    """Returns the terms of host memory in training. memory_use: the run's persistent memory.
+    """Returns the terms of host memory in training. static_memory: the run's persistent memory.
 
     recompute_period: as in `device_memory`.
     """
@@ -35,22 +35,22 @@ def host_terms(
         offloaded_tensor_bytes = offloaded_bytes(spec, training_config, recompute_period)
         source_file = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
         terms.append(MemoryTerm("activations (pinned)", offloaded_tensor_bytes, "source", source_file))
-    if paged_bytes(memory_use):
-        terms.append(MemoryTerm("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE))
+    if paged_bytes(static_memory):
+        terms.append(MemoryTerm("paged optimizer states, at most", paged_bytes(static_memory), "source", PAGED_SOURCE))
     return tuple(terms)
 
 
 PAGED_SOURCE = "bitsandbytes/functional.py, get_paged: managed memory, on the device while it has room"
 
 
-def paged_bytes(memory_use: MemoryUse) -> int:
+def paged_bytes(static_memory: StaticMemory) -> int:
     """Returns the bytes of paged optimizer states, which the driver may move to the host."""
-    return 0 if memory_use.optimizer is None else int(memory_use.optimizer.paged_bytes)
+    return 0 if static_memory.optimizer is None else int(static_memory.optimizer.paged_bytes)
 
 
-def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemory:
+def with_paged_states(device: DeviceMemory, static_memory: StaticMemory) -> DeviceMemory:
     """Returns a device's memory with the paged optimizer states added as a separate term."""
-    paged_state_bytes = paged_bytes(memory_use)
+    paged_state_bytes = paged_bytes(static_memory)
     if not paged_state_bytes:
         return device
     state_term = MemoryTerm("paged optimizer states", paged_state_bytes, "estimate", PAGED_SOURCE)
@@ -83,6 +83,6 @@ def _offloaded_bytes_of_pass(
     """Returns the pinned bytes that a forward pass offloads with these numbers of layer-pattern repeats."""
     training_run = TrainingRun(spec, replace(training_config, microbatches=1), repeats_by_stack)
     training_run.set_up()
-    training_run.next_batch()
+    training_run.replace_batch()
     training_run.forward()
     return sum(map(pinned_bytes, training_run.offloaded_bytes))

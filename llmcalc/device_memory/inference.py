@@ -170,7 +170,7 @@ class InferenceRun:
         """The number of prompt passes."""
         return -(-self.inference_config.seq // self.chunk_tokens)
 
-    def prompt_pass(self, chunk_index: int) -> ReplayedPass:
+    def prompt_chunk_pass(self, chunk_index: int) -> ReplayedPass:
         """Returns the pass over the prompt chunk with this index, which starts at 0."""
         earlier_tokens = chunk_index * self.chunk_tokens
         return ReplayedPass(min(self.chunk_tokens, self.inference_config.seq - earlier_tokens), earlier_tokens)
@@ -213,13 +213,13 @@ class InferenceRun:
         """
         unmetered_lowering = self._create_lowering(AutogradGraph(NoMeter()))
         unmetered_lowering.weights, unmetered_lowering.cached_tensors_by_path = self.lowering.weights, {}
-        first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunk_count - 1)
+        first_pass, last_pass = self.prompt_chunk_pass(0), self.prompt_chunk_pass(chunk_count - 1)
         middle_passes = []
         if chunk_count > 2:
             middle_tokens = last_pass.cached_tokens - first_pass.new_tokens
             middle_passes.append(ReplayedPass(middle_tokens, first_pass.new_tokens))
-        for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunk_count > 1 else [])):
-            self._run_lowering(unmetered_lowering, "prefill", prompt_pass)
+        for prompt_chunk_pass in (first_pass, *middle_passes, *([last_pass] if chunk_count > 1 else [])):
+            self._run_lowering(unmetered_lowering, "prefill", prompt_chunk_pass)
         with count_storages_as(self.meter, "cache"):
             self.lowering.cached_tensors_by_path = {}
             for cache_key, tensors in unmetered_lowering.cached_tensors_by_path.items():
@@ -252,7 +252,9 @@ class InferenceRun:
                 self.meter.place = AllocationPlace("between")
                 self.fill_cache(chunk_index)
             self.run(
-                "prefill", self.prompt_pass(chunk_index), f"prefill {chunk_index}" if chunk_count > 1 else "prefill"
+                "prefill",
+                self.prompt_chunk_pass(chunk_index),
+                f"prefill {chunk_index}" if chunk_count > 1 else "prefill",
             )
 
     def decode(self) -> None:
@@ -310,8 +312,8 @@ def replay_inference(
     """Replays the allocation of weights and the passes. Raises `UnsupportedKernel` for an operation without a kernel.
 
     In the result, `set_up` counts the weights, and the cache of the prompt if only a decoding step runs. `after` counts
-    the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately; `highest_pass` joins
-    them.
+    the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately;
+    `keep_highest_pass_of_phase` joins them.
 
     repeats_by_stack, workspace_bytes: as in `InferenceRun`.
     """
@@ -330,7 +332,7 @@ def replay_inference(
     return replay_result
 
 
-def rank_recording_key(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hashable:
+def recording_key_of_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hashable:
     """Returns a cache key that is equal for ranks whose runs allocate the same memory with equal settings.
 
     repeats_by_stack: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and

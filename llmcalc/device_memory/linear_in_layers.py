@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack
+from ..simulator.layer_stacks import SHORT_RUN_REPEATS, LayerStack
 from ..simulator.meter import AllocationPlace, MemoryPeak
 from ..simulator.replay_result import ReplayResult
 
@@ -26,7 +26,7 @@ def extrapolate_layers(
     """Returns the result for all layers from replays with few layers, without the allocator's overhead.
 
     The overhead is not linear in the number of layers. Nor is the maximum over several passes of a phase: the runs list
-    the passes separately, and the result has the highest one (`highest_pass`).
+    the passes separately, and the result has the highest one (`keep_highest_pass_of_phase`).
 
     replay_run: stack → repeats of its pattern, to the result of that run.
     """
@@ -68,7 +68,7 @@ def extrapolate_layers(
             last_peaks[last_layer_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[stack_index].repeat_count - SHORT_RUN_REPEATS)
     peaks = {_module_in_full_model(peak_place, stacks): peak for peak_place, peak in extrapolated_result.peaks.items()}
-    return highest_pass(
+    return keep_highest_pass_of_phase(
         ReplayResult(
             extrapolated_result.set_up_bytes,
             extrapolated_result.final_bytes,
@@ -78,7 +78,7 @@ def extrapolate_layers(
     )
 
 
-def highest_pass(replay_result: ReplayResult) -> ReplayResult:
+def keep_highest_pass_of_phase(replay_result: ReplayResult) -> ReplayResult:
     """Returns the replay result with only the highest of each phase's passes, under the name of the phase.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest

@@ -6,7 +6,7 @@ import re
 
 from ..errors import InputError
 from ..units import dtype
-from ..workload.recompute import recompute_of
+from ..workload.recompute import parse_recompute
 from .optimizers.registry import OPTIMIZER_NAMES, optimizer
 
 
@@ -36,23 +36,23 @@ def check_optimizer(option_name: str, optimizer_name: str) -> str:
 
 def check_recompute(option_name: str, recompute_value: str) -> str:
     """Checks a value of the setting `recompute` and returns it unchanged. Raises `InputError` for an invalid value."""
-    recompute_of(recompute_value)
+    parse_recompute(recompute_value)
     return recompute_value
 
 
 def check_capacity(option_name: str, capacity_text: str) -> str:
     """Checks a value of the setting `moe` and returns it unchanged. Raises `InputError` for an invalid value."""
-    from ..workload.expert_capacity import capacity_of
+    from ..workload.expert_capacity import parse_expert_capacity
 
-    capacity_of(capacity_text)
+    parse_expert_capacity(capacity_text)
     return capacity_text
 
 
 def check_fake_quantization(option_name: str, quantization_name: str) -> str:
     """Checks a value of `fake_quantize` and returns it unchanged. Raises `InputError` for an invalid value."""
-    from ..workload.fake_quantization import fake_quantization_of
+    from ..workload.fake_quantization import parse_fake_quantization
 
-    fake_quantization_of(quantization_name)
+    parse_fake_quantization(quantization_name)
     return quantization_name
 
 

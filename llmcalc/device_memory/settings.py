@@ -23,11 +23,11 @@ from ..workload.execution import (
     NormKernels,
     OptimizerImplementation,
 )
-from ..workload.inference import CACHE_FORMAT_EXAMPLES, USERS_SETTING, batch_from_options
+from ..workload.inference import CACHE_FORMAT_EXAMPLES, USERS_SETTING, batch_of_users
 from ..workload.inputs import AUDIO_SETTING, IMAGE_SETTING, IMAGES_SETTING, Inputs
 from ..workload.lengths import DEFAULT_TOKENS, LARGEST_DEFAULT_CONTEXT
 from ..workload.lora import ALL_LINEAR, FrozenWeightFormat, Library
-from ..workload.recompute import RECOMPUTE_MODES, Recompute, recompute_of
+from ..workload.recompute import RECOMPUTE_MODES, Recompute, parse_recompute
 from ..workload.setting import (
     INFERENCE_PHASES,
     TRAINING_PHASES,
@@ -658,7 +658,7 @@ class Settings:
 
     def recompute_choice(self) -> Recompute:
         """The modules that are recomputed in the backward pass."""
-        return recompute_of(self.recompute or "none")
+        return parse_recompute(self.recompute or "none")
 
     @property
     def has_kbit_base(self) -> bool:
@@ -774,7 +774,7 @@ def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
     if setting_values.get(USERS_SETTING.name) is not None and conflicting_option:
         raise users_in_training_error(conflicting_option)
     run_settings = run_settings.with_changes(
-        batch=batch_from_options(run_settings.batch, setting_values.get(USERS_SETTING.name), run_settings.phase)
+        batch=batch_of_users(run_settings.batch, setting_values.get(USERS_SETTING.name), run_settings.phase)
     )
     if not setting_values.get(CHECKPOINTING_SETTING.name):
         return run_settings

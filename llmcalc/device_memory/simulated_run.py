@@ -13,13 +13,13 @@ from ..simulator.sdpa import has_extra_mask_input
 from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation
-from ..workload.expert_capacity import capacity_of
-from ..workload.fake_quantization import fake_quantization_of
+from ..workload.expert_capacity import parse_expert_capacity
+from ..workload.fake_quantization import parse_fake_quantization
 from .cuda_runtime import CudaRuntime
 from .inference import InferenceConfig
 from .optimizers.registry import optimizer
 from .settings import DEFAULT_KV_BLOCK_TOKENS, DEFAULT_PROMPT_PASS_TOKENS, Settings
-from .static import MemoryUse
+from .static import StaticMemory
 from .training import TrainingConfig
 
 ACTIVATION_FORMATS = ("bfloat16", "float16", "float32", "float64")
@@ -54,27 +54,27 @@ def kernel_choices(
         matches_transformers=matches_transformers,
         fused_adapters=bool(run_settings.fused_adapters),
         compiled=bool(run_settings.compile),
-        expert_capacity=None if run_settings.moe is None else capacity_of(run_settings.moe),
+        expert_capacity=None if run_settings.moe is None else parse_expert_capacity(run_settings.moe),
         fused_layer_norm=run_settings.norm is None,
         fake_quantization=None
         if run_settings.fake_quantize is None
-        else fake_quantization_of(run_settings.fake_quantize),
+        else parse_fake_quantization(run_settings.fake_quantize),
         multiprocessors=CudaRuntime.multiprocessors,
     )
 
 
-def kernel_choices_on(kernel_choices: KernelChoices, cuda_runtime: CudaRuntime) -> KernelChoices:
+def kernel_choices_for_runtime(kernel_choices: KernelChoices, cuda_runtime: CudaRuntime) -> KernelChoices:
     """Returns the kernel choices adjusted to an accelerator with these CUDA properties."""
     return replace(
         kernel_choices, compute_capability=cuda_runtime.compute_capability, multiprocessors=cuda_runtime.multiprocessors
     )
 
 
-def optimizer_implementation(run_settings: Settings, memory_use: MemoryUse) -> OptimizerImplementation | None:
+def optimizer_implementation(run_settings: Settings, static_memory: StaticMemory) -> OptimizerImplementation | None:
     """Returns the implementation of the optimizer's step; None without an optimizer."""
-    if memory_use.optimizer is None:
+    if static_memory.optimizer is None:
         return None
-    return run_settings.optimizer_impl or optimizer(memory_use.optimizer.name).default_implementation
+    return run_settings.optimizer_impl or optimizer(static_memory.optimizer.name).default_implementation
 
 
 def supports_sdpa(spec: ModelSpec) -> bool:
@@ -117,16 +117,19 @@ def default_attention(run_settings: Settings, spec: ModelSpec) -> AttentionImple
     return implementation
 
 
-def training_run(
-    run_settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation | None = None
+def training_replay_config(
+    run_settings: Settings,
+    spec: ModelSpec,
+    static_memory: StaticMemory,
+    attention: AttentionImplementation | None = None,
 ) -> TrainingConfig:
-    """Returns the configuration of the training replay. memory_use: the persistent memory.
+    """Returns the configuration of the training replay. static_memory: the persistent memory.
 
     attention: the implementation if the settings choose none; default: the default of the phase.
 
     Raises `InputError` for settings of another framework, and for number formats that no pass computes in.
     """
-    assert memory_use.optimizer is not None
+    assert static_memory.optimizer is not None
     if run_settings.precision_aware_optimizer:
         raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
     if run_settings.optimizer_offload:
@@ -136,50 +139,50 @@ def training_run(
         )
     if run_settings.fake_quantize is not None and run_settings.compile:
         raise InputError("--fake-quantize: what torch.compile keeps of it is not modelled; expected no --compile")
-    optimizer_record = optimizer(memory_use.optimizer.name)
+    optimizer_record = optimizer(static_memory.optimizer.name)
     if run_settings.optimizer_impl is not None and run_settings.optimizer_impl not in optimizer_record.implementations:
         implementations_text = ", ".join(optimizer_record.implementations)
         raise InputError(
             f"--optimizer-impl {run_settings.optimizer_impl}: {optimizer_record.name} has {implementations_text}"
         )
-    state_format = memory_use.optimizer.dtype
+    state_format = static_memory.optimizer.dtype
     update_dtype = (
-        memory_use.adapter_dtype
-        or memory_use.trained_dtype
-        or ("float32" if memory_use.has_master_weights else memory_use.dtype)
+        static_memory.adapter_dtype
+        or static_memory.trained_dtype
+        or ("float32" if static_memory.has_master_weights else static_memory.dtype)
     )
     usual_formats = ("", optimizer_record.state_format, update_dtype)
     adapters = None
-    if memory_use.adapters is not None:
-        if memory_use.adapters.is_parallel:
+    if static_memory.adapters is not None:
+        if static_memory.adapters.is_parallel:
             raise InputError(
-                f"--lora-library {memory_use.adapters.library}: its adapters stand beside a framework's own layers; "
+                f"--lora-library {static_memory.adapters.library}: its adapters stand beside a framework's own layers; "
                 "expected the --framework that it trains with, too"
             )
         adapters = Adapters(
-            memory_use.adapters.rank,
-            memory_use.adapters.target_names,
+            static_memory.adapters.rank,
+            static_memory.adapters.target_names,
             bool(run_settings.lora_dropout),
-            DTYPES[computing_format(memory_use.adapter_dtype, "--lora-dtype")],
-            memory_use.adapters.base_format,
-            memory_use.adapters.library,
-            memory_use.adapters.trained_modules,
-            memory_use.adapters.quantized_head,
+            DTYPES[computing_format(static_memory.adapter_dtype, "--lora-dtype")],
+            static_memory.adapters.base_format,
+            static_memory.adapters.library,
+            static_memory.adapters.trained_modules,
+            static_memory.adapters.quantized_head,
             run_settings.bitsandbytes or "",
-            memory_use.adapters.quantized_experts,
-            memory_use.adapters.adapts_experts,
-            memory_use.adapters.has_dora_magnitudes,
-            {(layer.module, layer.projection): layer.layer for layer in memory_use.adapters.joined_layers},
+            static_memory.adapters.quantized_experts,
+            static_memory.adapters.adapts_experts,
+            static_memory.adapters.has_dora_magnitudes,
+            {(layer.module, layer.projection): layer.layer for layer in static_memory.adapters.joined_layers},
         )
     return TrainingConfig(
-        batch=memory_use.workload.batch,
-        seq=memory_use.workload.seq,
+        batch=static_memory.workload.batch,
+        seq=static_memory.workload.seq,
         source_tokens=run_settings.source,
         microbatches=run_settings.num_microbatches or 1,
-        dtype=computing_format(memory_use.dtype, "--dtype"),
-        has_master_weights=memory_use.has_master_weights,
-        optimizer=memory_use.optimizer.name,
-        implementation=optimizer_implementation(run_settings, memory_use),
+        dtype=computing_format(static_memory.dtype, "--dtype"),
+        has_master_weights=static_memory.has_master_weights,
+        optimizer=static_memory.optimizer.name,
+        implementation=optimizer_implementation(run_settings, static_memory),
         has_momentum=bool(run_settings.momentum),
         recompute=run_settings.recompute_choice(),
         kernel_choices=replace(
@@ -187,65 +190,65 @@ def training_run(
             unfused_gelu=adapters is None or adapters.library == "peft",  # the others have models of their own
         ),
         autocast=run_settings.precision == "autocast",
-        first_trained_layer=memory_use.first_trained_layer,
-        trained_dtype=DTYPES[memory_use.trained_dtype] if memory_use.trained_dtype else None,
+        first_trained_layer=static_memory.first_trained_layer,
+        trained_dtype=DTYPES[static_memory.trained_dtype] if static_memory.trained_dtype else None,
         adapters=adapters,
-        include=memory_use.parameter_count.include - {TOWERS.name},
+        include=static_memory.parameter_count.include - {TOWERS.name},
         keeps_gradients=run_settings.zero_grad == "zeros",
         optimizer_in_backward=bool(run_settings.optimizer_in_backward),
         offloads_activations=bool(run_settings.offload_activations),
         torch_version=run_settings.torch or "",
         state_dtype=None if state_format in usual_formats else storage_format(state_format, "--optimizer-dtype"),
         gradient_dtype=None
-        if memory_use.grad_dtype == memory_use.trained_format
-        else storage_format(memory_use.grad_dtype, "--grad-dtype"),
+        if static_memory.grad_dtype == static_memory.trained_format
+        else storage_format(static_memory.grad_dtype, "--grad-dtype"),
     )
 
 
-def cache_block_tokens(run_settings: Settings, memory_use: MemoryUse) -> int:
+def cache_block_tokens(run_settings: Settings, static_memory: StaticMemory) -> int:
     """Returns the tokens per block of a paged cache; 0 for a cache that grows by concatenation, or without a cache."""
-    if not memory_use.kv_dtype:
+    if not static_memory.kv_dtype:
         return 0
     if run_settings.kv_block is not None:
         return run_settings.kv_block
     return (
         DEFAULT_KV_BLOCK_TOKENS
-        if run_settings.is_serving or memory_use.kv_dtype != activation_format(memory_use)
+        if run_settings.is_serving or static_memory.kv_dtype != activation_format(static_memory)
         else 0
     )
 
 
-def prompt_chunk(run_settings: Settings, memory_use: MemoryUse) -> int | None:
+def prompt_chunk(run_settings: Settings, static_memory: StaticMemory) -> int | None:
     """Returns the number of tokens per sequence in a prompt pass; None if one pass reads the whole prompt."""
-    if run_settings.chunk is None and run_settings.is_serving and memory_use.kv_dtype:
-        return int(max(1, DEFAULT_PROMPT_PASS_TOKENS // memory_use.workload.batch))
+    if run_settings.chunk is None and run_settings.is_serving and static_memory.kv_dtype:
+        return int(max(1, DEFAULT_PROMPT_PASS_TOKENS // static_memory.workload.batch))
     return run_settings.chunk
 
 
-def inference_passes(
-    run_settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
+def inference_configs(
+    run_settings: Settings, spec: ModelSpec, static_memory: StaticMemory, attention: AttentionImplementation
 ) -> list[InferenceConfig]:
-    """Returns the inference passes to replay. memory_use: the persistent memory."""
-    block_tokens = cache_block_tokens(run_settings, memory_use)
-    seq = memory_use.workload.seq
-    compute_format = activation_format(memory_use)
-    if memory_use.kv_dtype and not block_tokens and memory_use.kv_dtype != compute_format:
+    """Returns the inference passes to replay. static_memory: the persistent memory."""
+    block_tokens = cache_block_tokens(run_settings, static_memory)
+    seq = static_memory.workload.seq
+    compute_format = activation_format(static_memory)
+    if static_memory.kv_dtype and not block_tokens and static_memory.kv_dtype != compute_format:
         raise InputError(
-            f"--kv-dtype {short_dtype(memory_use.kv_dtype)}: a cache that grows by concatenation has the format of the "
-            f"activations, {short_dtype(compute_format)}; expected --kv-block {DEFAULT_KV_BLOCK_TOKENS}"
+            f"--kv-dtype {short_dtype(static_memory.kv_dtype)}: a cache that grows by concatenation has the format "
+            f"of the activations, {short_dtype(compute_format)}; expected --kv-block {DEFAULT_KV_BLOCK_TOKENS}"
         )
     prefill_config = InferenceConfig(
         phase="prefill",
-        batch=memory_use.workload.batch,
+        batch=static_memory.workload.batch,
         seq=seq,
         source_tokens=run_settings.source,
-        chunk_tokens=prompt_chunk(run_settings, memory_use),
+        chunk_tokens=prompt_chunk(run_settings, static_memory),
         dtype=compute_format,
         kernel_choices=replace(kernel_choices(run_settings, spec, attention), attention=attention),
         latent_form=run_settings.mla or "auto",
-        include=memory_use.parameter_count.include - {TOWERS.name},
+        include=static_memory.parameter_count.include - {TOWERS.name},
         has_paged_cache=bool(block_tokens),
-        counts_weights=not has_storage_format(memory_use),
+        counts_weights=not has_storage_format(static_memory),
     )
     if run_settings.phase == "prefill" or spec.one_pass_model_name:
         return [prefill_config]
@@ -257,14 +260,14 @@ def inference_passes(
     ]
 
 
-def has_storage_format(memory_use: MemoryUse) -> bool:
+def has_storage_format(static_memory: StaticMemory) -> bool:
     """Whether weights are stored in another format than the one in which matrix products are computed."""
-    return memory_use.quantized_size is not None or memory_use.dtype not in ACTIVATION_FORMATS
+    return static_memory.quantized_size is not None or static_memory.dtype not in ACTIVATION_FORMATS
 
 
-def activation_format(memory_use: MemoryUse) -> str:
+def activation_format(static_memory: StaticMemory) -> str:
     """Returns the number format of inference activations: the weights' format, or bf16 for narrow weights."""
-    return memory_use.dtype if memory_use.dtype in ACTIVATION_FORMATS else "bfloat16"
+    return static_memory.dtype if static_memory.dtype in ACTIVATION_FORMATS else "bfloat16"
 
 
 def computing_format(format_name: str, option_name: str) -> str:

@@ -1,6 +1,6 @@
 """Persistent memory in closed form: weights, and the cache in inference or gradients and optimizer states in training.
 
-Every kind is one entry of `MemoryUse.parts`. The bytes of a pass itself, such as activations, come from a replay
+Every kind is one entry of `StaticMemory.parts`. The bytes of a pass itself, such as activations, come from a replay
 (`training`, `inference`).
 """
 
@@ -49,7 +49,7 @@ from .settings import PRECISIONS, PRODUCT_FORMAT_BY_PRECISION, MemoryPhase, Sett
 
 
 @frozen
-class MemoryUse:
+class StaticMemory:
     """The persistent memory of one copy of a model, in bytes.
 
     parameter_count: the parameters.
@@ -100,7 +100,7 @@ class MemoryUse:
         frozen_bytes = packed_bytes(self.parameter_count.total - quantized_weights, self.dtype) + stored_bytes
         return add(
             frozen_bytes,
-            add(*(packed_bytes(total_elements(tensors), dtype) for tensors, dtype in self._adapters_and_copies)),
+            add(*(packed_bytes(total_elements(tensors), dtype) for tensors, dtype in self._adapter_and_copy_tensors)),
         )
 
     @property
@@ -116,10 +116,10 @@ class MemoryUse:
             )
         if self.adapters is None:
             return self.parameter_count.total
-        return add(*(total_elements(tensors) for tensors, _ in self._adapters_and_copies))
+        return add(*(total_elements(tensors) for tensors, _ in self._adapter_and_copy_tensors))
 
     @property
-    def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
+    def _adapter_and_copy_tensors(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
         """Returns adapter tensors and fully trained module copies, each list with its number format."""
         assert self.adapters is not None
         model_tree, included_parts = self.parameter_count.tree, self.parameter_count.include
@@ -139,7 +139,7 @@ class MemoryUse:
             return 0
         if self.adapters is None:
             return packed_bytes(self.trained_parameters, self.grad_dtype)
-        (adapters, adapter_dtype), (module_copies, copy_dtype) = self._adapters_and_copies
+        (adapters, adapter_dtype), (module_copies, copy_dtype) = self._adapter_and_copy_tensors
         if self.grad_dtype != adapter_dtype:
             copy_dtype = self.grad_dtype
         return add(
@@ -169,7 +169,7 @@ class MemoryUse:
         return self._cache_size(self.workload.with_changes(seq=ceil_div(tokens, block_tokens) * block_tokens))
 
     @property
-    def full_context(self) -> Number:
+    def model_context_length(self) -> Number:
         """The model's context length in tokens; None if the model states no limit."""
         return longest_sequence(self.parameter_count.spec)
 
@@ -198,7 +198,7 @@ class MemoryUse:
         return reduce(add, self.parts.values(), 0)
 
     @property
-    def uncounted_notes(self) -> list[str]:
+    def uncounted_memory_notes(self) -> list[str]:
         """Notes on memory that is not counted: optional parts that are left out, and scales of narrow weights."""
         notes = [
             f"{part_name} modules: {adapter_elements:,} parameters ({OPTIONAL_PARTS[part_name].option} counts them)"
@@ -237,7 +237,7 @@ def memory(
     extra_parts: frozenset[str] = frozenset(),
     model_config: Mapping[str, Any] | Checkpoint | None = None,
     quantized_sizes: QuantizedSizes | None = None,
-) -> MemoryUse:
+) -> StaticMemory:
     """Returns the persistent memory of a model under `run_settings`.
 
     published_dtype: number format of the published weights; default bfloat16.
@@ -249,7 +249,7 @@ def memory(
     phase or to the optimizer.
     """
     run_settings.check(spec)
-    if run_settings.inputs.is_given and spec.towers:
+    if run_settings.inputs.has_inputs and spec.towers:
         extra_parts = extra_parts | {TOWERS.name}
     parameter_count = ParameterCount(spec, spec.tree(), extra_parts)
     if run_settings.phase == "training":
@@ -265,7 +265,7 @@ def _inference_memory(
     published_dtype: str,
     model_config: Mapping[str, Any] | Checkpoint | None,
     quantized_sizes: QuantizedSizes,
-) -> MemoryUse:
+) -> StaticMemory:
     """Counts the bytes of weights, adapters and cache in inference."""
     weight_format, stored_bytes = dtype(run_settings.dtype or published_dtype), None
     scheme = quantization_scheme(run_settings, model_config)
@@ -290,16 +290,16 @@ def _inference_memory(
                 raise IndivisibleMatrix(message, error.reason) from None
         stored_bytes = quantized_sizes[size_key]
     batch = 1 if run_settings.batch is None else run_settings.batch
-    if run_settings.inputs.is_given and isinstance(spec, RankModel):
+    if run_settings.inputs.has_inputs and isinstance(spec, RankModel):
         raise InputError(f"{run_settings.inputs.option}: encoders are counted beside a whole model; expected no layout")
-    model_inputs = encoded_inputs(spec, run_settings.inputs, batch) if run_settings.inputs.is_given else None
+    model_inputs = encoded_inputs(spec, run_settings.inputs, batch) if run_settings.inputs.has_inputs else None
     added_tokens = 0 if model_inputs is None else model_inputs.added_tokens
     is_decoding = run_settings.phase == "decode"
     seq = default_context_tokens(spec, is_decoding, added_tokens) if run_settings.seq is None else run_settings.seq
     seq += added_tokens
     workload = Workload(batch, seq, source=run_settings.source, phase="prefill")
     if spec.one_pass_model_name:
-        return MemoryUse(
+        return StaticMemory(
             parameter_count,
             run_settings.phase,
             weight_format,
@@ -310,7 +310,7 @@ def _inference_memory(
     has_usual_format = run_settings.phase == "inference" and scheme is not None
     activation_format = weight_format if DTYPE_BITS[weight_format] >= 16 and not has_usual_format else "bfloat16"
     cache_format_name = cache_format(run_settings.kv_dtype or activation_format).name
-    return MemoryUse(
+    return StaticMemory(
         parameter_count,
         run_settings.phase,
         weight_format,
@@ -351,12 +351,12 @@ def _training_memory(
     parameter_count: ParameterCount,
     run_settings: Settings,
     model_config: Mapping[str, Any] | Checkpoint | None,
-) -> MemoryUse:
+) -> StaticMemory:
     """Counts the bytes of weights, gradients and optimizer states in training."""
     batch = 1 if run_settings.batch is None else run_settings.batch
     seq = default_sequence_tokens(spec) if run_settings.seq is None else run_settings.seq
     weight_format, has_master_weights = _training_formats(run_settings)
-    optimizer_record = _checked_optimizer(run_settings)
+    optimizer_record = _optimizer_of_settings(run_settings)
     adapters, adapter_dtype = _adapters_and_format(spec, run_settings, parameter_count, weight_format, model_config)
     if adapters is not None:
         if run_settings.master_weights is not None:
@@ -365,12 +365,12 @@ def _training_memory(
     first_trained_layer = _first_trained_layer(spec, run_settings)
     trains_in_float32 = first_trained_layer is not None and run_settings.precision == "autocast"
     trained_dtype = "float32" if trains_in_float32 and DTYPE_BITS[weight_format] < 32 else ""
-    return MemoryUse(
+    return StaticMemory(
         parameter_count,
         "training",
         weight_format,
         Workload(batch, seq, source=run_settings.source, phase="training"),
-        grad_dtype=_gradient_format(run_settings.grad_dtype, adapter_dtype or trained_dtype or weight_format),
+        grad_dtype=_checked_gradient_format(run_settings.grad_dtype, adapter_dtype or trained_dtype or weight_format),
         has_master_weights=has_master_weights,
         optimizer=_optimizer_state(
             optimizer_record,
@@ -413,7 +413,7 @@ def _first_trained_layer(spec: ModelSpec, run_settings: Settings) -> int | None:
 def _training_formats(run_settings: Settings) -> tuple[str, bool]:
     """Returns the number format of the weights, and whether there are fp32 master weights."""
     default_weight_format, default_master_format = PRECISIONS[run_settings.precision or "bf16-master"]
-    weight_format = _float_format(run_settings.dtype, "--dtype", default_weight_format)
+    weight_format = _checked_float_format(run_settings.dtype, "--dtype", default_weight_format)
     is_float32 = DTYPE_BITS[weight_format] >= 32
     master_weights = run_settings.master_weights or ("none" if is_float32 else default_master_format)
     if master_weights == "fp32" and is_float32:
@@ -421,7 +421,7 @@ def _training_formats(run_settings: Settings) -> tuple[str, bool]:
     return weight_format, master_weights == "fp32"
 
 
-def _checked_optimizer(run_settings: Settings) -> Optimizer:
+def _optimizer_of_settings(run_settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
     record, has_momentum = optimizer(run_settings.optimizer or DEFAULT_OPTIMIZER), bool(run_settings.momentum)
     if run_settings.momentum is not None and not record.has_momentum:
@@ -447,7 +447,7 @@ def _optimizer_state(
     """Returns the optimizer state: of adapters and fully trained modules, else of all trained weights."""
     has_momentum = bool(run_settings.momentum)
     if adapters is None:
-        state_format = _float_format(
+        state_format = _checked_float_format(
             run_settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master_weights else weight_format
         )
         if first_trained_layer is None:
@@ -455,7 +455,7 @@ def _optimizer_state(
         else:
             tensors = trained_tensors_from_layer(parameter_count.tree, first_trained_layer, parameter_count.include)
         return optimizer_record.state(list(tensors), state_format, has_momentum)
-    state_format = _float_format(run_settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
+    state_format = _checked_float_format(run_settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copy_state = optimizer_record.state(
         adapters.fully_trained_tensors(parameter_count.tree, parameter_count.include),
         run_settings.optimizer_dtype or weight_format,
@@ -524,7 +524,7 @@ def _adapters_and_format(
         module_names,
         fuses_projections_like_class,
     )
-    return adapters, _float_format(
+    return adapters, _checked_float_format(
         run_settings.lora_dtype, "--lora-dtype", weight_format if is_parallel_library else "float32"
     )
 
@@ -538,12 +538,12 @@ def _precision_name(run_settings: Settings, weight_format: str, has_master_weigh
     return short_dtype(weight_format) + ("-master" if has_master_weights else "")
 
 
-def _gradient_format(format_name: str | None, weight_format: str) -> str:
+def _checked_gradient_format(format_name: str | None, weight_format: str) -> str:
     """Returns the full name of the gradients' number format. Raises `InputError` for formats that cannot hold sums.
 
     weight_format: the number format of the trained weights, which is the default.
     """
-    number_format = _float_format(format_name, "--grad-dtype", weight_format)
+    number_format = _checked_float_format(format_name, "--grad-dtype", weight_format)
     if number_format not in (*GRADIENT_FORMATS, weight_format):
         raise InputError(
             f"--grad-dtype {short_dtype(number_format)}: no framework sums gradients in it; expected fp32, bf16 or fp16"
@@ -555,7 +555,7 @@ GRADIENT_FORMATS = "float32", "bfloat16", "float16"
 """Number formats in which frameworks sum gradients of weights in any format."""
 
 
-def _float_format(format_name: str | None, option_name: str, default_format: str) -> str:
+def _checked_float_format(format_name: str | None, option_name: str, default_format: str) -> str:
     """Returns the full name of a floating-point format. Raises `InputError` for an integer format."""
     number_format = dtype(format_name or default_format)
     if number_format.startswith("int"):

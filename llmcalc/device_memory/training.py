@@ -17,12 +17,12 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import AutogradGraph, backward
-from ..simulator.caching_allocator import StepList, play_step_lists
+from ..simulator.caching_allocator import StepList, replay_step_lists
 from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repeatable, is_self_contained, rename_events
+from ..simulator.host_offload import HostOffload
 from ..simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from ..simulator.lowering import ModulePath
 from ..simulator.meter import AllocationPlace, Device, Meter
-from ..simulator.offload import Offload
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.repeat_microbatches import EventMeter
 from ..simulator.replay_result import STEP_PHASES, ReplayResult
@@ -261,7 +261,7 @@ class TrainingRun:
 
     def step(self) -> None:
         """Replays one training step: all micro-batches, then the optimizer's update."""
-        self.next_batch()
+        self.replace_batch()
         self.run_micro_batches()
         if not self.training_config.optimizer_in_backward:
             self.update()
@@ -271,10 +271,10 @@ class TrainingRun:
         """Replays the micro-batches of a step, after the tokens of the first one have been allocated."""
         self.forward_and_backward()
         if self.training_config.microbatches > 1:
-            self.next_batch()
+            self.replace_batch()
             self.forward_and_backward()
 
-    def next_batch(self) -> None:
+    def replace_batch(self) -> None:
         """Allocates the tokens of the next micro-batch."""
         self.meter.place = AllocationPlace("forward")
         with count_storages_as(self.meter, "activations"):
@@ -289,7 +289,7 @@ class TrainingRun:
         """Replays the forward pass; returns the loss, or the model's output if it has no language-model head."""
         self.meter.place = AllocationPlace("forward")
         self.graph.autocast_dtype = BFLOAT16 if self.training_config.autocast else None
-        offload = Offload(self.graph)
+        offload = HostOffload(self.graph)
         self.graph.checkpoint_pack_hook = offload.pack if self.training_config.offloads_activations else None
         self.offloaded_bytes = offload.offloaded_bytes
         logits = self.lowering.run(self.program)
@@ -308,12 +308,12 @@ class TrainingRun:
         self.meter.place = AllocationPlace("backward", path="loss")
         self._allocate_workspaces(2)
         loss_gradient = self.graph.new_tensor(loss.shape, loss.dtype, loss.strides)
-        self.graph.leaf_gradient_hook = self.gradient_hook
+        self.graph.leaf_gradient_hook = self.gradient_complete_hook
         backward(self.graph, loss, loss_gradient, self.finish_backward)
         self.lowering.logits = []
 
     @property
-    def gradient_hook(self) -> Callable[[Tensor], None] | None:
+    def gradient_complete_hook(self) -> Callable[[Tensor], None] | None:
         """Returns a function to call once a parameter's gradient is complete; None if nothing follows."""
         return self._update_parameter if self.training_config.optimizer_in_backward else None
 
@@ -341,7 +341,7 @@ class TrainingRun:
 
     def _update_parameter(self, weight: Tensor) -> None:
         """Updates one parameter and frees the gradient (`register_post_accumulate_grad_hook`)."""
-        trained_parameter = self._trained_by_parameter.get(id(weight))
+        trained_parameter = self._trained_parameter_by_id.get(id(weight))
         if trained_parameter is None:
             return
         trained_parameter.gradient = weight.grad
@@ -349,7 +349,7 @@ class TrainingRun:
         trained_parameter.gradient = weight.grad = None
 
     @cached_property
-    def _trained_by_parameter(self) -> dict[int, OptimizedParameter]:
+    def _trained_parameter_by_id(self) -> dict[int, OptimizedParameter]:
         return dict(zip(map(id, self.parameters), self.updated_parameters, strict=True))
 
     def update(self) -> None:
@@ -428,7 +428,7 @@ class CountedSteps:
     """Two replayed steps, whose recorded allocations and frees can be replayed on several caching allocators.
 
     result: the result of the replay, without the allocator's bytes.
-    step_lists, storage_count: as in `play_step_lists`.
+    step_lists, storage_count: as in `replay_step_lists`.
     requested_bytes, peak_requested: the requested bytes at the end and at the peak.
     """
 
@@ -441,7 +441,7 @@ class CountedSteps:
     def result_on_allocator(self, expandable_segments: bool) -> ReplayResult:
         """Returns the result with the reserved bytes of a caching allocator that replays the recorded steps."""
         replay_result = self.result.copy()
-        allocator = play_step_lists(self.step_lists, self.storage_count, expandable_segments)
+        allocator = replay_step_lists(self.step_lists, self.storage_count, expandable_segments)
         replay_result.read_allocator(allocator, self.requested_bytes, self.peak_requested)
         return replay_result
 
@@ -509,7 +509,7 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) 
     The first pass allocates the parameters in the order in which it reads them, as the set-up would.
     """
     memory_meter.parameter_events = []
-    training_run.next_batch()
+    training_run.replace_batch()
     events = memory_meter.take_events()
     training_run.run_micro_batches()
     pass_events, set_up_events = memory_meter.take_events(), memory_meter.parameter_events
@@ -536,7 +536,7 @@ def repeat_steps(
     events = memory_meter.take_events()
     training_run.zero_grad()
     zero_grad_events = memory_meter.take_events()
-    training_run.next_batch()
+    training_run.replace_batch()
     next_batch_events = memory_meter.take_events()
     if not (is_repeatable(batch, pass_events, zero_grad_events, next_batch_events) and is_self_contained(events)):
         return None

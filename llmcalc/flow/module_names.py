@@ -113,11 +113,15 @@ class ModuleNames:
         if stacks:
             self._add_stack_names("", other_children, root_names)
             for current_name, stack in stacks.items():
-                self._add_stack_names(f"{current_name}.", stack.children, self._side_prefixes(current_name, root_names))
+                self._add_stack_names(
+                    f"{current_name}.", stack.children, self._encoder_or_decoder_prefixes(current_name, root_names)
+                )
         else:
             has_one_side = spec_kind == "encoder" or any(key.startswith("decoder.") for key in published_names)
             self._add_stack_names(
-                "", other_children, self._side_prefixes(spec_kind, root_names) if has_one_side else root_names
+                "",
+                other_children,
+                self._encoder_or_decoder_prefixes(spec_kind, root_names) if has_one_side else root_names,
             )
 
     def __call__(self, module_path: str) -> tuple[str, ...]:
@@ -139,10 +143,14 @@ class ModuleNames:
         if layer_match is None:
             matching_names = self._names_outside_layers.get(path_pattern, ())
             numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", module_path)
-            return tuple(_fill_stars(name_with_stars, numbers) for name_with_stars in matching_names) or (module_path,)
+            return tuple(_replace_stars_by_indices(name_with_stars, numbers) for name_with_stars in matching_names) or (
+                module_path,
+            )
         layer_names, names_in_layer = self._layer_names(layer_match[1], int(layer_match[2]))
         numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
-        matching_names = tuple(_fill_stars(name, numbers) for name in names_in_layer.get(path_pattern, ()))
+        matching_names = tuple(
+            _replace_stars_by_indices(name, numbers) for name in names_in_layer.get(path_pattern, ())
+        )
         joined_names = (_name_in_layer(layer_name, name) for layer_name in layer_names for name in matching_names)
         return tuple(joined_name for joined_name in joined_names if joined_name) or (module_path,)
 
@@ -153,7 +161,7 @@ class ModuleNames:
                 return layer_group.names(layer_index), layer_group.names_in_layer
         return (), {}
 
-    def _side_prefixes(self, side_name: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
+    def _encoder_or_decoder_prefixes(self, side_name: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
         side_prefixes = [
             f"{root_name}{side_prefix}."
             for side_prefix in _split_alternatives(self._names.get(side_name, side_name))
@@ -234,7 +242,7 @@ class ModuleNames:
             if module_name.startswith(".")
         }
         layer_level_names = outer_child_names if node.children else None
-        name_entry = self._table_entry(table_keys_of_node)
+        name_entry = self._first_table_entry(table_keys_of_node)
         if name_entry == "":
             module_names: tuple[str, ...] = ()
             child_prefixes = parent_paths
@@ -246,17 +254,17 @@ class ModuleNames:
                 dict.fromkeys(
                     module_name
                     for alternative in alternatives + separate_alternatives
-                    for module_name in _paths_below(alternative, parent_paths, outer_parents)
+                    for module_name in _paths_below_parents(alternative, parent_paths, outer_parents)
                 )
             )
             parent_alternatives = [
-                _modules_without_parts(alternative, outer_child_names) for alternative in alternatives
+                _module_names_without_parts(alternative, outer_child_names) for alternative in alternatives
             ]
             child_prefixes = tuple(
                 dict.fromkeys(
                     f"{module_name}."
                     for alternative in parent_alternatives
-                    for module_name in _paths_below(alternative, parent_paths, outer_parents)
+                    for module_name in _paths_below_parents(alternative, parent_paths, outer_parents)
                 )
             )
             if node.indices is not None:
@@ -269,7 +277,7 @@ class ModuleNames:
                 child, f"{path}.{child.name}", child_prefixes, outer_parents, child_keys[child.name]
             )
 
-    def _table_entry(self, table_keys: tuple[str, ...]) -> str | None:
+    def _first_table_entry(self, table_keys: tuple[str, ...]) -> str | None:
         """Returns the published-name entry for the first known key, from the family's table first; None without one."""
         return next(
             (
@@ -282,7 +290,7 @@ class ModuleNames:
         )
 
     def _table_names(self, table_keys: tuple[str, ...]) -> Iterator[str]:
-        entry = self._table_entry(table_keys)
+        entry = self._first_table_entry(table_keys)
         return (module_name for alternative in _parse_alternatives(entry or "", None) for module_name in alternative)
 
 
@@ -404,14 +412,14 @@ def _parse_alternatives(joined_names: str, layer_level_names: Iterable[str] | No
     )
 
 
-def _modules_without_parts(alternative: list[str], part_names: Iterable[str]) -> list[str]:
+def _module_names_without_parts(alternative: list[str], part_names: Iterable[str]) -> list[str]:
     """Returns an alternative's module names, except those that belong to components inside the node."""
     if len(alternative) == 1:
         return alternative
     return [name for name in alternative if f".{name.removeprefix('.')}" not in part_names] or alternative
 
 
-def _paths_below(
+def _paths_below_parents(
     module_names: list[str], parent_paths: tuple[str, ...], outer_parents: tuple[str, ...]
 ) -> Iterator[str]:
     """Yields the paths of modules below their parents. A name that starts with a dot is below `outer_parents`."""
@@ -458,7 +466,7 @@ def replace_numbers(module_path: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module_path)
 
 
-def _fill_stars(name_with_stars: str, layer_numbers: Sequence[str]) -> str:
+def _replace_stars_by_indices(name_with_stars: str, layer_numbers: Sequence[str]) -> str:
     """Replaces each `*` in a name by the next layer index, or by 0 when no index is left."""
     remaining_numbers = iter(layer_numbers)
     return re.sub(r"\*", lambda _: next(remaining_numbers, "0"), name_with_stars)

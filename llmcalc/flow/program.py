@@ -110,7 +110,7 @@ class ModuleScope:
         return self.first_input, self.output
 
     @property
-    def call_values(self) -> tuple[Value, Value]:
+    def input_and_output_values(self) -> tuple[Value, Value]:
         """The input and the output of the module, which must have one argument."""
         assert self.module_argument is not None
         assert self.output is not None
@@ -118,7 +118,7 @@ class ModuleScope:
 
     def node(self) -> Node:
         """Returns the tree node for this module, with nodes for all modules inside it."""
-        op, ops_by_form, child_nodes = _nodes_of_items(self.items)
+        op, ops_by_form, child_nodes = _nodes_of_program_items(self.items)
         return Node(self.name, op, tuple(child_nodes), ops_by_form=ops_by_form, **self.node_fields)
 
     def scopes(self) -> Iterator[ModuleScope]:
@@ -174,7 +174,7 @@ def all_steps(program_items: Iterable[ProgramItem]) -> Iterator[Step]:
             yield from all_steps(program_item.items)
 
 
-def _nodes_of_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, dict[str, Op], list[Node]]:
+def _nodes_of_program_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, dict[str, Op], list[Node]]:
     """Returns a module's own operation, its operations in other forms by name of the form, and its child nodes."""
     op: Op | None = None
     ops_by_form: dict[str, Op] = {}
@@ -186,7 +186,7 @@ def _nodes_of_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, di
         elif isinstance(item, ModuleScope):
             child_nodes.append(item.node())
         elif isinstance(item, AlternativeBranches):
-            branch_op, branch_forms, branch_children = _merge_forms(item)
+            branch_op, branch_forms, branch_children = _merge_alternative_nodes(item)
             op, ops_by_form = (op, ops_by_form) if branch_op is None else (branch_op, branch_forms)
             child_nodes += branch_children
         elif item.name:
@@ -197,11 +197,11 @@ def _nodes_of_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, di
     return op, ops_by_form, child_nodes
 
 
-def _merge_forms(alternatives: AlternativeBranches) -> tuple[Op | None, dict[str, Op], list[Node]]:
+def _merge_alternative_nodes(alternatives: AlternativeBranches) -> tuple[Op | None, dict[str, Op], list[Node]]:
     """Returns the first alternative's operation, the other alternatives' by name, and child nodes with both."""
     (_, first_branch), *other_branches = alternatives.branches.items()
-    other_nodes = [(form_name, _nodes_of_items(branch.items)) for form_name, branch in other_branches]
-    op, ops_by_form, child_nodes = _nodes_of_items(first_branch.items)
+    other_nodes = [(form_name, _nodes_of_program_items(branch.items)) for form_name, branch in other_branches]
+    op, ops_by_form, child_nodes = _nodes_of_program_items(first_branch.items)
     ops_by_form |= {
         form_name: other_op
         for form_name, (other_op, _, _) in other_nodes

@@ -180,7 +180,7 @@ class Recorder:
             node_fields.pop("kind", None)
         return node_fields
 
-    def part_on_rank(self, argument: Any) -> Any:
+    def argument_on_rank(self, argument: Any) -> Any:
         """Returns an axis, shape or weight unchanged; `RankFlow` overrides this to return one rank's shard."""
         return argument
 

@@ -42,7 +42,7 @@ EXCLUDED_EFFECTS_BY_ROLE: Mapping[Role, frozenset[str]] = {
 
 
 @cache
-def _excluded_effects(node_roles: frozenset[Role]) -> frozenset[str]:
+def _effects_excluded_by_roles(node_roles: frozenset[Role]) -> frozenset[str]:
     """Returns the effects (parameters, FLOPs, …) that nodes with these roles do not have."""
     return frozenset().union(*(EXCLUDED_EFFECTS_BY_ROLE[role] for role in node_roles))
 
@@ -213,7 +213,7 @@ class CountedOp:
 
     def has_effect(self, effect: str) -> bool:
         """Whether the operation has an effect (parameters, FLOPs, …), given the roles of its node."""
-        return effect in self.op.effects and effect not in _excluded_effects(self.roles)
+        return effect in self.op.effects and effect not in _effects_excluded_by_roles(self.roles)
 
     def _value_of_effect(self, effect: str, *arguments: Any) -> Number:
         return getattr(self.op, effect)(*arguments) if self.has_effect(effect) else 0
@@ -238,7 +238,7 @@ class CountedOp:
 
     def _flops_of_effect(self, effect: str) -> Number:
         flops = self._value_of_effect(effect, self.run_config)
-        return flops if self.run_config is None else self.run_config.rank_share(flops)
+        return flops if self.run_config is None else self.run_config.flops_per_rank(flops)
 
     def cache_bits(self, kv_bits: Number) -> Number:
         return self._value_of_effect("cache_bits", self.run_config, kv_bits)

@@ -27,8 +27,8 @@ from ..parallel.layout import Layout, Stage, stages
 from ..parallel.rank_program import cached_rank_program, representative_stage
 from ..parallel.schedule_formulas import peak_in_flight
 from ..parallel.schedules import check_micro_batches
-from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_layer_pattern, types_of_layers
+from ..simulator.layer_stacks import SHORT_RUN_REPEATS
 from .transient_bytes import StageParameterCounts, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACK_NAMES = "encoder", "decoder"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from ..flow.record import Flow
-from ..simulator.layer_loops import LayerStack, program_stacks
+from ..simulator.layer_stacks import LayerStack, program_stacks
 from ..simulator.lowering import Lowering
 
 

@@ -28,8 +28,8 @@ from .linear import Linear as Linear
 from .linear import Norm as Norm
 
 if TYPE_CHECKING:
-    from .hashed import HashRotations as HashRotations
-    from .hashed import NeighbourChunkAttentionCore as NeighbourChunkAttentionCore
+    from .hash_attention import HashRotations as HashRotations
+    from .hash_attention import NeighbourChunkAttentionCore as NeighbourChunkAttentionCore
     from .products import BlockLinear as BlockLinear
     from .products import BlockSumMatmul as BlockSumMatmul
     from .products import CompressedEntryLinear as CompressedEntryLinear
@@ -72,7 +72,7 @@ def __getattr__(op_name: str) -> Any:
     """Returns a rarely used primitive operation, and imports its module on first use."""
     from importlib import import_module
 
-    for module_name in ("products", "sparse", "recurrent", "hashed"):
+    for module_name in ("products", "sparse", "recurrent", "hash_attention"):
         op_class = vars(import_module(f".{module_name}", __name__)).get(op_name)
         if isinstance(op_class, type) and issubclass(op_class, Op):
             globals()[op_name] = op_class

@@ -188,14 +188,14 @@ class LightningAttentionCore(DecayScan):
 
     block: Number = 1
 
-    def _last_block_tokens(self, run_config: RunConfig) -> Number:
+    def _last_block_token_count(self, run_config: RunConfig) -> Number:
         """Returns the number of tokens in the last block."""
         seq = run_config.new_rows(self.rows)
         return seq - self.block * (ceil_div(seq, self.block) - 1)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         key_dim, value_dim, seq = self.key_dim, self.value_dim, run_config.new_rows(self.rows)
-        last_block_tokens = self._last_block_tokens(run_config)
+        last_block_tokens = self._last_block_token_count(run_config)
         pair_count = (seq - last_block_tokens) * self.block + last_block_tokens * last_block_tokens
         pair_flops = times(key_dim + value_dim, pair_count)
         return 2 * run_config.batch * self.heads * (pair_flops + 2 * seq * key_dim * value_dim)
@@ -206,7 +206,7 @@ class LightningAttentionCore(DecayScan):
         They are those of the first state, which is not computed, and of the last state, which is not used.
         """
         first_block_tokens = minimum(run_config.new_rows(self.rows), self.block)
-        skipped_tokens = first_block_tokens + 2 * self._last_block_tokens(run_config)
+        skipped_tokens = first_block_tokens + 2 * self._last_block_token_count(run_config)
         skipped_flops = 2 * run_config.batch * self.heads * self.key_dim * self.value_dim * skipped_tokens
         return 2 * self.forward_flops(run_config) - skipped_flops
 

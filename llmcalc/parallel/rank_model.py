@@ -21,7 +21,7 @@ from ..flow.tree import Node, NodePosition
 from ..model import ModelSpec
 from ..ops import ExpertLinear, IdentityExperts, Linear
 from ..ops.base import Op
-from ..ops.shares import ExpertLinearOnRank, IdentityExpertsOnRank, LinearOnRank
+from ..ops.rank_shares import ExpertLinearOnRank, IdentityExpertsOnRank, LinearOnRank
 from ..workload.run_config import RunConfig
 from .layout import ONE_DEVICE, Layout, RankChunks, rank_chunks
 from .rank_program import RankAxes, RankFlow, cached_rank_program, has_whole_towers

@@ -173,11 +173,11 @@ def _with_rank_axes(verb: Verb) -> Verb:
 
     @wraps(verb)
     def record_on_rank(self: RankFlow, *args: Any, **options: Any) -> Any:
-        part_on_rank = self.part_on_rank
+        argument_on_rank = self.argument_on_rank
         return verb(
             self,
-            *map(part_on_rank, args),
-            **{option_name: part_on_rank(argument) for option_name, argument in options.items()},
+            *map(argument_on_rank, args),
+            **{option_name: argument_on_rank(argument) for option_name, argument in options.items()},
         )
 
     return record_on_rank  # type: ignore[return-value]
@@ -224,16 +224,16 @@ class RankFlow(Flow):
         row_axes = [axis for axis in divided_axes if isinstance(axis, AxisShard) and axis.name in UNEVEN_AXES]
         return all(axis.size * axis.rank_count == axis.full_size for axis in row_axes)
 
-    def part_on_rank(self, argument: Any) -> Any:
+    def argument_on_rank(self, argument: Any) -> Any:
         """Returns the rank's shard of an axis, a shape or a weight; other arguments stay unchanged."""
         if isinstance(argument, Axis):
             return self.rank_axes.axis_on_rank(argument)
         if isinstance(argument, JoinedShapes):
-            return JoinedShapes(tuple(self.part_on_rank(axis_part) for axis_part in argument.shapes), argument.name)
+            return JoinedShapes(tuple(self.argument_on_rank(axis_part) for axis_part in argument.shapes), argument.name)
         if type(argument) is tuple and argument and all(isinstance(axis, (Axis, JoinedShapes)) for axis in argument):
-            return tuple(map(self.part_on_rank, argument))
+            return tuple(map(self.argument_on_rank, argument))
         if isinstance(argument, Weight):
-            argument.output_axes = tuple(map(self.part_on_rank, argument.output_axes))
+            argument.output_axes = tuple(map(self.argument_on_rank, argument.output_axes))
         return argument
 
     @contextmanager
@@ -287,13 +287,13 @@ class RankFlow(Flow):
         )
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
-        heads = self.part_on_rank(heads)
+        heads = self.argument_on_rank(heads)
         if is_divided(x.axes[:1]) != is_divided((heads,)):
             raise self._unmodelled_error("repeat", "", "repeats undivided heads for divided ones")
         return super().repeat(x, heads, tiled)
 
     def absorb(self, node_name: str, x: Value, weight: Weight, *output: Axis | JoinedShapes) -> Value:
-        return super().absorb(node_name, x, self.part_on_rank(weight), *map(self.part_on_rank, output))
+        return super().absorb(node_name, x, self.argument_on_rank(weight), *map(self.argument_on_rank, output))
 
     def linear(self, node_name: str, x: Value, *output: Axis | JoinedShapes, **options: Any) -> Value:
         if options.get("weight") is not None:
@@ -302,7 +302,7 @@ class RankFlow(Flow):
             # the stage's head is a matrix of its own, transposed
             if weight is not undivided_weight and not weight.is_counted:
                 weight.output_axes, weight.input_axes = undivided_weight.input_axes, undivided_weight.output_axes
-        return super().linear(node_name, x, *map(self.part_on_rank, output), **options)
+        return super().linear(node_name, x, *map(self.argument_on_rank, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: IndexSource = "ids") -> Value:
         table_weight = self._stage_copy(weight)
@@ -333,14 +333,16 @@ class RankFlow(Flow):
         table_weight.is_counted = True
 
     def table(self, node_name: str, rows: Axis, *dim: Axis | JoinedShapes, **options: Any) -> tuple[Value, Weight]:
-        embeddings, weight = super().table(node_name, self.part_on_rank(rows), *map(self.part_on_rank, dim), **options)
+        embeddings, weight = super().table(
+            node_name, self.argument_on_rank(rows), *map(self.argument_on_rank, dim), **options
+        )
         if not self.path:
             self.tables[id(weight)] = weight
         return embeddings, weight
 
     def _stage_copy(self, weight: Weight) -> Weight:
         """Returns this stage's copy of a table of the first stage; other weights stay unchanged."""
-        self.part_on_rank(weight)
+        self.argument_on_rank(weight)
         if self.stage is None or self.stage.has_embedding or id(weight) not in self.tables:
             return weight
         if self.tables[id(weight)] is weight:
@@ -351,7 +353,7 @@ class RankFlow(Flow):
         self, node_name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | JoinedShapes, **options: Any
     ) -> Value:
         return super().experts(
-            node_name, x, self.rank_axes.expert_axis(experts), top_k, *map(self.part_on_rank, output), **options
+            node_name, x, self.rank_axes.expert_axis(experts), top_k, *map(self.argument_on_rank, output), **options
         )
 
     def layers(

@@ -92,7 +92,7 @@ def _draft_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_
 
 def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs | None:
     """Returns the encoder passes and tokens of the images and audio per sequence; None without images or audio."""
-    if not inputs.is_given:
+    if not inputs.has_inputs:
         return None
     from ..costs.encoders import encoded_inputs
 
@@ -102,7 +102,7 @@ def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs
 def _check_image_options(inputs: Inputs, rank: RankRequest | None) -> None:
     """Raises `InputError` for a number of images without a size, and for images with one rank of a layout."""
     inputs.check()
-    if inputs.is_given and rank is not None and rank.has_options:
+    if inputs.has_inputs and rank is not None and rank.has_options:
         raise InputError(f"{inputs.option}: encoders are counted beside a whole model; expected no layout")
 
 
@@ -187,7 +187,7 @@ class FlopsQuestion:
     def __post_init__(self) -> None:
         _refuse_rank_of_draft(self.draft, self.rank)
         _check_image_options(self.inputs, self.rank)
-        if self.inputs.is_given and (self._is_measured or self.conventions or self.phase == "training"):
+        if self.inputs.has_inputs and (self._is_measured or self.conventions or self.phase == "training"):
             raise InputError(
                 f"{self.inputs.option}: encoders are counted in inference; expected --phase forward, prefill or "
                 "decode, without --conventions"

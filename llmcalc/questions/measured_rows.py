@@ -25,8 +25,8 @@ from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..timing.calibration import Calibration, CalibrationFactors, MeasuredRun, calibrate
 from ..workload.durations import parse_duration
-from ..workload.inference import USERS_SETTING, batch_from_options
-from ..workload.setting import declarations_of, length_of
+from ..workload.inference import USERS_SETTING, batch_of_users
+from ..workload.setting import checked_length, declarations_of
 from ..workload.validation import validate_whole
 from .runs import RunQuestion
 from .time_and_cost_options import TimeOptions
@@ -155,8 +155,8 @@ def _run_question_of_row(
     """Returns the command line's question, in which a measured row's cells replace model, settings and layout."""
     settings, layout = _checked_settings(Settings, row_cells), _checked_settings(LayoutRequest, row_cells)
     if "users" in row_cells:
-        users = validate_whole("--users", length_of("--users", row_cells["users"]))
-        settings["batch"] = batch_from_options(settings.get("batch"), users, "decode")
+        users = validate_whole("--users", checked_length("--users", row_cells["users"]))
+        settings["batch"] = batch_of_users(settings.get("batch"), users, "decode")
     return replace(
         run_question,
         preset=read_model(row_cells["model"]) if "model" in row_cells else run_question.preset,

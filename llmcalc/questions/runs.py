@@ -291,7 +291,7 @@ class RunQuestion(RunOptions):
     def cuda_runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
         """Returns the run's CUDA runtime on an accelerator; for None, the runtime of an assumed accelerator."""
         cuda_runtime = cuda_runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
-        return replace(cuda_runtime, is_run_of_search=self.is_trial)
+        return replace(cuda_runtime, belongs_to_search=self.is_trial)
 
 
 def default_scheme_of_ollama_tag(preset: Preset) -> str | None:

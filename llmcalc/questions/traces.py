@@ -21,7 +21,7 @@ from ..errors import InputError, short_repr, suggest
 from ..sources.bounded import read_bytes
 from ..timing.trace import TracedRequest
 from ..workload.durations import parse_duration
-from ..workload.setting import length_of
+from ..workload.setting import checked_length
 from ..workload.validation import validate_whole
 
 MAX_BYTES = 2**23
@@ -121,7 +121,7 @@ def _traced_request(place_in_error: str, row_cells: Mapping[str, Any]) -> Traced
     tokens = [
         validate_whole(
             f"{place_in_error}: {column_name}",
-            length_of(f"{place_in_error}: {column_name}", _cell_value(row_cells[column_name])),
+            checked_length(f"{place_in_error}: {column_name}", _cell_value(row_cells[column_name])),
             maximum=MAX_TOKENS,
         )
         for column_name in ("input", "output")

@@ -24,7 +24,7 @@ from ..studies.timed_run import TimedRun
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data
-from .memory_notes import concatenation_note, run_text, settings_text, uncounted_notes
+from .memory_notes import concatenation_note, run_text, settings_text, uncounted_memory_notes
 from .notes import counted_noun, device_phrase, gguf_tag_notes, too_long_notes, warnings_of_notes
 from .plan import notes_on_other_accelerators
 from .rank_texts import layout_cell, layout_text
@@ -98,7 +98,7 @@ def common_hardware_report(preset: Preset, run_memory: Memory, hardware_options:
     notes = [
         *warnings,
         *gguf_tag_notes(preset, run_memory.settings.quantize),
-        *uncounted_notes(preset, run_memory, has_engine_buffers=bool(engine_options)),
+        *uncounted_memory_notes(preset, run_memory, has_engine_buffers=bool(engine_options)),
         engine_note,
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
         "most",
@@ -426,7 +426,7 @@ class _FitReportContent(NamedTuple):
         shown_fits = [accelerator_fit, *(run_change.changed_fit for run_change in run_changes)]
         tight_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
         tight_notes += [*gguf_tag_notes(preset, memory.settings.quantize)]
-        tight_notes += uncounted_notes(preset, memory, has_engine_buffers=self.has_engine_buffers)
+        tight_notes += uncounted_memory_notes(preset, memory, has_engine_buffers=self.has_engine_buffers)
         notes = without_repetitions([*warnings, *tight_notes, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.further_tables
@@ -465,9 +465,9 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
         *_wired_limit_notes(fit_answer.fit),
         "each maximum changes one number of the run",
     ]
-    full_context = memory_use.full_context
-    if full_context is not None and fit_answer.largest_seq > full_context:
-        notes.append(f"the model was made for sequences of up to {counted_noun(full_context, 'token')}")
+    model_context_length = memory_use.model_context_length
+    if model_context_length is not None and fit_answer.largest_seq > model_context_length:
+        notes.append(f"the model was made for sequences of up to {counted_noun(model_context_length, 'token')}")
     return notes
 
 

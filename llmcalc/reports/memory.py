@@ -9,7 +9,7 @@ from .. import units
 from ..accelerator import MemoryFit
 from ..device_memory.device_memory import DeviceMemory, ModulePeak
 from ..device_memory.estimate import Memory
-from ..device_memory.static import MemoryUse
+from ..device_memory.static import StaticMemory
 from ..sources.preset import Preset
 from . import bars, palette
 from .bars import TextBar
@@ -227,7 +227,7 @@ def fit_verdict_text(accelerator_fit: MemoryFit) -> str:
 
 
 def memory_kind_columns_and_rows(
-    device: DeviceMemory, memory_use: MemoryUse | None = None
+    device: DeviceMemory, memory_use: StaticMemory | None = None
 ) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak, and the overhead of allocator and runtime, as columns and rows.
 
@@ -265,7 +265,7 @@ def memory_kind_columns_and_rows(
     return table_columns, [*table_rows, kind_row("total", "", device.device_bytes, is_bold=True)]
 
 
-def _weight_rows(memory_use: MemoryUse, make_row: Callable[..., Row]) -> list[Row]:
+def _weight_rows(memory_use: StaticMemory, make_row: Callable[..., Row]) -> list[Row]:
     """Returns table rows with the bytes of quantized weights: codes, scales, zero points and unconverted tensors."""
     quantized_size = memory_use.quantized_size
     if quantized_size is None:
@@ -278,7 +278,9 @@ def _weight_rows(memory_use: MemoryUse, make_row: Callable[..., Row]) -> list[Ro
     ]
 
 
-def phase_columns_and_rows(device: DeviceMemory, memory_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+def phase_columns_and_rows(
+    device: DeviceMemory, memory_use: StaticMemory | None = None
+) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak of each training phase, as columns and rows.
 
     memory_use: the run on one device, with the formats and the optimizer's states; None (default) for a rank.
@@ -312,7 +314,7 @@ def phase_columns_and_rows(device: DeviceMemory, memory_use: MemoryUse | None = 
     return columns, [*table_rows, *([row("on the host", *peak_cells(device.host_bytes))] if device.host_terms else [])]
 
 
-def _memory_kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
+def _memory_kind_text(memory_use: StaticMemory, memory_kind: str) -> str:
     """Returns the name of a kind of memory in training, with the number format or optimizer name."""
     kind_name = KIND_NAMES[memory_kind]
     if memory_kind == "weights" and memory_use.adapters is not None:
@@ -323,7 +325,7 @@ def _memory_kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
     return f"{kind_name} ({units.short_dtype(formats[memory_kind])})" if formats.get(memory_kind) else kind_name
 
 
-def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str, int]]) -> list[Row]:
+def _optimizer_rows(memory_use: StaticMemory, bytes_by_phase: Sequence[Mapping[str, int]]) -> list[Row]:
     """Returns rows of master weights and optimizer states, which exist in all phases; none for paged states.
 
     bytes_by_phase: bytes by kind, by phase.

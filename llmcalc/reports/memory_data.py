@@ -11,7 +11,7 @@ from ..device_memory.encoders import unreplayed_encoders
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.record import OptimizerState
 from ..device_memory.simulated_run import cache_block_tokens, kernel_choices, optimizer_implementation, prompt_chunk
-from ..device_memory.static import MemoryUse
+from ..device_memory.static import StaticMemory
 from ..optional import TOWERS
 from ..sources.preset import Preset
 from ..workload.execution import AttentionImplementation
@@ -162,7 +162,7 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
     }
 
 
-def _quantized_data(memory_use: MemoryUse) -> dict[str, Any]:
+def _quantized_data(memory_use: StaticMemory) -> dict[str, Any]:
     """Returns the quantization scheme and the weight bytes by part; None for unquantized weights."""
     quantized_size = memory_use.quantized_size
     if quantized_size is None:
@@ -188,9 +188,9 @@ def _optimizer_data(optimizer_state: OptimizerState | None) -> dict[str, Any]:
     }
 
 
-def uncounted_tensors_note(memory_use: MemoryUse) -> list[str]:
+def uncounted_tensors_note(memory_use: StaticMemory) -> list[str]:
     """Returns a note on the tensors that the answer does not count."""
-    uncounted_texts = list(memory_use.uncounted_notes)
+    uncounted_texts = list(memory_use.uncounted_memory_notes)
     if TOWERS.name in memory_use.parameter_count.include:
         encoded_inputs = memory_use.encoded_inputs
         runs_encoders = encoded_inputs is not None and bool(encoded_inputs.encoder_runs)

@@ -11,7 +11,7 @@ from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import SERVING_PHASES
 from ..device_memory.simulated_run import cache_block_tokens, optimizer_implementation, prompt_chunk
-from ..device_memory.static import MemoryUse
+from ..device_memory.static import StaticMemory
 from ..errors import InputError
 from ..optional import TOWERS
 from ..sources.preset import Preset
@@ -40,7 +40,7 @@ def displayed_term_name(memory_term: MemoryTerm) -> str:
     return TERM_NAMES.get(memory_term.name, memory_term.name)
 
 
-def run_text(memory_use: MemoryUse) -> str:
+def run_text(memory_use: StaticMemory) -> str:
     """Returns a run's phase, tokens and precision or adapters as text: `training of 2,048 tokens (bf16-master)`."""
     workload = memory_use.workload
     batch_text = "" if workload.batch == 1 else f"{workload.batch:,} × "
@@ -50,7 +50,7 @@ def run_text(memory_use: MemoryUse) -> str:
     return f"{memory_use.phase} {preposition} {batch_text}{counted_noun(workload.seq, 'token')}{precision_text}"
 
 
-def _adapters_text(memory_use: MemoryUse) -> str:
+def _adapters_text(memory_use: StaticMemory) -> str:
     """Returns a text on the low-rank adapters and the format of the frozen weights, empty without adapters."""
     adapters = memory_use.adapters
     if adapters is None:
@@ -102,7 +102,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
     ]
 
 
-def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
+def stored_weights_notes(preset: Preset, memory_use: StaticMemory) -> list[str]:
     """Returns a warning if training is counted in a format other than the format of the checkpoint's weights."""
     method = str((preset.storage_table or {}).get("quant_method", ""))[:40]
     frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base_format
@@ -181,7 +181,7 @@ def llama_cpp_note(
     return f"required: llama.cpp's buffers, as llmcalc fit has them; --engine {engine_name} lists them"
 
 
-def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
+def _notes_on_scans(memory_use: StaticMemory) -> list[str]:
     """Returns notes on adapters or quantization of a projection whose weight the state-space scan reads directly."""
     adapters, parameter_count = memory_use.adapters, memory_use.parameter_count
     if adapters is None or not any(
@@ -204,7 +204,7 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     return notes
 
 
-def uncounted_notes(preset: Preset, run_memory: Memory, *, has_engine_buffers: bool) -> list[str]:
+def uncounted_memory_notes(preset: Preset, run_memory: Memory, *, has_engine_buffers: bool) -> list[str]:
     """Returns the notes on modules and tensors that are not counted, and on the encoder of a tag, which is.
 
     has_engine_buffers: whether bytes are those of an engine's buffers, with the encoder of the tag.
@@ -223,7 +223,7 @@ def uncounted_notes(preset: Preset, run_memory: Memory, *, has_engine_buffers: b
 def memory_notes(
     preset: Preset, run_memory: Memory, assumed_accelerator: str, engine_note: str, *, has_engine_buffers: bool = False
 ) -> list[str]:
-    """Returns the notes of a memory answer. The last two parameters: see `llama_cpp_note` and `uncounted_notes`."""
+    """Returns the notes of a memory answer. Last two parameters: see `llama_cpp_note`, `uncounted_memory_notes`."""
     memory_use, run_settings = run_memory.states, run_memory.settings
     notes = [_pure_bf16_note(run_memory), _experts_note(run_memory), _execution_note(run_memory)]
     if run_settings.has_kbit_base and run_settings.recompute == "full":
@@ -254,7 +254,10 @@ def memory_notes(
         )
     notes[:0] = [*gguf_tag_notes(preset, run_settings.quantize), engine_note, concatenation_note(run_memory)]
     notes.append(_kernels_note(run_memory))
-    notes += [*uncounted_notes(preset, run_memory, has_engine_buffers=has_engine_buffers), binary_unit_note(units.GIB)]
+    notes += [
+        *uncounted_memory_notes(preset, run_memory, has_engine_buffers=has_engine_buffers),
+        binary_unit_note(units.GIB),
+    ]
     notes += host_notes(run_memory.device)
     terms_with_status = [term for term in run_memory.device.terms if term.bytes and term.status != "untested"]
     notes += [
@@ -345,7 +348,7 @@ def _chunked_prefill_note(run_memory: Memory) -> str:
     return f"prompts are read {counted_noun(chunk, 'token')} of each sequence at a time (--chunk)"
 
 
-def _cache_note(memory_use: MemoryUse, block_tokens: int) -> str:
+def _cache_note(memory_use: StaticMemory, block_tokens: int) -> str:
     tokens_text = counted_noun(memory_use.workload.seq, "token")
     sequences_text = counted_noun(memory_use.workload.batch, "sequence")
     note_text = f"KV cache: keys, values and any recurrent state of {sequences_text} of {tokens_text} (--batch, --seq)"
@@ -355,7 +358,7 @@ def _cache_note(memory_use: MemoryUse, block_tokens: int) -> str:
     return f"{note_text}; a new token is concatenated, which copies a layer's keys and values"
 
 
-def _training_notes(memory_use: MemoryUse) -> list[str]:
+def _training_notes(memory_use: StaticMemory) -> list[str]:
     optimizer_state, parameters = memory_use.optimizer, memory_use.parameter_count.total
     notes = [
         "by default gradients have the dtype of the weights; optimizer states have the dtype of the weights being "

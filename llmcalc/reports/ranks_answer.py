@@ -9,7 +9,7 @@ from ..accelerator import Hardware, MemoryFit
 from ..device_memory.cuda_runtime import VENDORS_WITHOUT_CUDA_CONTEXT, CudaRuntime, cuda_runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
-from ..device_memory.static import MemoryUse
+from ..device_memory.static import StaticMemory
 from ..errors import InputError
 from ..frameworks.ranks import Cluster, rank_with_most_memory
 from ..frameworks.registry import DEFAULT_FRAMEWORK
@@ -116,7 +116,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
         return MemoryFit(accelerator_fit.hardware, peak_bytes)
 
     @property
-    def states(self) -> MemoryUse:
+    def states(self) -> StaticMemory:
         """The model's static memory on one device, in closed form."""
         return self.memory.states
 

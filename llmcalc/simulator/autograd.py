@@ -129,7 +129,7 @@ class AutogradGraph:
             self.is_grad_enabled = grad_was_enabled
 
 
-def is_recorded(autograd_graph: AutogradGraph, inputs: Sequence[Tensor]) -> bool:
+def needs_autograd_node(autograd_graph: AutogradGraph, inputs: Sequence[Tensor]) -> bool:
     """Whether autograd records a node for an operation on these tensors."""
     if autograd_graph.is_grad_enabled:
         for tensor in inputs:
@@ -150,7 +150,7 @@ def record(
 
     output: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
     """
-    if not is_recorded(autograd_graph, inputs):
+    if not needs_autograd_node(autograd_graph, inputs):
         return output() if callable(output) else output
     graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward)
     if tensors_to_save:
@@ -160,7 +160,7 @@ def record(
     return output_tensor
 
 
-def record_all(
+def record_multiple_outputs(
     autograd_graph: AutogradGraph,
     operation_name: str,
     inputs: Sequence[Tensor],
@@ -169,7 +169,7 @@ def record_all(
     *tensors_to_save: Tensor,
 ) -> None:
     """Records one autograd node for several outputs. tensors_to_save: for the backward pass."""
-    if is_recorded(autograd_graph, inputs):
+    if needs_autograd_node(autograd_graph, inputs):
         graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward, len(outputs))
         if tensors_to_save:
             graph_node.saved_tensors = [autograd_graph.save(saved_tensor) for saved_tensor in tensors_to_save]

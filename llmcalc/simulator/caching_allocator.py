@@ -370,7 +370,9 @@ class CachingAllocator:
         return block_size
 
 
-def play_step_lists(step_lists: Sequence[StepList], storage_count: int, expandable_segments: bool) -> CachingAllocator:
+def replay_step_lists(
+    step_lists: Sequence[StepList], storage_count: int, expandable_segments: bool
+) -> CachingAllocator:
     """Returns a caching allocator after a replay of a run's allocations and frees. storage_count: of the run."""
     allocator = CachingAllocator(expandable_segments)
     for allocator_steps, storage_offset in step_lists:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 from weakref import ref
 
-from .autograd import AutogradGraph, backward, is_recorded, record
+from .autograd import AutogradGraph, backward, needs_autograd_node, record
 from .tensor import AutogradNode, Dtype, NeedsInputGrad, OptionalGradient, SavedTensor, Tensor
 
 RegionFunction: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A function that runs a part of the forward pass on its input tensors; it may run several times."""
 
 
-class _AllRecomputed(Exception):
+class RecomputationComplete(Exception):
     """Raised to stop recomputation when every tensor that the backward pass needs is recomputed."""
 
 
@@ -105,7 +105,7 @@ class CheckpointedRegion:
                     for saved_argument, *autograd_flags in self.arguments
                 ]
             )
-        except _AllRecomputed:
+        except RecomputationComplete:
             pass
         finally:
             autograd_graph.pack_hooks = outer_pack_hooks
@@ -123,7 +123,7 @@ class CheckpointedRegion:
             detached_tensor if self.packed_tensors[len(self.recomputed_tensors)]() is not None else None
         )
         if self.stops_early and len(self.recomputed_tensors) == len(self.packed_tensors):
-            raise _AllRecomputed
+            raise RecomputationComplete
         return SavedTensor(detached_tensor)
 
 
@@ -237,7 +237,7 @@ def checkpoint_reentrant(
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).
     """
-    if not is_recorded(autograd_graph, input_tensors):
+    if not needs_autograd_node(autograd_graph, input_tensors):
         return run_region(input_tensors)
 
     forward_autocast = autograd_graph.autocast_dtype

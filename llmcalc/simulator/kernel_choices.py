@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from ..frozen import frozen
 from ..workload.execution import AttentionImplementation, CrossEntropy, Mamba2Implementation, NormImplementation
-from ..workload.fake_quantization import FakeQuantization
+from ..workload.fake_quantization import FakeQuantizationOptions
 
 
 @frozen
@@ -93,7 +93,7 @@ class KernelChoices:
     joins_rope_halves: bool = False
     fused_layer_norm: bool = False
     unfused_gelu: bool = True
-    fake_quantization: FakeQuantization | None = None
+    fake_quantization: FakeQuantizationOptions | None = None
     multiprocessors: int = 0
 
     @property

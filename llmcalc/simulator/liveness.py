@@ -39,12 +39,12 @@ def is_stack_layer(module_scope: ModuleScope) -> bool:
     return module_scope.first_input is not None and not module_scope.node_fields.get("optional")
 
 
-def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[tuple[str, ModuleScope]]:
+def module_scopes_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[tuple[str, ModuleScope]]:
     """Yields path and module of every submodule that is called with a tensor."""
     for scope_item in module_scope.items:
         if isinstance(scope_item, AlternativeBranches):
             for branch in scope_item.branches.values():
-                yield from modules_below(branch, parent_path)
+                yield from module_scopes_below(branch, parent_path)
         elif isinstance(scope_item, ModuleScope) and scope_item.node_fields.get("role") not in UNEXECUTED_ROLES:
             module_path = f"{parent_path}{scope_item.name}"
             if (
@@ -54,7 +54,7 @@ def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[
                 and scope_item.list_index is None
             ):
                 yield module_path, scope_item
-            yield from modules_below(scope_item, f"{module_path}.")
+            yield from module_scopes_below(scope_item, f"{module_path}.")
 
 
 def nearest_base_id(recorded_value: Value | None, candidate_ids: set[int]) -> int | None:
@@ -73,12 +73,12 @@ def is_view_of(recorded_value: Value | None, base_value: Value | None) -> bool:
 
 def last_readers(
     root_scope: ModuleScope,
-    branch_of: Callable[[AlternativeBranches], ModuleScope],
+    choose_branch_of: Callable[[AlternativeBranches], ModuleScope],
     is_module_skipped: Callable[[ModuleScope], bool],
 ) -> tuple[dict[int, int], set[int]]:
     """Returns, for each storage, the last operation that reads it, and the values that several layers read.
 
-    branch_of: returns the executed alternative. is_module_skipped: returns whether a module does not run.
+    choose_branch_of: returns the executed alternative. is_module_skipped: returns whether a module does not run.
     """
     last_reader_ids: dict[int, int] = {}
     last_reading_layers: dict[int, ModuleScope] = {}
@@ -88,7 +88,7 @@ def last_readers(
     def visit(scope_items: Sequence[ProgramItem], layer: ModuleScope) -> None:
         for scope_item in scope_items:
             if isinstance(scope_item, AlternativeBranches):
-                executed_branch, first_branch = branch_of(scope_item), next(iter(scope_item.branches.values()))
+                executed_branch, first_branch = choose_branch_of(scope_item), next(iter(scope_item.branches.values()))
                 visit(executed_branch.items, layer)
                 if executed_branch is not first_branch and executed_branch.output is not None:
                     # the first branch stands for it

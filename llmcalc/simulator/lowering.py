@@ -13,7 +13,7 @@ from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_node_names
 from .checkpoint import RegionFunction, checkpoint, checkpoint_reentrant
-from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
+from .liveness import is_stack_layer, is_view_of, module_scopes_below, nearest_base_id
 from .module_frame import (
     CARRIED_KEY,
     STAGE_INPUT_KEY,
@@ -79,7 +79,7 @@ class Lowering(ProgramLowering):
         """Whether autocast runs powers and softmax in float32, as on a GPU (aten/src/ATen/autocast_mode.h)."""
         return self.graph.autocast_dtype is not None and self.choices.is_on_gpu
 
-    def find_dataflow(self, root_scope: ModuleScope) -> None:
+    def find_layer_dataflow(self, root_scope: ModuleScope) -> None:
         """Finds the tensors that each layer reads and returns, and the modules that the backward pass recomputes."""
         if self.recompute.nodes:
             self._find_recomputed_modules(root_scope)
@@ -112,7 +112,9 @@ class Lowering(ProgramLowering):
 
     def _find_recomputed_modules(self, root_scope: ModuleScope) -> None:
         """Finds the modules selected for recomputation. Raises `InputError` for an unknown module."""
-        modules = [module for scope in root_scope.scopes() if is_stack_layer(scope) for module in modules_below(scope)]
+        modules = [
+            module for scope in root_scope.scopes() if is_stack_layer(scope) for module in module_scopes_below(scope)
+        ]
         check_node_names(self.recompute.nodes, (module_path for module_path, _ in modules))
         for module_path, module_scope in modules:
             if module_path in self.recompute.nodes:
@@ -158,7 +160,7 @@ class Lowering(ProgramLowering):
         The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,
         which the reference passes to every module.
         """
-        module_input, module_output = module_scope.call_values
+        module_input, module_output = module_scope.input_and_output_values
         frames_outside_region, memoized_values = self._copy_frames(), self.pass_memo
         shared_tensors = {
             value_id: self.tensors_by_value[value_id]

@@ -114,7 +114,7 @@ class Meter:
         self.peaks: dict[AllocationPlace, MemoryPeak] = {}
         self._place = AllocationPlace()
         self._current_peak = self.peaks.setdefault(self._place, MemoryPeak())
-        self._peak_is_unsettled = False
+        self._has_unstored_peak = False
 
     @property
     def place(self) -> AllocationPlace:
@@ -123,30 +123,30 @@ class Meter:
     @place.setter
     def place(self, allocation_place: AllocationPlace) -> None:
         if allocation_place != self._place:
-            if self._peak_is_unsettled:
+            if self._has_unstored_peak:
                 self._store_peak_by_kind()
             self._place = allocation_place
             self._current_peak = self.peaks.setdefault(allocation_place, MemoryPeak())
             if self.live_bytes > self._current_peak.bytes:
-                self._current_peak.bytes, self._peak_is_unsettled = self.live_bytes, True
+                self._current_peak.bytes, self._has_unstored_peak = self.live_bytes, True
 
     def _store_peak_by_kind(self) -> None:
         """Stores the bytes of each kind of memory at the current peak; called before storages are freed."""
         self._current_peak.by_kind = dict(self.by_kind)
-        self._peak_is_unsettled = False
+        self._has_unstored_peak = False
 
     def allocate(self, nbytes: Number) -> Block:
         memory_kind, device, current_peak = self.kind, self.device, self._current_peak
         self.live_bytes = live_bytes = self.live_bytes + nbytes
         self.by_kind[memory_kind] += nbytes
         if live_bytes > current_peak.bytes:  # else it is no peak of the run either
-            current_peak.bytes, self._peak_is_unsettled = live_bytes, True
+            current_peak.bytes, self._has_unstored_peak = live_bytes, True
             if live_bytes > self.peak_bytes:  # noqa: PLR1730
                 self.peak_bytes = live_bytes
         return Block(nbytes, memory_kind, None if device is None else device.allocate(nbytes, self.stream))
 
     def free(self, block: Block) -> None:
-        if self._peak_is_unsettled:
+        if self._has_unstored_peak:
             self._store_peak_by_kind()
         self.live_bytes -= block.bytes
         self.by_kind[block.kind] -= block.bytes
@@ -165,7 +165,7 @@ class Meter:
         self.peak_bytes = self.live_bytes
         self.peaks = {}
         self._current_peak = self.peaks[self._place] = MemoryPeak()
-        self._current_peak.bytes, self._peak_is_unsettled = self.live_bytes, True
+        self._current_peak.bytes, self._has_unstored_peak = self.live_bytes, True
 
 
 class NoMeter:

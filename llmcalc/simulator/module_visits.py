@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .layer_loops import LayerStack
+from .layer_stacks import LayerStack
 from .meter import AllocationPlace, MemoryPeak, Meter
 from .simulated_work import SIMULATED_WORK
 
@@ -57,7 +57,7 @@ class VisitMeter(Meter):
         self._visits.append((self._place, self._current_peak, SIMULATED_WORK.units))
 
     def _store_peak_by_kind(self) -> None:
-        self._peak_is_unsettled = False
+        self._has_unstored_peak = False
 
     def pass_visits(self, bytes_before: int) -> PassVisits:
         """Returns the visits since the last `restart`. bytes_before: the bytes subtracted from their peaks."""
@@ -128,7 +128,7 @@ class PassVisits(NamedTuple):
         ]
         return PassVisits([*self.visits[:start_index], *later_visits], self.work_units - removed_work)
 
-    def layer_visit_count(self, start_index: int, visit_count: int) -> int:
+    def visit_count_in_layers(self, start_index: int, visit_count: int) -> int:
         """Returns the number of visits from `start_index` to the last one in a layer, of `visit_count` visits."""
         return max(i for i in range(1, visit_count + 1) if self.visits[start_index + i - 1].place.layer_index >= 0)
 
@@ -161,10 +161,10 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
         return None
     second_repeat_start, third_repeat_start, fourth_repeat_start = start_indices
     visit_count = fourth_repeat_start - third_repeat_start
-    layer_visit_count = forward_pass.layer_visit_count(third_repeat_start, visit_count)
+    visit_count_in_layers = forward_pass.visit_count_in_layers(third_repeat_start, visit_count)
     saved_bytes = forward_pass.added_bytes(second_repeat_start, third_repeat_start, visit_count, layer_period)
     if third_repeat_start - second_repeat_start != visit_count or saved_bytes != forward_pass.added_bytes(
-        third_repeat_start, fourth_repeat_start, layer_visit_count, layer_period
+        third_repeat_start, fourth_repeat_start, visit_count_in_layers, layer_period
     ):
         return None
     if saved_bytes is None:
@@ -206,8 +206,8 @@ def forward_with_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tu
         return None
     second_repeat_start, third_repeat_start = start_indices
     visit_count = third_repeat_start - second_repeat_start
-    layer_visit_count = forward_pass.layer_visit_count(second_repeat_start, visit_count)
-    saved_bytes = forward_pass.added_bytes(second_repeat_start, third_repeat_start, layer_visit_count, layer_period)
+    visit_count_in_layers = forward_pass.visit_count_in_layers(second_repeat_start, visit_count)
+    saved_bytes = forward_pass.added_bytes(second_repeat_start, third_repeat_start, visit_count_in_layers, layer_period)
     if saved_bytes is None:
         return None
     longer_pass = forward_pass.with_repeated_visits(second_repeat_start, third_repeat_start)
@@ -225,9 +225,11 @@ def backward_with_repeat(backward_pass: PassVisits, layer_stack: LayerStack, sav
         return None
     second_repeat_start, first_repeat_start = start_indices
     visit_count = first_repeat_start - second_repeat_start
-    layer_visit_count = backward_pass.layer_visit_count(second_repeat_start, visit_count)
+    visit_count_in_layers = backward_pass.visit_count_in_layers(second_repeat_start, visit_count)
     if (
-        backward_pass.added_bytes(second_repeat_start, first_repeat_start, layer_visit_count, -layer_stack.layer_period)
+        backward_pass.added_bytes(
+            second_repeat_start, first_repeat_start, visit_count_in_layers, -layer_stack.layer_period
+        )
         != -saved_bytes
     ):
         return None
@@ -243,7 +245,7 @@ class DerivedPasses(NamedTuple):
     repeat_bytes: int
 
 
-def passes_without_repeat(
+def derive_passes_with_fewer_repeats(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> DerivedPasses | None:
     """Derives passes with three layer repeats from passes with four; None if the inner repeats differ."""
@@ -255,7 +257,7 @@ def passes_without_repeat(
     return None if backward_visits is None else DerivedPasses(forward_visits, backward_visits, repeat_bytes)
 
 
-def passes_with_repeat(
+def derive_passes_with_more_repeats(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> DerivedPasses | None:
     """Derives passes with four layer repeats from passes with three; None if the repeats differ."""

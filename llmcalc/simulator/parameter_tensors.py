@@ -58,7 +58,7 @@ class ParameterTensors(ValueTensors):
         shape = element_count(operation.weight.output_axes), element_count(operation.weight.input_axes)
         weight_owner = operation.options.get("lent")
         if weight_owner:
-            return self.weight(f"{weight_owner}.weight", shape, self.module_path(levels_up=1))
+            return self.weight(f"{weight_owner}.weight", shape, self.module_path(outer_level_count=1))
         return self._shared_weight(operation.weight, operation.name, shape)
 
     def embedding_table(self, operation: Step) -> Tensor:

@@ -45,7 +45,7 @@ class ProgramLowering(CacheTensors):
             self.last_reader_ids.pop(id(program.result.storage), None)
             self.analyzed_program, self.analyzed_run = program, run_settings
         self.further_outputs = []
-        self.find_dataflow(program.root)
+        self.find_layer_dataflow(program.root)
         self.stack_number: int = 0
         if program.stage_input is not None:
             self.store_without_reshape(program.stage_input, self.inputs.pop(STAGE_INPUT_KEY))
@@ -56,7 +56,7 @@ class ProgramLowering(CacheTensors):
         self.pass_memo = {}
         return program_result
 
-    def find_dataflow(self, root_scope: ModuleScope) -> None:
+    def find_layer_dataflow(self, root_scope: ModuleScope) -> None:
         """Finds the tensors that layers read and return, for recomputation. Without recomputation it does nothing."""
 
     def allocate_parameters(self, program: Flow) -> None:
@@ -247,7 +247,7 @@ class ProgramLowering(CacheTensors):
     def run_side_by_side(self, module_scope: ModuleScope) -> None:
         """Runs modules of equal shape one after another, and collects their outputs so that they can be stacked."""
         assert module_scope.stacked_axis is not None
-        module_input, module_output = module_scope.call_values
+        module_input, module_output = module_scope.input_and_output_values
         outputs: list[Tensor] = []
         slices = None if module_scope.argument_slice is None else self.aten.unbind(self.tensor_of(module_input), 2)
         for copy_index in range(module_scope.stacked_axis.size):
@@ -289,7 +289,10 @@ class ProgramLowering(CacheTensors):
 
     def run_after_layer(self, module_scope: ModuleScope, layer_input: Tensor, layer_output: Tensor) -> Tensor:
         """Runs the module between a stack's first and second layer. layer_input, layer_output: the first layer's."""
-        (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.first_layer_output
+        (module_input, module_output), first_layer_output = (
+            module_scope.input_and_output_values,
+            module_scope.first_layer_output,
+        )
         self.tensors_by_value[id(module_input)], self.tensors_by_value[id(first_layer_output)] = (
             layer_input,
             layer_output,

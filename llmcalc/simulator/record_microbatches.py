@@ -53,18 +53,18 @@ class PassCounter:
         pass_number = self.forwards[model_chunk]
         self.forwards[model_chunk] += 1
         return self._case_with_previous_kind(
-            self._case_of_pass(model_chunk, "F", pass_number), (model_chunk, "F", pass_number)
+            self._pass_case(model_chunk, "F", pass_number), (model_chunk, "F", pass_number)
         )
 
     def next_loss(self, model_chunk: int) -> tuple[PassCase, PassId]:
         """Returns case and id of the loss computation that follows a model chunk's last forward pass."""
         pass_number = self.forwards[model_chunk] - 1
-        return self._case_of_pass(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
+        return self._pass_case(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
 
-    def _case_of_pass(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+    def _pass_case(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns the case to which a pass belongs; all passes of a case have the same memory events."""
         previous_state = "flying" if self.backwards[model_chunk] < pass_number else "done"
-        return model_chunk, pass_kind, _pass_index_in_case(pass_number), previous_state if pass_number else ""
+        return model_chunk, pass_kind, _distinct_pass_number(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, model_chunk: int) -> tuple[PassCase, PassId]:
         """Counts a backward pass of a model chunk, and returns its case and id."""
@@ -74,7 +74,7 @@ class PassCounter:
         is_first_backward, self.allocates_gradients[model_chunk] = self.allocates_gradients[model_chunk], False
         pass_state = f"{next_state}, fresh" if is_first_backward else next_state
         return self._case_with_previous_kind(
-            (model_chunk, "B", _pass_index_in_case(pass_number), pass_state), (model_chunk, "B", pass_number)
+            (model_chunk, "B", _distinct_pass_number(pass_number), pass_state), (model_chunk, "B", pass_number)
         )
 
     def _case_with_previous_kind(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
@@ -88,7 +88,7 @@ class PassCounter:
         return (model_chunk, pass_kind, pass_number, pass_state), pass_id
 
 
-def _pass_index_in_case(pass_number: int) -> int:
+def _distinct_pass_number(pass_number: int) -> int:
     """Returns the pass's number, but at most 2, because passes from number 2 on have the same events.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
@@ -142,23 +142,26 @@ class PassRecorder(PassCounter):
         first_event_index, start_place, self.meter.is_place_pending = len(self.meter.events), self.meter.place, True
         pass_output = compute_output()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
-        outputs = self._surviving_outputs(pass_case[0], pass_output)
-        end_event_index = len(self.meter.events)
-        self.passes.append(
-            RecordedPass(
-                pass_case,
-                pass_id,
-                first_event_index,
-                end_event_index,
-                start_place,
-                input_storage,
-                outputs,
-                self.previous_pass_id,
-            )
-        )
+        outputs = self._outputs_that_outlive_pass(pass_case[0], pass_output)
+        self._store_pass(pass_case, pass_id, first_event_index, start_place, input_storage, outputs)
         return pass_output
 
-    def _surviving_outputs(self, model_chunk: int, pass_output: Tensor) -> list[PassOutput]:
+    def _store_pass(
+        self,
+        pass_case: PassCase,
+        pass_id: PassId,
+        first_event_index: int,
+        start_place: AllocationPlace,
+        input_storage: int | None,
+        outputs: list[PassOutput],
+    ) -> None:
+        """Appends a pass whose events end now to the recorded passes. Arguments: as in `RecordedPass`."""
+        event_range, previous_pass_id = (first_event_index, len(self.meter.events)), self.previous_pass_id
+        self.passes.append(
+            RecordedPass(pass_case, pass_id, *event_range, start_place, input_storage, outputs, previous_pass_id)
+        )
+
+    def _outputs_that_outlive_pass(self, model_chunk: int, pass_output: Tensor) -> list[PassOutput]:
         """Returns the tensors that may outlive a model chunk's forward pass, as in `RecordedPass.outputs`."""
         return [output_without_storage(0, pass_output)]
 
@@ -172,19 +175,7 @@ class PassRecorder(PassCounter):
             for leaf_index, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
-        end_event_index = len(self.meter.events)
-        self.passes.append(
-            RecordedPass(
-                pass_case,
-                pass_id,
-                first_event_index,
-                end_event_index,
-                start_place,
-                None,
-                gradients,
-                self.previous_pass_id,
-            )
-        )
+        self._store_pass(pass_case, pass_id, first_event_index, start_place, None, gradients)
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns one trace for each case of passes. Raises `NotRepeatingError` if passes of a case differ."""
@@ -222,10 +213,10 @@ class RecordedPasses:
                 )
                 for recorded_pass in recorded_passes
             ]
-        return with_unrecorded_cases(TraceReader(memory_events, recorded_passes).traces)
+        return add_unrecorded_cases(TraceReader(memory_events, recorded_passes).traces)
 
 
-def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
+def add_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
     """Adds traces for cases of a schedule that were not recorded but follow from the recorded cases.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
@@ -363,7 +354,7 @@ class TraceReader:
             elif nbytes == FREE_EVENT:
                 released_number = storage_numbers.get(storage_number)
                 if released_number is None:
-                    self._check_belongs_to_pass(storage_number, storage_numbers)
+                    self._refuse_storage_of_other_pass(storage_number, storage_numbers)
                 storage_bytes, memory_kind = bytes_of_storages[storage_number], memory_kinds[storage_number]
                 if storage_bytes:
                     if released_number is None:
@@ -392,7 +383,7 @@ class TraceReader:
                 if storage_number == recorded_pass.input_storage:
                     pass_trace.kind_of_input_after_pass = event_detail
                 else:
-                    self._check_belongs_to_pass(storage_number, storage_numbers)
+                    self._refuse_storage_of_other_pass(storage_number, storage_numbers)
                 storage_bytes, memory_kind = bytes_of_storages[storage_number], memory_kinds[storage_number]
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) - storage_bytes
                 bytes_by_kind[event_detail] = bytes_by_kind.get(event_detail, 0) + storage_bytes
@@ -423,7 +414,7 @@ class TraceReader:
             raise NotRepeatingError
         return pass_trace
 
-    def _check_belongs_to_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
+    def _refuse_storage_of_other_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeatingError` for a storage that belongs to no pass, or is another pass's output."""
         if storage_number not in storage_numbers and (
             storage_number not in self.allocating_passes or storage_number in self.output_storages

@@ -25,8 +25,8 @@ from .event_log import (
     Event,
     RecordedEvents,
 )
-from .layer_loops import LayerStack
 from .layer_pattern import RECORDED_REPEATS
+from .layer_stacks import LayerStack
 from .meter import AllocationPlace, Meter
 from .replay_result import ReplayResult
 
@@ -61,7 +61,7 @@ class AllocatorOverhead(NamedTuple):
     rounding_bytes_after: int
 
     @staticmethod
-    def overhead_of_replay(device: CachingAllocator, step_encoder: AllocatorStepEncoder) -> AllocatorOverhead:
+    def read_overhead(device: CachingAllocator, step_encoder: AllocatorStepEncoder) -> AllocatorOverhead:
         """Returns an allocator's overhead at the end of a replay. step_encoder: the counter of the requested bytes."""
         rounding_bytes = device.peak_allocated - step_encoder.peak_requested
         free_bytes = device.peak_reserved - device.peak_allocated
@@ -136,9 +136,9 @@ class LayerSweep:
         return self.events_by_repeat if self.is_ascending else self.events_by_repeat[::-1]
 
 
-EventPart: TypeAlias = list[Event] | LayerSweep
+SweepOrEvents: TypeAlias = list[Event] | LayerSweep
 
-EventLine: TypeAlias = tuple[Any, int, int, Any]
+InnerRepeatEventLine: TypeAlias = tuple[Any, int, int, Any]
 """An event of every inner repeat as (x, step, size, value); its storage number is x + step · repeat."""
 
 
@@ -168,12 +168,12 @@ class RepeatAnalysis:
             for stack_index in repeating_stacks
             for repeat_direction in repeat_directions
         ]
-        self.events_of_outer_repeats: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
-        self.sweeps_and_events: dict[int, list[EventPart]] = {}
+        self.outer_repeat_events: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
+        self.sweeps_and_events: dict[int, list[SweepOrEvents]] = {}
         for section_events in (recorded_events.set_up, *recorded_events.first_step, *recorded_events.reported_step):
             if id(section_events) not in self.sweeps_and_events:
                 event_groups = list(self._split_by_repeat(section_events))
-                self.events_of_outer_repeats += [
+                self.outer_repeat_events += [
                     (layer_repeat[1], memory_events)
                     for layer_repeat, memory_events in event_groups
                     if layer_repeat is not None and layer_repeat[1] in (0, LAST_RECORDED_REPEAT)
@@ -242,7 +242,7 @@ class RepeatAnalysis:
         pending_events: list[Event] = []
         group_index = 0
         while group_index < len(event_groups):
-            release_order = self._order_of_releases(
+            release_order = self._release_order_of_repeats(
                 [repeat_index for repeat_index, _ in event_groups[group_index : group_index + RECORDED_REPEATS]]
             )
             if release_order:
@@ -261,7 +261,7 @@ class RepeatAnalysis:
         if pending_events:
             yield None, pending_events
 
-    def _order_of_releases(self, origin_repeats: list[StackRepeat | None]) -> list[StackRepeat]:
+    def _release_order_of_repeats(self, origin_repeats: list[StackRepeat | None]) -> list[StackRepeat]:
         """Returns the layer repeats in the order in which the first storage of each is freed; empty without frees."""
         if origin_repeats in self.release_orders:
             return origin_repeats  # type: ignore[return-value]
@@ -310,7 +310,9 @@ class RepeatAnalysis:
                 return layer_repeat
         return None
 
-    def _sweeps_and_events(self, event_groups: Sequence[tuple[StackRepeat | None, list[Event]]]) -> Iterator[EventPart]:
+    def _sweeps_and_events(
+        self, event_groups: Sequence[tuple[StackRepeat | None, list[Event]]]
+    ) -> Iterator[SweepOrEvents]:
         """Yields each sweep through a stack's layers, and between sweeps the lists of other events."""
         group_index = 0
         while group_index < len(event_groups):
@@ -414,7 +416,7 @@ class RepeatAnalysis:
         of counterparts are released or reclassified outside of the inner repeats, the same would happen in further
         repeats, for which no event was recorded.
         """
-        for layer_repeat, memory_events in self.events_of_outer_repeats:
+        for layer_repeat, memory_events in self.outer_repeat_events:
             inner_repeat = 2 if layer_repeat == 0 else 1
             for storage_number, nbytes, _ in memory_events:
                 if (
@@ -459,37 +461,39 @@ class RepeatAnalysis:
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
     def count_bytes(
-        self, repeats_by_stack: Mapping[int, int], further_set_up: Callable[[RepeatedEvents], list[Event]] | None = None
+        self,
+        repeats_by_stack: Mapping[int, int],
+        extra_set_up_events: Callable[[FullRunEvents], list[Event]] | None = None,
     ) -> ReplayResult:
         """Counts a run's tensor bytes without an allocator. repeats_by_stack: layer repeats per stack, by default all.
 
-        further_set_up: allocations after the set-up that depend on the number of repeats; default none.
+        extra_set_up_events: allocations after the set-up that depend on the number of repeats; default none.
         """
-        repeated_events = RepeatedEvents(self, repeats_by_stack)
+        full_run = FullRunEvents(self, repeats_by_stack)
         memory_meter = Meter()
-        set_up_events = repeated_events.events_of_full_run(self.recorded_events.set_up)
-        added_events = further_set_up(repeated_events) if further_set_up is not None else []
-        blocks: list[Any] = [None] * (repeated_events.storage_count + len(added_events))
+        set_up_events = full_run.events_of_full_run(self.recorded_events.set_up)
+        added_events = extra_set_up_events(full_run) if extra_set_up_events is not None else []
+        blocks: list[Any] = [None] * (full_run.storage_count + len(added_events))
         _replay_on_meter(memory_meter, [*set_up_events, *added_events], blocks)
         replay_result = ReplayResult(set_up_bytes=memory_meter.live_bytes)
         for section_events in self.recorded_events.first_step:
-            _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
+            _replay_on_meter(memory_meter, full_run.events_of_full_run(section_events), blocks)
         first_step_peaks, memory_meter.peaks = memory_meter.peaks, {}
         memory_meter.place = AllocationPlace()
         for section_events in self.recorded_events.reported_step:
-            _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
+            _replay_on_meter(memory_meter, full_run.events_of_full_run(section_events), blocks)
         memory_meter.place = AllocationPlace("after")
         replay_result.store_step_peaks(first_step_peaks, memory_meter.peaks, self.recorded_events.phases)
         replay_result.final_bytes = memory_meter.live_bytes
         return replay_result
 
     def allocator_steps(
-        self, further_set_up: Callable[[RepeatedEvents], list[Event]]
+        self, extra_set_up_events: Callable[[FullRunEvents], list[Event]]
     ) -> tuple[list[StepList], int, AllocatorStepEncoder]:
         """Returns the full run's allocations and frees, its number of storages, and the bytes that it requests."""
-        repeated_events = RepeatedEvents(self, {})
-        added_events = further_set_up(repeated_events)
-        storage_count = repeated_events.storage_count + len(added_events)
+        full_run = FullRunEvents(self, {})
+        added_events = extra_set_up_events(full_run)
+        storage_count = full_run.storage_count + len(added_events)
         step_encoder = AllocatorStepEncoder(storage_count)
         step_lists: list[StepList] = []
         for section_events in (
@@ -497,7 +501,7 @@ class RepeatAnalysis:
             *self.recorded_events.first_step,
             *self.recorded_events.reported_step,
         ):
-            for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
+            for repeat_events, repeats in full_run.events_with_repeats(section_events):
                 allocator_steps = step_encoder.encode_repeated_events(repeat_events, repeats)
                 step_lists += [(allocator_steps, storage_offset) for storage_offset in repeats]
             if section_events is self.recorded_events.set_up:
@@ -506,20 +510,20 @@ class RepeatAnalysis:
 
     def allocator_overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
-        repeated_events = RepeatedEvents(self, repeats_by_stack)
-        step_encoder = AllocatorStepEncoder(repeated_events.storage_count)
+        full_run = FullRunEvents(self, repeats_by_stack)
+        step_encoder = AllocatorStepEncoder(full_run.storage_count)
         for section_events in (
             self.recorded_events.set_up,
             *self.recorded_events.first_step,
             *self.recorded_events.reported_step,
         ):
-            for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
+            for repeat_events, repeats in full_run.events_with_repeats(section_events):
                 allocator_steps = step_encoder.encode_repeated_events(repeat_events, repeats)
-                device.run_repeats(allocator_steps, repeated_events.storage_count, repeats)
-        return AllocatorOverhead.overhead_of_replay(device, step_encoder)
+                device.run_repeats(allocator_steps, full_run.storage_count, repeats)
+        return AllocatorOverhead.read_overhead(device, step_encoder)
 
 
-class RepeatedEvents:
+class FullRunEvents:
     """The memory events of a run in which each stack has a chosen number of layer repeats.
 
     storage_count: the number of storages.
@@ -620,7 +624,9 @@ class RepeatedEvents:
         inner_repeats = range(self.inner_repeat_counts[layer_sweep.stack_index])
         return inner_repeats if layer_sweep.is_ascending else inner_repeats[::-1]
 
-    def _events_of_sweep(self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
+    def _events_of_sweep(
+        self, layer_sweep: LayerSweep, inner_events: Sequence[InnerRepeatEventLine]
+    ) -> Iterator[list[Event]]:
         """Yields the events of all repeats in the order in which they run. inner_events: the inner repeats'."""
         yield self._renumbered_events(layer_sweep.events_in_order[0])
         for repeat_index in self._repeat_order(layer_sweep):
@@ -628,7 +634,7 @@ class RepeatedEvents:
         yield self._renumbered_events(layer_sweep.events_in_order[-1])
 
     def _events_of_repeat(
-        self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine], repeat_index: int
+        self, layer_sweep: LayerSweep, inner_events: Sequence[InnerRepeatEventLine], repeat_index: int
     ) -> list[Event]:
         """Returns the events of one inner repeat. inner_events: the events of the inner repeats."""
         place_in_later_repeat = self.analysis.stacks[layer_sweep.stack_index].place_in_later_repeat
@@ -655,7 +661,7 @@ class RepeatedEvents:
                         )
         return memory_events
 
-    def _event_by_repeat(self, memory_event: InnerRepeatEvent) -> EventLine:
+    def _event_by_repeat(self, memory_event: InnerRepeatEvent) -> InnerRepeatEventLine:
         """Returns a recorded event as a function of the inner repeat's index."""
         if memory_event.owner_offset is None:
             return memory_event.storage_number, 0, memory_event.nbytes, memory_event.event_detail

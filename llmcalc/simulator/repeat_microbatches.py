@@ -67,7 +67,7 @@ class EventMeter(Meter):
             self.step_lists.append((self._steps, 0))
             self._steps = []
 
-    def play_pass(
+    def replay_pass(
         self,
         pass_trace: PassTrace,
         pass_id: PassId,
@@ -129,7 +129,7 @@ class EventMeter(Meter):
         end_place, peaks: those of the trace, with all layer indices shifted.
         """
         bytes_before, bytes_by_kind_before = self.live_bytes, self.by_kind
-        if self._peak_is_unsettled:
+        if self._has_unstored_peak:
             self._current_peak.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.kinds_at_first_release)
         if self._place_of_highest_peak is not self.peaks:
             self._place_of_highest_peak, self._highest_peak = self.peaks, {}
@@ -149,7 +149,7 @@ class EventMeter(Meter):
         self.peak_bytes: int = max(self.peak_bytes, bytes_before + pass_trace.peak_bytes)
         self.live_bytes += pass_trace.final_bytes
         self.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.bytes_by_kind)
-        self._place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
+        self._place, self._current_peak, self._has_unstored_peak = end_place, self.peaks[end_place], is_rising
 
 
 class SummedPeak(MemoryPeak):
@@ -187,7 +187,7 @@ def _add_byte_counts(first_counts: Mapping[str, int], second_counts: Mapping[str
     return {kind: count + second_counts.get(kind, 0) for kind, count in first_counts.items()}
 
 
-class PassPlayer(PassCounter):
+class PassReplayer(PassCounter):
     """Replays recorded passes, in place of a simulation of every pass.
 
     pass_traces: case → the trace of its passes.
@@ -210,17 +210,17 @@ class PassPlayer(PassCounter):
 
     def forward(self, model_chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
         """Replays the recorded forward pass of a chunk."""
-        return self._play_forward(model_chunk, *self.next_forward(model_chunk), input_tensor)
+        return self._replay_forward(model_chunk, *self.next_forward(model_chunk), input_tensor)
 
     def loss(self, model_chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """Replays the recorded loss that follows the last forward pass."""
-        return self._play_forward(model_chunk, *self.next_loss(model_chunk), output)
+        return self._replay_forward(model_chunk, *self.next_loss(model_chunk), output)
 
-    def _play_forward(
+    def _replay_forward(
         self, model_chunk: int, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None
     ) -> Tensor:
         """Replays a forward pass and returns the output."""
-        pass_trace, first_storage_number = self._play_pass(model_chunk, pass_case, pass_id)
+        pass_trace, first_storage_number = self._replay_pass(model_chunk, pass_case, pass_id)
         if input_tensor is not None and pass_trace.kind_of_input_after_pass is not None:
             input_tensor.storage.block.kind = pass_trace.kind_of_input_after_pass
         ((_, pass_output),) = pass_trace.outputs
@@ -228,19 +228,19 @@ class PassPlayer(PassCounter):
 
     def backward(self, model_chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Replays the recorded backward pass of a chunk."""
-        pass_trace, first_storage_number = self._play_pass(model_chunk, *self.next_backward(model_chunk))
+        pass_trace, first_storage_number = self._replay_pass(model_chunk, *self.next_backward(model_chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for output_index, gradient in pass_trace.outputs:
             if gradient.storage_number not in storages:
                 storages[gradient.storage_number] = gradient.create_storage(self.meter, first_storage_number)
             gradient_leaves[output_index].grad = gradient.create_tensor(storages[gradient.storage_number])
 
-    def _play_pass(self, model_chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
+    def _replay_pass(self, model_chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""
         pass_trace = self.traces.get(pass_case)
         if pass_trace is None:
             raise NotRepeatingError
-        first_storage_number = self.meter.play_pass(
+        first_storage_number = self.meter.replay_pass(
             pass_trace, pass_id, self.added_layers[model_chunk], self.first_storage_numbers, self.previous_pass_id
         )
         self.first_storage_numbers[pass_id] = first_storage_number

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from .event_log import Event, RecordedEvents
-from .layer_loops import LayerStack
+from .layer_stacks import LayerStack
 from .record_microbatches import PassOutput, RecordedPass
-from .repeat_layers import RepeatAnalysis, RepeatedEvents
+from .repeat_layers import FullRunEvents, RepeatAnalysis
 from .replay_result import STEP_PHASES
 
 
@@ -46,7 +46,7 @@ class ShortenedPasses:
         repeat_analysis = RepeatAnalysis(
             RecordedEvents([], self.event_sections, [], STEP_PHASES), layer_stacks, range(len(layer_stacks))
         )
-        self.repeated_events: RepeatedEvents = RepeatedEvents(repeat_analysis, {})
+        self.full_run: FullRunEvents = FullRunEvents(repeat_analysis, {})
 
     def extended_passes(self) -> tuple[list[Event], list[RecordedPass]]:
         """Returns the memory events of all passes with all layers, and the passes, which refer to these events."""
@@ -54,7 +54,7 @@ class ShortenedPasses:
         recorded_passes: list[RecordedPass] = []
         for i, section_events in enumerate(self.event_sections):
             first_event_index = len(full_run_events)
-            full_run_events += self.repeated_events.events_of_full_run(section_events)
+            full_run_events += self.full_run.events_of_full_run(section_events)
             if i % 2:
                 recorded_passes.append(
                     self._extended_pass(self.passes[i // 2], section_events, first_event_index, len(full_run_events))
@@ -72,7 +72,7 @@ class ShortenedPasses:
         return recorded_pass._replace(
             first_event_index=first_event_index,
             end_event_index=end_event_index,
-            start_place=self.repeated_events.place_in_full_run(recorded_pass.start_place),
+            start_place=self.full_run.place_in_full_run(recorded_pass.start_place),
             input_storage=None if input_storage is None else self.storage_in_full_pass(input_storage),
             outputs=self.outputs_of_full_pass(recorded_pass, pass_events),
         )
@@ -86,4 +86,4 @@ class ShortenedPasses:
 
     def storage_in_full_pass(self, storage_number: int) -> int:
         """Returns the number that a storage of the recorded passes has in the passes with all layers."""
-        return self.repeated_events.storage_numbers.get(storage_number, storage_number)
+        return self.full_run.storage_numbers.get(storage_number, storage_number)

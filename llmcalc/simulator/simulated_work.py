@@ -30,7 +30,7 @@ class CountedWork(NamedTuple):
         return self.unshared_units + sum(dict(self.recordings).values())
 
 
-def sum_of_work(works: Iterable[CountedWork]) -> CountedWork:
+def total_work(works: Iterable[CountedWork]) -> CountedWork:
     """Returns the work of several runs, which may share recordings."""
     work_list = list(works)
     return CountedWork(
@@ -76,11 +76,11 @@ class SimulatedWork:
         shared_uses: list[tuple[int, int]] = []
         units_before, self._uses = self.units, shared_uses
 
-        def work_so_far() -> CountedWork:
+        def counted_work_so_far() -> CountedWork:
             return CountedWork(self.units - units_before, tuple(shared_uses))
 
         try:
-            yield work_so_far
+            yield counted_work_so_far
         except BaseException:
             self._uses = None
             self.add(CountedWork(0, tuple(shared_uses)))
@@ -110,11 +110,11 @@ class WorkBudget:
         SIMULATED_WORK.begin_search()
         self._units_at_start: int = SIMULATED_WORK.units
 
-    def is_spent(self, budget_share: float = 1) -> bool:
+    def is_spent(self, limit_fraction: float = 1) -> bool:
         """Whether a share of the limit is used up; by default all of it."""
-        return SIMULATED_WORK.units - self._units_at_start >= budget_share * self._units
+        return SIMULATED_WORK.units - self._units_at_start >= limit_fraction * self._units
 
     @property
-    def units_left(self) -> int:
+    def remaining_work_units(self) -> int:
         """The units of work that the search may still do; 0 if the budget is spent."""
         return max(0, self._units_at_start + self._units - SIMULATED_WORK.units)

@@ -219,17 +219,17 @@ class ValueTensors:
 
     # --- calls of modules -------------------------------------------------------------------------------------------
 
-    def module_path(self, levels_up: int = 0) -> ModulePath:
+    def module_path(self, outer_level_count: int = 0) -> ModulePath:
         """Returns the current module's path, with the index of the layer that owns its parameters.
 
-        levels_up: of which module around it instead, 1 for the nearest.
+        outer_level_count: of which module around it instead, 1 for the nearest.
         """
-        if not levels_up and self.frames:
+        if not outer_level_count and self.frames:
             innermost_frame = self.frames[-1]
             if innermost_frame.path is None:
                 innermost_frame.path = self._path_of_frames(self.frames)
             return innermost_frame.path
-        return self._path_of_frames(self.frames[: len(self.frames) - levels_up])
+        return self._path_of_frames(self.frames[: len(self.frames) - outer_level_count])
 
     def _path_of_frames(self, module_frames: Sequence[ModuleFrame]) -> ModulePath:
         """Returns the innermost module's path, with the index of the layer that owns the module's parameters."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ..components.part_choice import PartChoice
-from ..components.stack import table_with_changes
+from ..components.stack import merge_tables
 from ..model import ModelSpec
 
 
@@ -64,7 +64,7 @@ def field_paths(
         if get_origin(field.annotation) is dict:  # each of its tables is the `block` with some fields changed
             base_table = description_table.get("block")
             inner_tables = {
-                table_key: table_with_changes(base_table, inner_table) if isinstance(base_table, dict) else inner_table
+                table_key: merge_tables(base_table, inner_table) if isinstance(base_table, dict) else inner_table
                 for table_key, inner_table in field_value.items()
                 if isinstance(inner_table, dict)
             }

@@ -355,7 +355,7 @@ class LayoutOrder:
             return {}
         for peak_estimate in peak_estimates:
             _ = peak_estimate.layer_kinds  # their ids are in the keys of measurements
-        estimates_work = ESTIMATES_WORK_SHARE * self.budget.units_left
+        estimates_work = ESTIMATES_WORK_SHARE * self.budget.remaining_work_units
         work_limit = int(UNEVEN_TASK_FACTOR * estimates_work) // len(numbers_by_sizes)
 
         def estimate_layouts(estimate_task: EstimateTask) -> dict[int, EstimatedLayout]:

@@ -16,7 +16,7 @@ from ..frameworks.framework import EstimateErrors, LazyFunction
 from ..frameworks.peak_estimate import PassMeasurements
 from ..frameworks.ranks import Cluster
 from ..processes import ForkedCalls, usable_processes
-from ..simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget, sum_of_work
+from ..simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget, total_work
 from .layout_candidates import Candidate, LayoutRun
 from .layout_estimates import RunEstimates
 
@@ -100,7 +100,7 @@ def _largest_replay(
     replays: dict[int, RankReplay] = {}
 
     def work_so_far() -> CountedWork:
-        return sum_of_work(replay.work for replay in replays.values())
+        return total_work(replay.work for replay in replays.values())
 
     try:
         if first_stage is None:
@@ -298,7 +298,9 @@ class LayoutReplays:
     def _replay_task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
         """Returns the replay task of a layout run. has_no_limit: whether `byte_limit` does not end the replay."""
         stage_peaks = () if layout_run.layout.pp == 1 else tuple(self._run_estimates.stage_peaks(layout_run))
-        return ReplayTask(layout_run, stage_peaks, byte_limit, self._budget.units_left if has_no_limit else None)
+        return ReplayTask(
+            layout_run, stage_peaks, byte_limit, self._budget.remaining_work_units if has_no_limit else None
+        )
 
     def _run_task(self, task: SearchTask) -> Any:
         """Runs a task, possibly in a forked process. The caller counts the task's work when it uses the result."""

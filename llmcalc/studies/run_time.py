@@ -398,7 +398,7 @@ class TrainingTimes:
 
 def recomputed_share(recompute: Recompute) -> float:
     """Returns the fraction of layers whose whole forward pass is recomputed."""
-    return (SELECTIVE_RECOMPUTE_SHARE if recompute.saved_operations else 1.0) * recompute.share_of_layers
+    return (SELECTIVE_RECOMPUTE_SHARE if recompute.saved_operations else 1.0) * recompute.recomputed_layer_fraction
 
 
 def _gradient_buffer_bytes(model_memory: Memory) -> float | None:

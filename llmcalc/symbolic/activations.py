@@ -17,7 +17,7 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
 from ..simulator.kernel_choices import KernelChoices
-from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
+from ..simulator.layer_stacks import SHORT_RUN_REPEATS, layer_stacks
 from ..simulator.strides import clear_caches
 from ..simulator.tensor import DTYPES
 from ..workload.recompute import RECOMPUTE_MODES

@@ -97,7 +97,7 @@ def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
             stored_by_group[_layer_of_name(tensor.name, spec)].append(tensor)
     for group_key in {**expected_by_group, **stored_by_group}:
         _match_fused_group(expected_by_group[group_key], stored_by_group[group_key], tensor_match)
-    _match_across_layers(tensor_match)
+    _match_inside_with_outside_layers(tensor_match)
     _accept_tied_head_copies(spec, tensor_match)
     return tensor_match
 
@@ -198,7 +198,7 @@ def _match_expert_stacks(
     words_by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in tensor_shapes:
-            words_by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
+            words_by_shape[shape].setdefault(_last_name_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
     for expert_stack in expert_stacks:
         words_of_same_shape = [
@@ -278,7 +278,7 @@ def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axis_count: int) -> 
             yield from combinations(sibling_tensors[:8], group_size)
 
 
-def _last_word(tensor_name: str) -> str:
+def _last_name_word(tensor_name: str) -> str:
     """Returns the last word of a tensor's name, without numbers and `weight`: `experts.3.w1.weight` → `w1`."""
     name_parts = [name_part for name_part in tensor_name.split(".") if not name_part.isdigit()]
     last_name_part = name_parts[-1] if name_parts else ""
@@ -293,7 +293,7 @@ def _has_same_name(node_name: str, tensor_name: str) -> bool:
     return node_name.rpartition(".")[2] in tensor_name.split(".")
 
 
-def _match_across_layers(tensor_match: TensorMatch) -> None:
+def _match_inside_with_outside_layers(tensor_match: TensorMatch) -> None:
     """Pairs tensors that are in a layer in the file but outside of layers in the spec, or the reverse.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""

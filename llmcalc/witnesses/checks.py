@@ -168,7 +168,7 @@ def compare_nodes(
     closed_form: Callable[[NodePosition], int],
     measured_counts: Mapping[str, int],
     module_paths_run: frozenset[str],
-    witness_name: str,
+    witness_label: str,
     run_config: RunConfig | None = None,
     included_parts: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
@@ -187,12 +187,16 @@ def compare_nodes(
         paths = module_paths(node_position)
         counts_by_path = {path: measured_counts.get(path, 0) if path in module_paths_run else None for path in paths}
         yield from check_repeats(
-            node_position.path or model_tree.name, quantity_name, expected_count, counts_by_path, witness_name
+            node_position.path or model_tree.name, quantity_name, expected_count, counts_by_path, witness_label
         )
 
 
 def check_repeats(
-    node_path: str, quantity_name: str, expected_count: int, counts_by_path: Mapping[str, int | None], witness_name: str
+    node_path: str,
+    quantity_name: str,
+    expected_count: int,
+    counts_by_path: Mapping[str, int | None],
+    witness_label: str,
 ) -> Iterator[Check]:
     """Yields one check for all repeats of a node if their measurements agree, else one per repeat that differs.
 
@@ -203,14 +207,14 @@ def check_repeats(
     }
     if wrong_counts and len(counts_by_path) > 1 and len(wrong_counts) < len(counts_by_path):
         for path, measured_count in wrong_counts.items():
-            yield Check(path, quantity_name, expected_count, measured_count, witness_name)
+            yield Check(path, quantity_name, expected_count, measured_count, witness_label)
     else:
         yield Check(
             node_path,
             quantity_name,
             expected_count,
             next(iter(wrong_counts.values())) if wrong_counts else expected_count,
-            witness_name,
+            witness_label,
         )
 
 

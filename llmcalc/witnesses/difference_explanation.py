@@ -23,7 +23,7 @@ Too many numbers are multiples or products of smaller sizes.
 """
 
 
-def list_sizes(spec: ModelSpec) -> NamedSizes:
+def list_named_sizes(spec: ModelSpec) -> NamedSizes:
     """Returns every size in a spec by name."""
     return tuple(dict.fromkeys(_named_sizes_below(spec)))
 

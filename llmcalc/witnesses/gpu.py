@@ -35,7 +35,7 @@ from ..device_memory.settings import Settings
 from ..device_memory.training import TrainingConfig
 from ..model import ModelSpec
 from .checks import MEMORY_PREFIX, Check
-from .memory import MemoryComparison, fill_reference_defaults, run_config_of_settings, run_text, unsupported_reason
+from .memory import MemoryComparison, fill_reference_defaults, replay_config, run_text, unsupported_reason
 from .speed import driver_version
 from .training_loop import InferencePasses, TrainingLoop, cache_shapes
 
@@ -148,7 +148,7 @@ class MeasuredMemory:
 
 def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceStatistics) -> MeasuredMemory:
     """Measures the memory of a run of the PyTorch reference. Raises torch's `OutOfMemoryError` if it does not fit."""
-    run_setup = run_config_of_settings(spec, settings)
+    run_setup = replay_config(spec, settings)
     measured_memory = MeasuredMemory()
     device_statistics.empty_and_reset()
     measured_memory.before_bytes = device_statistics.read_bytes().allocated
@@ -166,12 +166,12 @@ def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceSt
         measured_memory.beside_bytes = device_statistics.outside_bytes()
         return measured_memory
     cache_tensors = cache_shapes(spec, run_setup) if run_setup.phase == "decode" else {}
-    inference_passes = InferencePasses(spec, run_setup, device_statistics.device)
+    inference_configs = InferencePasses(spec, run_setup, device_statistics.device)
     device_statistics.empty_and_reset()
     if run_setup.phase == "decode":
-        inference_passes.create_cache(cache_tensors)
+        inference_configs.create_cache(cache_tensors)
     record_phase("set-up")
-    (inference_passes.run_decode if run_setup.phase == "decode" else inference_passes.run_prefill)()
+    (inference_configs.run_decode if run_setup.phase == "decode" else inference_configs.run_prefill)()
     record_phase(run_setup.phase)
     measured_memory.beside_bytes = device_statistics.outside_bytes()
     return measured_memory
@@ -192,7 +192,7 @@ def closed_form_bytes(device_memory: DeviceMemory) -> dict[str, int]:
 
 
 def memory_checks(
-    computed_bytes: Mapping[str, int], measured_bytes: Mapping[str, Any], phase: str, witness_name: str
+    computed_bytes: Mapping[str, int], measured_bytes: Mapping[str, Any], phase: str, witness_label: str
 ) -> list[Check]:
     """Returns one check per quantity of a phase, such as `memory.training_requested_bytes`."""
     return [
@@ -201,7 +201,7 @@ def memory_checks(
             f"{MEMORY_PREFIX}{phase}_{quantity_name}",
             computed_bytes[quantity_name],
             measured_bytes[quantity_name],
-            witness_name,
+            witness_label,
             tolerance=tolerance,
         )
         for quantity_name, tolerance in TOLERANCE_BY_QUANTITY.items()

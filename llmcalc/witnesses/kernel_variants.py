@@ -27,7 +27,7 @@ from ..workload.execution import LOSSES_WITH_HEAD
 from ..workload.recompute import SAVED_PRODUCTS, Recompute
 
 
-def use_kernels(
+def apply_kernel_choices(
     module: nn.Module,
     kernel_choices: KernelChoices,
     recompute: Recompute,

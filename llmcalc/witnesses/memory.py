@@ -24,7 +24,7 @@ from ..device_memory.estimate import memory
 from ..device_memory.inference import InferenceConfig, replay_inference
 from ..device_memory.optimizers.registry import DEFAULT_OPTIMIZER, optimizer
 from ..device_memory.settings import Settings
-from ..device_memory.simulated_run import has_storage_format, inference_passes, kernel_choices, training_run
+from ..device_memory.simulated_run import has_storage_format, inference_configs, kernel_choices, training_replay_config
 from ..device_memory.training import TrainingConfig, TrainingRun
 from ..errors import InputError
 from ..model import ModelSpec
@@ -89,7 +89,7 @@ class MemoryComparison:
         )
 
 
-def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
+def default_run_settings(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
     """Returns the runs that are compared by default: training, prefill and, except for encoders, decoding."""
     training_settings, prefill_settings = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
     return [
@@ -134,7 +134,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     if reason_to_skip:
         comparison.skip_reasons[GRADIENT_SUMS_NAME] = reason_to_skip
         return
-    training = run_config_of_settings(spec, short_settings)
+    training = replay_config(spec, short_settings)
     smaller_spec = spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)})
     assert isinstance(training, TrainingConfig)
     training = replace(training, has_master_weights=False)  # the passes read no master weights
@@ -162,7 +162,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
     """Returns the simulated bytes of a run by quantity; the run is not on a GPU."""
-    run_setup = run_config_of_settings(spec, settings)
+    run_setup = replay_config(spec, settings)
     run_setup = replace(run_setup, kernel_choices=replace(run_setup.kernel_choices, multiprocessors=0))
     if isinstance(run_setup, TrainingConfig):
         return simulate_steps(spec, run_setup).bytes_by_name()
@@ -171,7 +171,7 @@ def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
 
 def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
     """Returns the bytes of a run of the reference by quantity, measured with torch."""
-    run_setup = run_config_of_settings(spec, settings)
+    run_setup = replay_config(spec, settings)
     if isinstance(run_setup, TrainingConfig):
         return measure_steps(spec, run_setup, device).bytes_by_name()
     return measure_pass(spec, run_setup, device).bytes_by_name(run_setup.phase)
@@ -192,25 +192,24 @@ def fill_reference_defaults(settings: Settings) -> Settings:
     return settings.with_changes(optimizer_impl=settings.optimizer_impl or default_implementation)
 
 
-def run_config_of_settings(spec: ModelSpec, settings: Settings) -> TrainingConfig | InferenceConfig:
+def replay_config(spec: ModelSpec, settings: Settings) -> TrainingConfig | InferenceConfig:
     """Returns the training or inference config of these settings, with the reference's defaults filled in."""
     settings = fill_reference_defaults(settings)
-    memory_use = memory(spec, settings).states
+    static_memory = memory(spec, settings).states
     if settings.phase == "training":
-        return training_run(settings, spec, memory_use)
-    (inference_config,) = inference_passes(settings, spec, memory_use, kernel_choices(settings, spec).attention)
+        return training_replay_config(settings, spec, static_memory)
+    (inference_config,) = inference_configs(settings, spec, static_memory, kernel_choices(settings, spec).attention)
     return inference_config
 
 
 def run_text(spec: ModelSpec, settings: Settings) -> str:
     """Returns the run of these settings in words."""
-    memory_use = memory(spec, settings).states
-    tokens_text = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
+    static_memory = memory(spec, settings).states
+    tokens_text = f"{static_memory.workload.batch} × {static_memory.workload.seq:,} tokens"
     if settings.phase == "training":
-        assert memory_use.optimizer is not None
-        return (
-            f"training with {memory_use.optimizer.name} in {memory_use.precision or memory_use.dtype} on {tokens_text}"
-        )
+        assert static_memory.optimizer is not None
+        number_format = static_memory.precision or static_memory.dtype
+        return f"training with {static_memory.optimizer.name} in {number_format} on {tokens_text}"
     return f"prefill of {tokens_text}" if settings.phase == "prefill" else f"decoding one token after {tokens_text}"
 
 
@@ -221,7 +220,7 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
         return f"{recurrent_path} runs kernels of a library, and the reference a loop of its own"
     if settings.phase == "inference":
         return "a server's paged cache is not in the reference; prefill and decode are compared"
-    memory_use, run_setup = memory(spec, settings).states, run_config_of_settings(spec, settings)
+    static_memory, run_setup = memory(spec, settings).states, replay_config(spec, settings)
     dropout_points = {} if spec.dropout is None else spec.dropout.probabilities()
     if (
         isinstance(run_setup, TrainingConfig)
@@ -229,13 +228,15 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
         and "attention" in dropout_points
     ):
         return "outside of a GPU torch's math of sdpa has no mask of bytes for dropout"
-    if device == "cuda" and run_setup.kernel_choices.attention == "flash" and _values_differ_in_size(spec):
+    if device == "cuda" and run_setup.kernel_choices.attention == "flash" and _has_other_value_head_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
     if isinstance(run_setup, InferenceConfig):
         return next(
-            reason for reason_applies, reason in _inference_limits(memory_use, run_setup, device) if reason_applies
+            reason
+            for reason_applies, reason in _inference_skip_reasons(static_memory, run_setup, device)
+            if reason_applies
         )
-    return next(reason for reason_applies, reason in _training_limits(run_setup, device) if reason_applies)
+    return next(reason for reason_applies, reason in _training_skip_reasons(run_setup, device) if reason_applies)
 
 
 def _recurrent_module_path(spec: ModelSpec) -> str:
@@ -250,20 +251,24 @@ def _recurrent_module_path(spec: ModelSpec) -> str:
     return ""
 
 
-def _values_differ_in_size(spec: ModelSpec) -> bool:
+def _has_other_value_head_size(spec: ModelSpec) -> bool:
     """Whether value heads have another size than query and key heads, as in latent attention."""
     attention_ops = [position.node.op for position in spec.tree().walk() if isinstance(position.node.op, AttentionCore)]
     return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
 
-def _inference_limits(memory_use: Any, inference_config: InferenceConfig, device: Device) -> Iterator[tuple[bool, str]]:
-    yield has_storage_format(memory_use), "quantized weights are not in the reference"
+def _inference_skip_reasons(
+    static_memory: Any, inference_config: InferenceConfig, device: Device
+) -> Iterator[tuple[bool, str]]:
+    yield has_storage_format(static_memory), "quantized weights are not in the reference"
     yield inference_config.has_paged_cache, "a paged cache is not in the reference"
-    yield from _kernel_limits(inference_config.kernel_choices.attention, inference_config.kernel_choices.norm, device)
+    yield from _kernel_skip_reasons(
+        inference_config.kernel_choices.attention, inference_config.kernel_choices.norm, device
+    )
     yield True, ""
 
 
-def _training_limits(training: TrainingConfig, device: Device) -> Iterator[tuple[bool, str]]:
+def _training_skip_reasons(training: TrainingConfig, device: Device) -> Iterator[tuple[bool, str]]:
     yield training.kernel_choices.compiled, "an estimate of torch.compile"
     yield training.gradient_dtype is not None, "sums of gradients in a format of their own"
     yield training.state_dtype is not None, "optimizer states in a format of their own"
@@ -284,11 +289,11 @@ def _training_limits(training: TrainingConfig, device: Device) -> Iterator[tuple
     )
     is_library_loss = training.kernel_choices.cross_entropy in ("fused", "chunked", "flash", "flash-in-place")
     yield is_library_loss and device == "cuda", "the cross-entropy of a library that is not a part of torch"
-    yield from _kernel_limits(training.kernel_choices.attention, training.kernel_choices.norm, device)
+    yield from _kernel_skip_reasons(training.kernel_choices.attention, training.kernel_choices.norm, device)
     yield True, ""
 
 
-def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[bool, str]]:
+def _kernel_skip_reasons(attention: str, norm: str, device: Device) -> Iterator[tuple[bool, str]]:
     yield attention == "flash" and device == "cpu", "torch has no flash attention of a GPU on the CPU"
     yield attention == "sdpa" and device != "cuda", "scaled_dot_product_attention runs another backend on a GPU"
     yield norm == "fused" and device == "cpu", "fused norms of the CPU keep other statistics"
@@ -373,7 +378,7 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
         memory_meter.peaks = {}
         live_bytes, saved_bytes = 0, None
         for _ in range(training.microbatches):
-            simulated_run.next_batch()
+            simulated_run.replace_batch()
             loss = simulated_run.forward()
             live_bytes = memory_meter.live_bytes
             saved_bytes = _saved_bytes(simulated_run, loss)
@@ -406,11 +411,11 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
 
     training_run.set_up()
     weight_bytes = memory_meter.by_kind["weights"]
-    training_run.next_batch()
+    training_run.replace_batch()
     training_run.graph.gradient_sum_hook = add_sum
     bytes_before = memory_meter.live_bytes - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
     memory_meter.peaks = {}
-    training_run.next_batch()
+    training_run.replace_batch()
     loss = training_run.forward()
     live_bytes = memory_meter.live_bytes - bytes_before
     training_run.backward(loss)
@@ -418,7 +423,7 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
     pass_bytes = PassBytes(
         live_bytes, peaks_of_phases["forward"] - bytes_before, peaks_of_phases["backward"] - bytes_before
     )
-    return _event_quantities(pass_bytes, gradient_sums) | {WEIGHTS_QUANTITY: weight_bytes}
+    return _event_bytes_by_quantity(pass_bytes, gradient_sums) | {WEIGHTS_QUANTITY: weight_bytes}
 
 
 def _input_tensors(training_run: TrainingRun) -> list[Any]:
@@ -431,7 +436,7 @@ def _input_tensors(training_run: TrainingRun) -> list[Any]:
     return list(tensors_by_storage.values())
 
 
-def _event_quantities(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
+def _event_bytes_by_quantity(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
     return {
         f"{EVENTS_PREFIX}live_bytes": pass_bytes.live_after_forward,
         f"{EVENTS_PREFIX}forward_peak_bytes": pass_bytes.forward_peak,
@@ -537,7 +542,7 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
 
         training_loop.run_micro_batch(record_phase)
     cpu_events = read_events(profiler)
-    return _event_quantities(cpu_events.pass_bytes(), cpu_events.gradient_sums)
+    return _event_bytes_by_quantity(cpu_events.pass_bytes(), cpu_events.gradient_sums)
 
 
 def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str) -> InferenceBytes:
@@ -546,10 +551,10 @@ def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str
     with ShapeCache():
         cache_tensors = cache_shapes(spec, inference_config) if inference_config.phase == "decode" else {}
     with ShapeCache(), tracker:
-        inference_passes = InferencePasses(spec, inference_config, device)
-        tracker.track_tensors((*inference_passes.module.parameters(), *inference_passes.module.buffers()))
+        inference_configs = InferencePasses(spec, inference_config, device)
+        tracker.track_tensors((*inference_configs.module.parameters(), *inference_configs.module.buffers()))
         if inference_config.phase == "decode":
-            inference_passes.create_cache(cache_tensors)
+            inference_configs.create_cache(cache_tensors)
         tracker.peak = tracker.now
-        (inference_passes.run_decode if inference_config.phase == "decode" else inference_passes.run_prefill)()
+        (inference_configs.run_decode if inference_config.phase == "decode" else inference_configs.run_prefill)()
         return InferenceBytes(tracker.peak, tracker.now)

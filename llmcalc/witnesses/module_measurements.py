@@ -55,7 +55,7 @@ def encoder_input(
     return torch.zeros(spec.encoder.stem.input_shape(batch, tokens), dtype=getattr(torch, dtype), device=device)
 
 
-def _sum_over_submodules(direct_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _sums_with_submodules(direct_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Returns each module's value plus the values of its submodules, by module path (empty for the root)."""
     summed_counts = {"": 0}
     for module_path, direct_count in direct_counts:
@@ -69,7 +69,7 @@ def _sum_over_submodules(direct_counts: Iterable[tuple[str, int]]) -> dict[str, 
 def parameter_counts_by_path(module: nn.Module) -> dict[str, int]:
     """Returns the number of parameters by module path. A shared parameter counts in its first module."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
-    return _sum_over_submodules((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
+    return _sums_with_submodules((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
 
 
 def parameter_counts_by_first_module(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
@@ -87,7 +87,7 @@ def parameter_counts_by_first_module(module: nn.Module, listed_modules: Sequence
     for tensor_name, parameter in module.named_parameters(remove_duplicate=False):
         names_by_tensor.setdefault(id(parameter), []).append(tensor_name)
         element_counts[id(parameter)] = parameter.numel()
-    return _sum_over_submodules(
+    return _sums_with_submodules(
         (min(names, key=list_position), element_counts[parameter_id]) for parameter_id, names in names_by_tensor.items()
     )
 
@@ -95,7 +95,7 @@ def parameter_counts_by_first_module(module: nn.Module, listed_modules: Sequence
 def buffer_counts_by_path(module: nn.Module) -> dict[str, int]:
     """Returns the number of elements of buffers that checkpoints save, by module path."""
     saved_tensors = module.state_dict(keep_vars=True)
-    return _sum_over_submodules(
+    return _sums_with_submodules(
         (name.rpartition(".")[0], buffer.numel()) for name, buffer in module.named_buffers() if name in saved_tensors
     )
 
@@ -219,18 +219,21 @@ class BackwardOwners:
                 self.owner[autograd_node] = module_path
                 pending_nodes += [next_node for next_node, _ in autograd_node.next_functions if next_node is not None]
 
-    def backward(self, model_outputs: list[Tensor], count_so_far: Callable[[], int]) -> dict[str, int]:
-        """Runs the backward pass of all outputs. Returns FLOPs by module. count_so_far: returns the counter's total."""
+    def backward(self, model_outputs: list[Tensor], read_flop_count: Callable[[], int]) -> dict[str, int]:
+        """Runs the backward pass of all outputs. Returns FLOPs by module.
+
+        read_flop_count: returns the counter's total.
+        """
         for hook_handle in self.handles:
             hook_handle.remove()
         self._assign_owner(model_outputs, "")
         loss: Any = sum(module_output.float().sum() for module_output in model_outputs)
         flops_by_owner: dict[str, int] = {}
-        running_path, flops_before = "", count_so_far()
+        running_path, flops_before = "", read_flop_count()
 
         def count_for_owner(next_path: str) -> None:
             nonlocal running_path, flops_before
-            current_flops = count_so_far()
+            current_flops = read_flop_count()
             flops_by_owner[running_path] = flops_by_owner.get(running_path, 0) + current_flops - flops_before
             running_path, flops_before = next_path, current_flops
 
@@ -239,7 +242,7 @@ class BackwardOwners:
         loss.backward()
         count_for_owner("")
         self.owner.clear()
-        return _sum_over_submodules(flops_by_owner.items())
+        return _sums_with_submodules(flops_by_owner.items())
 
 
 def cache_bytes_by_path(stored_cache: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
@@ -249,4 +252,4 @@ def cache_bytes_by_path(stored_cache: dict[nn.Module, tuple[Tensor, ...]], modul
         (path_by_module[id(submodule)], sum(tensor.nbytes for tensor in parameter_counts_by_first_module))
         for submodule, parameter_counts_by_first_module in stored_cache.items()
     )
-    return _sum_over_submodules(paths_and_bytes)
+    return _sums_with_submodules(paths_and_bytes)

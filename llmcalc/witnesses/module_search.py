@@ -34,7 +34,7 @@ class NodeModules:
     subtracted_modules: tuple[str, ...] = ()
     node_count: int = 1
 
-    def share_of_counts(self, counts_by_path: Mapping[str, int]) -> int:
+    def node_share_of_counts(self, counts_by_path: Mapping[str, int]) -> int:
         """Returns the node's share of the modules' counts; −1 if they cannot be divided equally."""
         module_total = sum(counts_by_path.get(module_path, 0) for module_path in self.modules) - sum(
             counts_by_path.get(module_path, 0) for module_path in self.subtracted_modules
@@ -103,10 +103,12 @@ class _ModuleSearch:
             yield from self._modules_of_stack("", other_nodes, root_modules)
             for stack_name, stack_node in stacks.items():
                 yield from self._modules_of_stack(
-                    f"{stack_name}.", stack_node.children, self._side_modules(stack_name, root_modules)
+                    f"{stack_name}.", stack_node.children, self._encoder_or_decoder_modules(stack_name, root_modules)
                 )
         else:
-            yield from self._modules_of_stack("", other_nodes, self._side_modules(model_kind, root_modules))
+            yield from self._modules_of_stack(
+                "", other_nodes, self._encoder_or_decoder_modules(model_kind, root_modules)
+            )
 
     def find_tower_modules(self, node_tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
         """Finds the modules of vision and audio encoders: in the headless model, its encoder, or the whole model.
@@ -116,12 +118,12 @@ class _ModuleSearch:
         root_modules = (base_path, _join_path(base_path, "encoder"), "")
         for towers_node in (child_node for child_node in node_tree.children if child_node.optional == "towers"):
             for tower in towers_node.children:
-                tower_modules = self._search_module_names(tower, root_modules, root_modules, (tower.name,))
+                tower_modules = self._find_named_modules(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
                     path = f"{towers_node.name}.{tower.name}."
                     yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
-    def _side_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
+    def _encoder_or_decoder_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules in which the nodes of the encoder or of the decoder are looked up."""
         side_modules = self._first_existing_modules(self.usual_names.get(module_name, module_name), root_modules)
         return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
@@ -210,7 +212,7 @@ class _ModuleSearch:
         outer_modules: the modules of its layer, or of the stack outside of layers.
         table_keys: its path in the layer, and every suffix of that path.
         """
-        node_modules = self._search_module_names(node, parent_paths, outer_modules, table_keys)
+        node_modules = self._find_named_modules(node, parent_paths, outer_modules, table_keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
             has_empty_name = any(self.usual_names.get(table_key) == "" for table_key in table_keys)
@@ -219,7 +221,7 @@ class _ModuleSearch:
             yield module_path, node_modules
             paths_and_modules = [(module_path, node_modules.modules)]
         else:
-            paths_and_modules = list(self._repeats_of_node(module_path, node.indices, node_modules.modules))
+            paths_and_modules = list(self._paths_of_node_repeats(module_path, node.indices, node_modules.modules))
             yield from ((node_position, NodeModules(node_paths)) for node_position, node_paths in paths_and_modules)
         for node_position, module_paths in paths_and_modules:
             for child_node in node.children:
@@ -228,7 +230,7 @@ class _ModuleSearch:
                     f"{node_position}.{child_node.name}", child_node, module_paths, outer_modules, child_keys
                 )
 
-    def _search_module_names(
+    def _find_named_modules(
         self, node: Node, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...], table_keys: tuple[str, ...]
     ) -> NodeModules | None:
         for name_table in (self.family_names, self.usual_names):
@@ -239,11 +241,11 @@ class _ModuleSearch:
                         return modules
         return self._first_existing_modules(node.name, parent_paths)
 
-    def _repeats_of_node(
+    def _paths_of_node_repeats(
         self, module_path: str, indices: Sequence[int], list_paths: Sequence[str]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the modules of a node's repeats by their index, in one or several module lists of equal length."""
-        modules_by_list = [self._members_of_list(list_path) for list_path in list_paths]
+        modules_by_list = [self._module_list_members(list_path) for list_path in list_paths]
         has_equal_lists = len({len(repeat_modules) for repeat_modules in modules_by_list}) == 1
         for i in indices:
             repeat_modules = tuple(
@@ -252,7 +254,7 @@ class _ModuleSearch:
             if repeat_modules:
                 yield f"{module_path}.{i}", repeat_modules
 
-    def _members_of_list(self, list_path: str) -> list[str]:
+    def _module_list_members(self, list_path: str) -> list[str]:
         """Returns the members of a module list, except placeholders without modules (Zamba 2)."""
         list_members = self._matching_paths(f"{list_path}.*")
         return [

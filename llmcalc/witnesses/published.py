@@ -6,7 +6,7 @@ from ..costs.params import params
 from ..errors import InputError
 from ..sources.preset import Preset
 from .checks import Check, Verdict
-from .difference_explanation import list_sizes
+from .difference_explanation import list_named_sizes
 
 WITNESS_NAME = "published"
 
@@ -35,5 +35,5 @@ def verify_published(preset: Preset) -> Verdict:
         [parameter_check],
         0.0,
         verdict_info if published_figures.parameters_difference else {},
-        list_sizes(preset.model),
+        list_named_sizes(preset.model),
     )

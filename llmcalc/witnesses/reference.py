@@ -25,7 +25,7 @@ from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, compare_nodes, remove_zero_checks
-from .difference_explanation import list_sizes
+from .difference_explanation import list_named_sizes
 from .module_measurements import (
     buffer_counts_by_path,
     cache_bytes_by_path,
@@ -135,7 +135,7 @@ def verify_reference(
     seconds = time.perf_counter() - start_time
     if device != "meta":
         verdict_info["measured"] = _measure_speed(spec, module, device, batch, seq)
-    return Verdict(model_name, f"reference/{device}", checks, seconds, verdict_info, list_sizes(spec))
+    return Verdict(model_name, f"reference/{device}", checks, seconds, verdict_info, list_named_sizes(spec))
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
 def _count_checks(
     spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int, repeats: dict[str, str]
 ) -> Iterator[Check]:
-    model_tree, witness_name = spec.tree(), f"reference/{device}"
+    model_tree, witness_label = spec.tree(), f"reference/{device}"
     module_paths = module_names(module)
     parts_in_forward = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 
@@ -227,7 +227,7 @@ def _count_checks(
             lambda position: position.cost_per_repeat(cost, included_parts),
             measured_counts,
             module_paths,
-            witness_name,
+            witness_label,
             None if workload is None else RunConfig(workload),
             included_parts,
         )

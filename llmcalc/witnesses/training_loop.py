@@ -110,7 +110,9 @@ class TrainingLoop:
         self.training: TrainingConfig = training
         self.device: str = device
         self.module: Any = build_reference(spec, training.dtype, device, training.include)
-        kernel_variants.use_kernels(self.module, training.kernel_choices, training.recompute, training.adapters, device)
+        kernel_variants.apply_kernel_choices(
+            self.module, training.kernel_choices, training.recompute, training.adapters, device
+        )
         self.trained_parameters: list[Tensor] = self._parameters_in_order()
         self.updated: list[Tensor] = (
             [parameter.detach().float() for parameter in self.trained_parameters]
@@ -239,15 +241,15 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any, int]]]
 
 def cache_shapes(spec: ModelSpec, inference_config: InferenceConfig) -> CacheShapes:
     """Returns the shapes of the cache's tensors after a prompt, from a run on the meta device."""
-    inference_passes = InferencePasses(spec, inference_config, "meta")
-    inference_passes.run_prefill()
-    path_by_module = {module: module_path for module_path, module in inference_passes.module.named_modules()}
+    inference_configs = InferencePasses(spec, inference_config, "meta")
+    inference_configs.run_prefill()
+    path_by_module = {module: module_path for module_path, module in inference_configs.module.named_modules()}
     return {
         path_by_module[module]: [
             (tensor.shape, tensor.stride(), tensor.dtype, tensor.untyped_storage().nbytes() // tensor.itemsize)
             for tensor in tensors
         ]
-        for module, tensors in (inference_passes.store or {}).items()
+        for module, tensors in (inference_configs.store or {}).items()
     }
 
 
@@ -262,7 +264,7 @@ class InferencePasses:
         self.inference: InferenceConfig = inference_config
         self.device: str = device
         self.module: Any = build_reference(spec, inference_config.dtype, device, inference_config.include).eval()
-        kernel_variants.use_kernels(self.module, inference_config.kernel_choices, NO_RECOMPUTATION)
+        kernel_variants.apply_kernel_choices(self.module, inference_config.kernel_choices, NO_RECOMPUTATION)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.one_pass_model_name else {}
 
     def run_prefill(self) -> None:

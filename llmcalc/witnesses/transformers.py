@@ -32,8 +32,8 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, remove_zero_checks
 from .deviations import class_cost_function, class_excess_function, total_cost_in_class
-from .difference_explanation import list_sizes
-from .matching import compare_modules, coverage_of_leaves
+from .difference_explanation import list_named_sizes
+from .module_comparison import compare_modules, coverage_of_leaves
 from .module_measurements import (
     count_flops,
     default_dtype,
@@ -100,7 +100,7 @@ def verify_config(
         checks,
         time.perf_counter() - start_time,
         verdict_info,
-        list_sizes(spec),
+        list_named_sizes(spec),
         coverage_of_model,
     )
 
@@ -118,7 +118,7 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
     from .meta_device import MetaDevice
 
     require_library_class(config)
-    class_settings = class_quirks(config)
+    class_settings = meta_device_quirks(config)
     class_fields = {**class_config_fields(config), **class_settings.counted_field_values}
     try:
         config_object = transformers.AutoConfig.for_model(class_model_type(config["model_type"]), **class_fields)
@@ -157,7 +157,7 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
     return materialized_model
 
 
-def class_quirks(config: Mapping[str, Any]) -> Quirks:
+def meta_device_quirks(config: Mapping[str, Any]) -> Quirks:
     """Returns what a model type's classes need to run on the meta device."""
     family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
@@ -201,7 +201,11 @@ def _count_checks(
     batch: int,
     sequence_lengths: tuple[int, ...],
 ) -> Iterator[Check]:
-    model_tree, model_type, witness_name = spec.tree(), text_model_of(config)[2], f"transformers/{config['model_type']}"
+    model_tree, model_type, witness_label = (
+        spec.tree(),
+        text_model_of(config)[2],
+        f"transformers/{config['model_type']}",
+    )
     params = parameter_counts_by_first_module(
         model, [module_path for node_modules in modules.values() for module_path in node_modules.modules]
     )
@@ -226,7 +230,7 @@ def _count_checks(
                 lambda node_position: node_position.cost_per_repeat(cost) + excess_of_node(node_position.path),
                 modules,
                 measured_counts,
-                witness_name,
+                witness_label,
                 run_config,
             )
         )
@@ -237,18 +241,18 @@ def _count_checks(
         "parameters",
         total_cost_in_class(model_type, "parameters", total_params_of, spec, included_parts=towers_without_flops),
         params.get("", 0) - uncounted_params,
-        witness_name,
+        witness_label,
     )
     yield from compare_with_class("parameters", total_params_of, remove_shared_parameters(modules, params), modules)
     for seq in sequence_lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
-        measured_pass = run_forward(spec, model, batch, seq, class_quirks(config))
+        measured_pass = run_forward(spec, model, batch, seq, meta_device_quirks(config))
         yield Check(
             "model",
             "forward_flops",
             total_cost_in_class(model_type, "forward_flops", forward_flops_of, spec, run_config),
             measured_pass.flops_by_path.get("", 0),
-            witness_name,
+            witness_label,
             seq,
         )
         if seq == sequence_lengths[0]:
@@ -267,7 +271,9 @@ def _count_checks(
                 spec,
                 run_config,
             )
-            yield Check("model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache_bytes, witness_name, seq)
+            yield Check(
+                "model", "cache_bytes", bits_to_bytes(cache_bits), measured_pass.cache_bytes, witness_label, seq
+            )
 
 
 def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
@@ -332,7 +338,7 @@ def class_inputs(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dic
 def add_channel_axis(model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     """Returns token ids [batch, tokens] in the shape of a class that reads several tokens per position."""
     config: Any = model.config
-    return class_quirks({"model_type": config.model_type}).decoder_ids(config, token_ids)
+    return meta_device_quirks({"model_type": config.model_type}).decoder_ids(config, token_ids)
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
@@ -368,7 +374,7 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
             dtype=parameter.dtype,
             device=parameter.device,
         )
-        for input_name, shape in class_quirks({"model_type": config.model_type}).further_inputs(config).items()
+        for input_name, shape in meta_device_quirks({"model_type": config.model_type}).further_inputs(config).items()
     }
 
 

@@ -61,13 +61,15 @@ def _compare_model(
 
 def _add_memory_checks(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, seq: int | None) -> Verdict:
     """Adds memory checks to a verdict; on a GPU they use more tokens than the other checks."""
-    from .memory import compare_memory, default_runs
+    from .memory import compare_memory, default_run_settings
 
     start_time = time.perf_counter()
     if device != "cuda":
-        comparison = compare_memory(spec, default_runs(spec, batch, verdict.info["seq"]), device)
+        comparison = compare_memory(spec, default_run_settings(spec, batch, verdict.info["seq"]), device)
     else:
         from .gpu import compare_on_gpu
 
-        comparison = compare_on_gpu(spec, default_runs(spec, batch, seq or gpu_filling_seq(spec, verdict.info["seq"])))
+        comparison = compare_on_gpu(
+            spec, default_run_settings(spec, batch, seq or gpu_filling_seq(spec, verdict.info["seq"]))
+        )
     return comparison.add_memory_checks(verdict, time.perf_counter() - start_time)

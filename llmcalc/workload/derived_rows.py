@@ -390,13 +390,15 @@ class RowsPaddedAboveMinimum(Rows):
 
     def new_rows(self, workload: Workload) -> Number:
         row_count = self.source_rows.new_rows(workload)
-        return row_count if is_zero(row_count) else _padded_rows_beyond(row_count, self.block_rows, self.minimum_rows)
+        return (
+            row_count if is_zero(row_count) else _pad_rows_above_minimum(row_count, self.block_rows, self.minimum_rows)
+        )
 
 
-def _padded_rows_beyond(row_count: Number, block_rows: Number, least_rows: Number) -> Number:
-    return row_count + is_above(row_count, least_rows) * (ceil_div(row_count, block_rows) * block_rows - row_count)
+def _pad_rows_above_minimum(row_count: Number, block_rows: Number, least_rows: Number) -> Number:
+    return row_count + one_if_above(row_count, least_rows) * (ceil_div(row_count, block_rows) * block_rows - row_count)
 
 
-def is_above(row_count: Number, threshold: Number) -> Number:
+def one_if_above(row_count: Number, threshold: Number) -> Number:
     """Returns 1 if there are more rows than `threshold`, else 0."""
     return minimum(1, floor_div(row_count - 1, threshold))

@@ -43,7 +43,7 @@ one kernel for all operations; `loop`, tensor after tensor.
 Mamba2Implementation: TypeAlias = Literal["combined", "steps"]
 
 
-def _reads_a_cache(workload: Workload) -> bool:
+def _reads_cached_tokens(workload: Workload) -> bool:
     return workload.phase == "decode" or not is_zero(workload.context)
 
 
@@ -53,7 +53,7 @@ def _is_decoding(workload: Workload) -> bool:
 
 DEFAULT_FORM_TESTS: Mapping[str, Callable[[Workload], bool]] = {
     "absorbed": _is_decoding,
-    "by_token": _reads_a_cache,
+    "by_token": _reads_cached_tokens,
     "step": _is_decoding,
 }
 """Alternative forms of a step: name → whether it runs in a workload by default.

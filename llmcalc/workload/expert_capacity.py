@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DROPLESS_VALUE, CAPACITY_PREFIX = "dropless", "capacity:"
 
 
-def capacity_of(option_text: str) -> Fraction | None:
+def parse_expert_capacity(option_text: str) -> Fraction | None:
     """Returns the capacity factor in a value of `--moe`; None for experts that drop no rows.
 
     Raises `InputError` for anything but `dropless` and `capacity:F` with a number F above 0.

@@ -12,7 +12,7 @@ SCHEME_NAME = "int8-int4"
 
 
 @frozen
-class FakeQuantization:
+class FakeQuantizationOptions:
     """Which values linear layers round in training, as in torchao's `Int8DynActInt4WeightQATQuantizer`.
 
     group_size: elements of a weight's row that share a scale; a layer whose rows it does not divide rounds nothing.
@@ -23,7 +23,7 @@ class FakeQuantization:
     skips_tied: bool = False
 
 
-def fake_quantization_of(option_text: str) -> FakeQuantization:
+def parse_fake_quantization(option_text: str) -> FakeQuantizationOptions:
     """Parses a scheme of quantization-aware training: `int8-int4:GROUP` or `int8-int4:GROUP:untied`."""
     scheme_match = re.fullmatch(rf"{SCHEME_NAME}:(\d{{1,5}})(:untied)?", option_text.strip())
     if scheme_match is None or int(scheme_match[1]) < 2:
@@ -31,4 +31,4 @@ def fake_quantization_of(option_text: str) -> FakeQuantization:
             f"--fake-quantize: {short_repr(option_text)} is not a scheme; expected {SCHEME_NAME}:GROUP, such as "
             f"{SCHEME_NAME}:32, or {SCHEME_NAME}:GROUP:untied"
         )
-    return FakeQuantization(int(scheme_match[1]), bool(scheme_match[2]))
+    return FakeQuantizationOptions(int(scheme_match[1]), bool(scheme_match[2]))

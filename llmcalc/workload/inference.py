@@ -19,7 +19,7 @@ USERS_SETTING = DeclaredSetting(
 )
 
 
-def batch_from_options(batch: int | None, users: int | None, phase: str) -> int | None:
+def batch_of_users(batch: int | None, users: int | None, phase: str) -> int | None:
     """Returns the number of sequences from the option `batch` or `users`; None if neither is given.
 
     Raises `InputError` if both are set, and for users in training.

@@ -79,7 +79,7 @@ class Inputs:
     audio: Annotated[float | None, AUDIO_SETTING] = None
 
     @property
-    def is_given(self) -> bool:
+    def has_inputs(self) -> bool:
         """Whether there are images or audio."""
         return self.image is not None or self.audio is not None
 

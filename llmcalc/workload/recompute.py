@@ -50,7 +50,7 @@ class Recompute:
         return self.layers and (layer_index % self.every == 0) is not self.spares
 
     @property
-    def share_of_layers(self) -> float:
+    def recomputed_layer_fraction(self) -> float:
         """The fraction of layers that are recomputed as a whole."""
         return (1 - 1 / self.every if self.spares else 1 / self.every) if self.layers else 0.0
 
@@ -98,7 +98,7 @@ EXPECTED_VALUES = (
 )
 
 
-def recompute_of(option_text: str) -> Recompute:
+def parse_recompute(option_text: str) -> Recompute:
     """Parses a value of `--recompute`: a name in `RECOMPUTE_MODES`, `every:N`, `nodes:A,B` or `modules:A,B`.
 
     Launch files have `but-every:N` too: all layers but every N-th. Raises `InputError` for any other text.

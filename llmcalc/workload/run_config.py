@@ -68,7 +68,7 @@ class RunConfig:
         """Whether earlier passes have processed tokens of the sequences."""
         return self.phase == "decode" or not is_zero(self.past_rows(rows))
 
-    def rank_share(self, flops: Number) -> Number:
+    def flops_per_rank(self, flops: Number) -> Number:
         """Returns one rank's share of FLOPs, rounded down, if several ranks divide each sequence evenly."""
         return flops if self.ranks_per_sequence == 1 else floor_div(flops, self.ranks_per_sequence)
 

@@ -115,7 +115,7 @@ class DeclaredSetting:
             return validate_choice(option_name, raw_value, self.value_type)
         if self.value_type is int:
             return validate_whole(
-                option_name, length_of(option_name, raw_value), self.setting.minimum, self.setting.maximum
+                option_name, checked_length(option_name, raw_value), self.setting.minimum, self.setting.maximum
             )
         if self.value_type is float:
             raw_value = parse_number(option_name, raw_value)
@@ -143,7 +143,7 @@ def option(setting_name: str) -> str:
     return f"--{setting_name.replace('_', '-')}"
 
 
-def length_of(option_name: str, option_value: Any) -> Any:
+def checked_length(option_name: str, option_value: Any) -> Any:
     """Parses a number of sequences or tokens, such as 4096 or `32k`. option_name: the name in errors."""
     if not isinstance(option_value, str):
         return option_value

@@ -30,7 +30,7 @@ def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximu
     return whole_number
 
 
-def validate_optional_whole(
+def validate_whole_or_none(
     option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST_COUNT
 ) -> int | None:
     """Returns an integer as `validate_whole` does; None is accepted too."""

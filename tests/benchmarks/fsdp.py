@@ -12,11 +12,11 @@ from llmcalc.frameworks.fsdp2.training import FsdpRun, record_fsdp_run, sharding
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.kernel_choices import KernelChoices
-from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
+from llmcalc.simulator.layer_stacks import layer_stacks
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.simulator.replay_result import ReplayResult
-from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.recompute import parse_recompute
 
 from .timing import calls, line
 
@@ -24,7 +24,7 @@ RUNS = 7
 TARGET, LAYOUT = "llama3.1-405b", Layout(dp=16_384, zero=3)
 HOW = TrainingConfig(
     seq=8192,
-    recompute=recompute_of("full"),
+    recompute=parse_recompute("full"),
     kernel_choices=KernelChoices("flash", "fused", multiprocessors=132),
     implementation="fused",
 )

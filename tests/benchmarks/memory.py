@@ -10,11 +10,11 @@ from llmcalc.device_memory.cuda_runtime import HOPPER_RUNTIME
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers
 from llmcalc.device_memory.training import TrainingConfig, record_training, replay
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
+from llmcalc.simulator.layer_stacks import layer_stacks
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.simulator.replay_result import ReplayResult
-from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.recompute import parse_recompute
 from tests.device_memory.training_memory import training_memory
 from tests.simulator.allocator_witness import WitnessAllocator
 
@@ -25,7 +25,7 @@ TARGET, SEQ = "llama3.1-405b", 8192
 
 COMPARED = {
     "llama3.1-405b": TrainingConfig(batch=1, seq=8192, has_master_weights=True),
-    "llama3-70b": TrainingConfig(batch=2, seq=2048, recompute=recompute_of("full"), has_master_weights=True),
+    "llama3-70b": TrainingConfig(batch=2, seq=2048, recompute=parse_recompute("full"), has_master_weights=True),
     "qwen3-235b-a22b": TrainingConfig(batch=1, seq=4096, has_master_weights=True),
     "qwen2.5-72b": TrainingConfig(batch=1, seq=4096, optimizer="adamw-8bit"),
 }

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from llmcalc.components.base import Component
-from llmcalc.components.mixers.kda import KimiDeltaAttention
+from llmcalc.components.mixers.kimi_delta_attention import KimiDeltaAttention
 from llmcalc.components.mixers.lightning_attention import LightningAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.flow.axis import Axis

@@ -13,7 +13,7 @@ from llmcalc.components.classifier import Classifier
 from llmcalc.components.head import LMHead
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.mtp import MultiTokenPrediction
+from llmcalc.components.multi_token_prediction import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.no_head import NoHead
 from llmcalc.components.norm import Norm

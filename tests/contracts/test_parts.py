@@ -38,7 +38,7 @@ from llmcalc.components.mixers.ngram import NgramAttention, PredictStreams
 from llmcalc.components.mixers.relative_attention import RelativeAttention
 from llmcalc.components.mixers.sampled_blocks import SampledBlockAttention
 from llmcalc.components.mixers.span_convolution import SpanConvolution
-from llmcalc.components.mtp import MultiTokenPrediction
+from llmcalc.components.multi_token_prediction import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.ngram_embedding import NgramEmbedding
 from llmcalc.components.norm import Norm

@@ -20,7 +20,7 @@ from llmcalc.components.towers.audio import AudioTower
 from llmcalc.components.towers.conformer import Conformer
 from llmcalc.components.towers.convnext import ConvNextEncoder
 from llmcalc.components.towers.mobilenet import MobileNet
-from llmcalc.components.towers.patches import PatchEmbedder
+from llmcalc.components.towers.patch_embedder import PatchEmbedder
 from llmcalc.components.towers.projector import Projector, ProjectorLayer
 from llmcalc.components.towers.sam import SamEncoder
 from llmcalc.components.towers.vision import VisionTower

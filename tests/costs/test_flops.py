@@ -26,7 +26,7 @@ from llmcalc.components.mixers.local_attention import LocalAttention
 from llmcalc.components.mixers.merged_attention import MergedAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.mixers.ngram import NgramAttention
-from llmcalc.components.mixers.rwkv import RwkvChannelMix
+from llmcalc.components.mixers.rwkv4 import RwkvChannelMix
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import Latent, MoE
 from llmcalc.components.networks.product_key import ProductKeyMoE
@@ -38,7 +38,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.witnesses.flop_counter import flop_counter
 from llmcalc.witnesses.kernel_variants import SAVED_OPERATIONS, add_checkpoints
-from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.recompute import parse_recompute
 from tests.builders import run_config, verbs_of
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
 from tests.samples import in_one_test, sampled
@@ -354,7 +354,7 @@ def test_other_modes_recompute_what_torch_does(mode: str, number: int) -> None:
     count = counted(spec, batch=2, seq=7, phase="training", recompute=mode)
     with torch.device("meta"):
         net = spec.reference()
-    add_checkpoints(net, recompute_of(mode))
+    add_checkpoints(net, parse_recompute(mode))
     with flop_counter() as counter:
         net(torch.empty(2, 7, dtype=torch.long, device="meta"), None).float().sum().backward()
     assert counter.get_total_flops() == count.total - count.skipped_by_early_stop
@@ -364,7 +364,7 @@ def test_other_modes_recompute_what_torch_does(mode: str, number: int) -> None:
 def test_the_saved_operations_are_those_with_flops() -> None:
     """The products and kernels for which torch has a formula, and the product of experts, for which it has none."""
     counted_by_torch = {name for name, op in SAVED_OPERATIONS.items() if op._overloadpacket in flop_registry}
-    assert recompute_of("attention+matmuls").saved_operations == counted_by_torch | {"grouped_mm"}
+    assert parse_recompute("attention+matmuls").saved_operations == counted_by_torch | {"grouped_mm"}
 
 
 def test_a_module_that_no_layer_has_is_refused() -> None:

@@ -24,10 +24,10 @@ from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.kernel_choices import KernelChoices
-from llmcalc.simulator.liveness import modules_below
+from llmcalc.simulator.liveness import module_scopes_below
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
-from llmcalc.workload.expert_capacity import capacity_of
-from llmcalc.workload.recompute import RECOMPUTE_MODES, recompute_of
+from llmcalc.workload.expert_capacity import parse_expert_capacity
+from llmcalc.workload.recompute import RECOMPUTE_MODES, parse_recompute
 from tests.contracts.test_parts import ATTENTION, FEED_FORWARD, HIDDEN, NORM, around_a_model, decoder
 from tests.simulator.compare import examples
 
@@ -316,13 +316,13 @@ def training(spec: ModelSpec, values: Values, seed: int = 0) -> TrainingConfig:
         optimizer=values["--optimizer"].split()[0],
         has_momentum=values["--optimizer"] == "sgd with momentum",
         implementation=values["--optimizer-impl"],  # type: ignore[arg-type]
-        recompute=recompute_of(recompute),
+        recompute=parse_recompute(recompute),
         kernel_choices=KernelChoices(
             attention=values["--attn-implementation"],  # type: ignore[arg-type]
             norm=values["--norm"],  # type: ignore[arg-type]
             cross_entropy=values["--cross-entropy"],  # type: ignore[arg-type]
             logits_dtype=None if logits == "default" else logits,
-            expert_capacity=capacity_of(values["--moe"]),
+            expert_capacity=parse_expert_capacity(values["--moe"]),
         ),
         adapters=adapters(spec, values["--lora"]),
         include=frozenset() if spec.mtp is None else frozenset({MTP.name}),
@@ -337,7 +337,7 @@ def nodes(spec: ModelSpec) -> list[str]:
         for scope in spec.program().root.scopes()
         if scope.first_input is not None and not scope.node_fields.get("optional")
     ]
-    paths = dict.fromkeys(path for scope in scopes for path, _ in modules_below(scope))
+    paths = dict.fromkeys(path for scope in scopes for path, _ in module_scopes_below(scope))
     return [path for path in paths if "." not in path and "norm" not in path and "scale" not in path]
 
 

@@ -9,8 +9,8 @@ from llmcalc.device_memory.linear_in_layers import extrapolate_layers
 from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.flow.program import ModuleScope
 from llmcalc.simulator.kernel_choices import KernelChoices
-from llmcalc.simulator.layer_loops import LayerStack, layer_stacks
 from llmcalc.simulator.layer_pattern import find_layer_pattern
+from llmcalc.simulator.layer_stacks import LayerStack, layer_stacks
 from llmcalc.workload.recompute import Recompute
 from tests.device_memory.training_memory import training_memory
 

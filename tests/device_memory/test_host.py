@@ -1,4 +1,4 @@
-"""Bytes on the host: offloaded activations, paged states, and ZeRO-Offload, each by hand from its source."""
+"""Bytes on the host: offloaded activations, paged states, and ZeRO-HostOffload, each by hand from its source."""
 
 from __future__ import annotations
 

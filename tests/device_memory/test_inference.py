@@ -13,16 +13,16 @@ import llmcalc
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.mla import MLA
-from llmcalc.components.position import Rope
+from llmcalc.components.rope import Rope
 from llmcalc.costs.cache import kv
 from llmcalc.device_memory import estimate, inference
 from llmcalc.device_memory.inference import InferenceConfig, replay_inference
-from llmcalc.device_memory.linear_in_layers import extrapolate_layers, highest_pass
+from llmcalc.device_memory.linear_in_layers import extrapolate_layers, keep_highest_pass_of_phase
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.kernel_choices import KernelChoices
-from llmcalc.simulator.layer_loops import layer_stacks
+from llmcalc.simulator.layer_stacks import layer_stacks
 from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.replay_result import ReplayResult
 from llmcalc.witnesses.module_measurements import default_dtype
@@ -136,7 +136,7 @@ def holds_at_every_place(spec: ModelSpec, inference: InferenceConfig) -> None:
             spec, inference, None, {i: stacks[i].repeats_of_layer_types(n) for i, n in layers.items()}
         )
 
-    few, whole = extrapolate_layers(run, stacks), highest_pass(run({}))
+    few, whole = extrapolate_layers(run, stacks), keep_highest_pass_of_phase(run({}))
     assert (few.set_up_bytes, few.final_bytes) == (whole.set_up_bytes, whole.final_bytes)
     assert few.peaks
     for place, peak in few.peaks.items():
@@ -167,9 +167,9 @@ def test_the_first_and_last_chunks_hold_the_most(monkeypatch: pytest.MonkeyPatch
         InferenceConfig("prefill", seq=61, chunk_tokens=6),
         InferenceConfig("prefill", seq=60, chunk_tokens=6),
     ):
-        some = highest_pass(replay_inference(spec, inference_config))
+        some = keep_highest_pass_of_phase(replay_inference(spec, inference_config))
         monkeypatch.setattr(inference, "MAX_REPLAYED_CHUNKS", 100)
-        every = highest_pass(replay_inference(spec, inference_config))
+        every = keep_highest_pass_of_phase(replay_inference(spec, inference_config))
         monkeypatch.undo()
         assert some.final_bytes == every.final_bytes
         assert {place: peak.bytes for place, peak in some.peaks.items()} == {

@@ -10,7 +10,7 @@ from torch import nn
 
 import llmcalc
 from llmcalc.components.base import Component
-from llmcalc.components.mtp import MultiTokenPrediction
+from llmcalc.components.multi_token_prediction import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.params import params

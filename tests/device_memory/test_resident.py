@@ -11,7 +11,7 @@ import sympy
 import llmcalc
 from llmcalc.accelerator import Hardware, MemoryFit
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.mtp import MultiTokenPrediction
+from llmcalc.components.multi_token_prediction import MultiTokenPrediction
 from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.cache import kv
 from llmcalc.costs.params import params
@@ -78,8 +78,8 @@ def test_prediction_modules_count_when_asked_for() -> None:
     plain, full = memory(MIXTURE, Settings(seq=8)), memory(MIXTURE, Settings(seq=8), extra_parts=WITH_MTP)
     assert full.weights - plain.weights == 2 * params(MIXTURE).left_out["mtp"]
     assert full.kv_cache == 2 * plain.kv_cache  # two layers, and two modules of one layer each
-    assert any("mtp" in text for text in plain.uncounted_notes)
-    assert not any("mtp" in text for text in full.uncounted_notes)
+    assert any("mtp" in text for text in plain.uncounted_memory_notes)
+    assert not any("mtp" in text for text in full.uncounted_memory_notes)
 
 
 def test_a_model_published_in_fp8_is_trained_in_bf16() -> None:
@@ -90,7 +90,7 @@ def test_a_model_published_in_fp8_is_trained_in_bf16() -> None:
 
 
 def test_narrow_weights_are_said_to_lack_their_scales() -> None:
-    assert any("fp8" in text for text in memory(MIXTURE, Settings(dtype="fp8")).uncounted_notes)
+    assert any("fp8" in text for text in memory(MIXTURE, Settings(dtype="fp8")).uncounted_memory_notes)
 
 
 @pytest.mark.parametrize("base", ["none", "nf4", "nf4-dq"])

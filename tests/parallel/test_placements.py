@@ -36,7 +36,7 @@ from llmcalc.components.mixers.rglru import RGLRU
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.norm import Norm
-from llmcalc.components.position import Rope
+from llmcalc.components.rope import Rope
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout

@@ -12,7 +12,7 @@ import pytest
 
 from llmcalc.cli.main import main
 from llmcalc.components.base import AttentionPosition
-from llmcalc.components.position import SCORE_POSITIONS
+from llmcalc.components.rope import SCORE_POSITIONS
 from llmcalc.costs import cache, flops, params
 from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings

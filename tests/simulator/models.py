@@ -138,7 +138,7 @@ def by_torch(
         import_module("torch._dynamo")
     with default_dtype(torch.float32 if autocast else getattr(torch, dtype)), device_context(device):
         module: Any = spec.reference()
-        kernel_variants.use_kernels(module, choices, recompute, adapters, device)
+        kernel_variants.apply_kernel_choices(module, choices, recompute, adapters, device)
         ids, source = inputs(spec, batch, seq)
 
     def run() -> torch.Tensor:

@@ -107,7 +107,7 @@ def by_torch(
     """What each pass of the reference holds on meta."""
     with default_dtype(torch.bfloat16), torch.device("meta"):
         module: Any = spec.reference().eval()
-        kernel_variants.use_kernels(module, choices, NO_RECOMPUTATION, None, "meta")
+        kernel_variants.apply_kernel_choices(module, choices, NO_RECOMPUTATION, None, "meta")
         ids = {tokens: torch.zeros(BATCH, tokens, dtype=torch.int64) for tokens in (SEQ, *passes)}
         source = None
         if spec.kind == "encoder-decoder":

@@ -39,7 +39,7 @@ def seen(
     with default_dtype(getattr(torch, dtype)):
         module: Any = spec.reference()
         ids, source = inputs(spec, batch, seq)
-    kernel_variants.use_kernels(module, choices, NO_RECOMPUTATION, adapters)
+    kernel_variants.apply_kernel_choices(module, choices, NO_RECOMPUTATION, adapters)
 
     def run_forward() -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

@@ -19,10 +19,10 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.autograd import AutogradGraph
+from llmcalc.simulator.host_offload import RECENT_TENSORS, HostOffload
 from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.offload import RECENT_TENSORS, Offload
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses import kernel_variants
 from llmcalc.workload.recompute import RECOMPUTE_MODES
@@ -290,15 +290,15 @@ def test_an_answer_names_the_adapters_of_experts_that_it_leaves_out() -> None:
     )
     adapters = 8 * (8 * (4096 + 2 * 14336) + 4 * (14336 + 4096))
     assert counted.states.trained_parameters - usual.states.trained_parameters == adapters
-    assert counted.states.uncounted_notes == []
-    assert f"adapters of routed experts: {adapters:,} parameters" in usual.states.uncounted_notes[0]
+    assert counted.states.uncounted_memory_notes == []
+    assert f"adapters of routed experts: {adapters:,} parameters" in usual.states.uncounted_memory_notes[0]
 
 
 def test_offloaded_tensors_leave_the_device() -> None:
     """Of ten saved tensors the last five stay until the first is needed again; a small one stays as it is."""
     meter = Meter()
     graph = AutogradGraph(meter)
-    offload = Offload(graph)
+    offload = HostOffload(graph)
     saved = [offload.pack(graph.new_tensor((1024,), BFLOAT16)) for _ in range(10)]
     assert meter.live_bytes == RECENT_TENSORS * 2048
     small = offload.pack(graph.new_tensor((8,), BFLOAT16))

@@ -13,7 +13,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.witnesses import kernel_variants
-from llmcalc.workload.recompute import NO_RECOMPUTATION, RECOMPUTE_MODES, TRAINER_MODES, Recompute, recompute_of
+from llmcalc.workload.recompute import NO_RECOMPUTATION, RECOMPUTE_MODES, TRAINER_MODES, Recompute, parse_recompute
 from tests.contracts.test_parts import around_a_model
 from tests.samples import in_one_test, sampled, spread
 from tests.simulator.compare import examples
@@ -35,7 +35,7 @@ RUNS = {f"{number}-{mode}": (number, mode) for mode in ALL for number in (0, 1, 
     ("number", "mode"), spread(sampled(RUNS, lambda run: [(run[0] % 2, run[1]), (run[0], run[1] == "full")]))
 )
 def test_a_mode_holds_what_torch_holds(number: int, mode: str) -> None:
-    how = recompute_of(mode)
+    how = parse_recompute(mode)
     spec = deep(around_a_model(Block.examples()[number]), 3)
     ours: list[str] = []
     theirs: list[str] = []
@@ -57,7 +57,7 @@ def test_layers_of_experts_run_again(name: str) -> None:
 
 @pytest.mark.parametrize("mode", ["every:2", "attention", "attention+matmuls", "nodes:self_attn"])
 def test_a_router_that_reads_the_one_below_runs_again(mode: str) -> None:
-    spec, how = deep(around_a_model(MIXTURES[CARRIES]), 3), recompute_of(mode)
+    spec, how = deep(around_a_model(MIXTURES[CARRIES]), 3), parse_recompute(mode)
     assert without_values(spec, recompute=how) == by_torch(spec, recompute=how)
 
 
@@ -70,7 +70,7 @@ def test_a_router_that_reads_the_one_below_runs_again(mode: str) -> None:
 )
 def test_where_it_cannot_it_is_refused(mode: str, said: str) -> None:
     with pytest.raises(UnsupportedKernel, match=said):
-        without_values(around_a_model(MIXTURES[CARRIES]), recompute=recompute_of(mode))
+        without_values(around_a_model(MIXTURES[CARRIES]), recompute=parse_recompute(mode))
 
 
 @pytest.mark.parametrize("mode", ["full", "full-reentrant", "every:2", "but-every:2"])
@@ -86,7 +86,7 @@ def test_it_reads_the_same_state_again(mode: str) -> None:
         result(spec, module, torch.arange(14).reshape(ids.shape), source).backward()
         return [one.grad for one in module.parameters() if one.grad is not None]
 
-    ours, theirs = gradients(recompute_of(mode)), gradients(NO_RECOMPUTATION)
+    ours, theirs = gradients(parse_recompute(mode)), gradients(NO_RECOMPUTATION)
     assert any(one.any() for one in theirs)
     assert len(ours) == len(theirs)
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
@@ -95,7 +95,7 @@ def test_it_reads_the_same_state_again(mode: str) -> None:
 @pytest.mark.parametrize("name", ["Attention-0", "Attention-1", "Attention-4", "Attention-12", "MixtureOfAttention-0"])
 def test_selective_checkpoints_keep_what_flash_attention_gives(name: str) -> None:
     """Its output and what its backward pass reads, beside matrix products."""
-    spec, how = deep(around_a_model(examples()[name]), 3), recompute_of("attention+matmuls")
+    spec, how = deep(around_a_model(examples()[name]), 3), parse_recompute("attention+matmuls")
     choices = KernelChoices("flash")
     held = without_values(spec, recompute=how, choices=choices)
     assert held == by_torch(spec, recompute=how, choices=choices)
@@ -105,11 +105,11 @@ def test_selective_checkpoints_keep_what_flash_attention_gives(name: str) -> Non
 
 
 def test_an_option_says_what_runs_again() -> None:
-    assert recompute_of("none") is NO_RECOMPUTATION
-    assert recompute_of("every:3") == Recompute(layers=True, every=3)
-    assert recompute_of("but-every:3") == Recompute(layers=True, every=3, spares=True)
-    assert recompute_of("nodes:self_attn,mlp") == Recompute(nodes=frozenset({"self_attn", "mlp"}))
-    assert recompute_of("modules:moe,layernorm") == Recompute(modules=frozenset({"moe", "layernorm"}))
+    assert parse_recompute("none") is NO_RECOMPUTATION
+    assert parse_recompute("every:3") == Recompute(layers=True, every=3)
+    assert parse_recompute("but-every:3") == Recompute(layers=True, every=3, spares=True)
+    assert parse_recompute("nodes:self_attn,mlp") == Recompute(nodes=frozenset({"self_attn", "mlp"}))
+    assert parse_recompute("modules:moe,layernorm") == Recompute(modules=frozenset({"moe", "layernorm"}))
 
 
 @in_one_test
@@ -121,18 +121,18 @@ def test_an_unknown_option_is_refused(text: str) -> None:
     with pytest.raises(
         InputError, match=r"^--recompute .*: not known; expected none, full, full-reentrant, selective, attention, "
     ):
-        recompute_of(text)
+        parse_recompute(text)
 
 
 @pytest.mark.parametrize(("text", "unknown"), [("modules:attn", "attn"), ("modules:moe,", "an empty name")])
 def test_an_unknown_module_of_megatron_is_refused(text: str, unknown: str) -> None:
     with pytest.raises(InputError, match=rf"{unknown} is not known; expected some of core_attn, layernorm, "):
-        recompute_of(text)
+        parse_recompute(text)
 
 
 def test_a_module_in_another_one_is_refused() -> None:
     with pytest.raises(InputError, match=r"mlp\.experts is inside mlp; expected one of the two"):
-        recompute_of("nodes:mlp.experts,mlp")
+        parse_recompute("nodes:mlp.experts,mlp")
 
 
 def test_a_module_that_no_layer_has_is_refused() -> None:
@@ -141,4 +141,4 @@ def test_a_module_that_no_layer_has_is_refused() -> None:
         match=r"^--recompute nodes:attn: no layer has that module; expected some of "
         r"self_attn_pre_norm, self_attn, mlp_pre_norm, mlp\. Did you mean self_attn",
     ):
-        without_values(around_a_model(Block.examples()[0]), recompute=recompute_of("nodes:attn,mlp"))
+        without_values(around_a_model(Block.examples()[0]), recompute=parse_recompute("nodes:attn,mlp"))

@@ -17,7 +17,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT16
-from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.recompute import parse_recompute
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.models import by_torch, without_values
@@ -66,7 +66,7 @@ def test_fused_attention_keeps_no_mask_of_dropout(kernels: str, number: int) -> 
 
 @pytest.mark.parametrize("mode", ["full", "attention"])
 def test_recomputed_dropout_holds_what_torch_holds(mode: str) -> None:
-    check_like_torch(1, EAGER_CHOICES, recompute=recompute_of(mode))
+    check_like_torch(1, EAGER_CHOICES, recompute=parse_recompute(mode))
 
 
 def test_a_mask_of_one_byte_is_kept_at_each_place() -> None:

@@ -19,7 +19,7 @@ from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses import kernel_variants
-from llmcalc.workload.fake_quantization import FakeQuantization
+from llmcalc.workload.fake_quantization import FakeQuantizationOptions
 from tests.simulator import models
 from tests.simulator.test_adapter_libraries import ALL, Plain, spec
 
@@ -107,12 +107,12 @@ class Fresh(models.EagerKernels):
 @pytest.fixture(autouse=True)
 def rounds_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's run has the modules above, in place of all linear layers or of those below adapters."""
-    use_kernels = kernel_variants.use_kernels
+    apply_kernel_choices = kernel_variants.apply_kernel_choices
 
     def replaced(module: Any, choices: KernelChoices, recompute: Any, adapters: Any, device: str) -> None:
         scheme = choices.fake_quantization
         assert scheme is not None
-        use_kernels(module, replace(choices, fake_quantization=None), recompute, adapters, device)
+        apply_kernel_choices(module, replace(choices, fake_quantization=None), recompute, adapters, device)
         for name, layer in [*module.named_modules()]:
             is_rounded = adapters is None or name.endswith("base_layer")
             if choices.cross_entropy == "split" and name == "lm_head" and is_rounded:
@@ -122,7 +122,7 @@ def rounds_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
                 parent, _, child = name.rpartition(".")
                 setattr(module.get_submodule(parent), child, QuantizedLinear(layer, scheme.group_size))
 
-    monkeypatch.setattr(kernel_variants, "use_kernels", replaced)
+    monkeypatch.setattr(kernel_variants, "apply_kernel_choices", replaced)
     monkeypatch.setattr(kernel_variants, "Lora", Plain)
     monkeypatch.setattr(models, "EagerKernels", Fresh)
 
@@ -145,7 +145,7 @@ ADAPTERS = Adapters(3, ALL, dropout=True, dtype=BFLOAT16, library="torchtune")
 def test_bytes_equal_those_of_torch(
     number: int, group_size: int, dtype: str, cross_entropy: Any, adapters: Adapters | None
 ) -> None:
-    choices = KernelChoices(cross_entropy=cross_entropy, fake_quantization=FakeQuantization(group_size))
+    choices = KernelChoices(cross_entropy=cross_entropy, fake_quantization=FakeQuantizationOptions(group_size))
     with_rounding, plain = (
         models.without_values(spec(number), choices=run, dtype=dtype, adapters=adapters)
         for run in (choices, replace(choices, fake_quantization=None))

@@ -24,16 +24,16 @@ def test_frozen_layers_keep_nothing(number: int, is_wide: bool, monkeypatch: pyt
     spec = around_a_model(Block.examples()[number])
     assert spec.decoder is not None
     last_layer = spec.decoder.num_hidden_layers - 1
-    use_kernels = kernel_variants.use_kernels
+    apply_kernel_choices = kernel_variants.apply_kernel_choices
 
     def freeze(module: nn.Module, *arguments: Any) -> None:
-        use_kernels(module, *arguments)
+        apply_kernel_choices(module, *arguments)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name.startswith(f"layers.{last_layer}."))
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
 
-    monkeypatch.setattr(kernel_variants, "use_kernels", freeze)
+    monkeypatch.setattr(kernel_variants, "apply_kernel_choices", freeze)
     trained_dtype = FLOAT32 if is_wide else None
     recorded = without_values(spec, autocast=is_wide, first_trained_layer=last_layer, trained_dtype=trained_dtype)
     assert recorded._replace(saved=0) == by_torch(spec, autocast=is_wide)._replace(saved=0)

@@ -114,13 +114,13 @@ def test_fused_adapters_keep_what_their_functions_save(
     targets: tuple[str, ...], dropout: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapters = Adapters(3, frozenset(targets), dropout=dropout, dtype=BFLOAT16)
-    use_kernels = kernel_variants.use_kernels
+    apply_kernel_choices = kernel_variants.apply_kernel_choices
 
     def use_fused_kernels(module: Any, *arguments: Any) -> None:
-        use_kernels(module, *arguments)
+        apply_kernel_choices(module, *arguments)
         fuse(module)
 
-    monkeypatch.setattr(kernel_variants, "use_kernels", use_fused_kernels)
+    monkeypatch.setattr(kernel_variants, "apply_kernel_choices", use_fused_kernels)
     expected = by_torch(spec(), adapters=adapters)
     fused = without_values(spec(), adapters=adapters, choices=KernelChoices(fused_adapters=True))
     assert fused._replace(saved=0) == expected._replace(saved=0)

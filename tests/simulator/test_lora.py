@@ -81,9 +81,9 @@ def test_a_base_in_4_bits_has_scales_and_is_decoded_for_each_product() -> None:
 
 def test_a_base_in_8_bits_has_a_scale_a_row_and_keeps_the_inputs_of_its_products() -> None:
     """A matrix of 100 × 64: a byte for each number, and 4 for each of 100 rows."""
-    whole, in_8_bits = (Adapters(4, frozenset({"q_proj"}), base_storage=base) for base in ("none", "int8"))
-    assert in_8_bits.stored_bytes(100, 64) == 6400 + 4 * 100
-    plain, quantised = (without_values(spec(0), adapters=how) for how in (whole, in_8_bits))
+    whole, has_8bit_states = (Adapters(4, frozenset({"q_proj"}), base_storage=base) for base in ("none", "int8"))
+    assert has_8bit_states.stored_bytes(100, 64) == 6400 + 4 * 100
+    plain, quantised = (without_values(spec(0), adapters=how) for how in (whole, has_8bit_states))
     assert quantised.live > plain.live  # whole weights save no input for a frozen weight
     assert quantised.forward > plain.forward  # sums of 4 bytes, beside results in float16 and bfloat16
 

@@ -18,7 +18,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.caching_allocator import (
     AllocatorStepEncoder,
     CachingAllocator,
-    play_step_lists,
+    replay_step_lists,
 )
 from llmcalc.simulator.event_log import FREE_EVENT, RENAME_EVENT, STREAM_EVENT, WORKSPACE_EVENT, Event, EventRecorder
 from llmcalc.simulator.meter import AllocationPlace
@@ -100,7 +100,7 @@ def test_pieces_of_a_run_are_played_in_order(expandable: bool) -> None:
     pieces = [([(x - start, n) for x, n in steps[start:end]], start) for start, end in pairwise(cuts)]
     whole_device = CachingAllocator(expandable)
     whole_device.run_steps(steps, count)
-    device = play_step_lists(pieces, count, expandable)
+    device = replay_step_lists(pieces, count, expandable)
     assert [getattr(device, name) for name in SUMS] == [getattr(whole_device, name) for name in SUMS]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmcalc.components.layers.hyper_layer import HyperStreams, hyper_example
-from llmcalc.components.mtp import MultiTokenPrediction
+from llmcalc.components.multi_token_prediction import MultiTokenPrediction
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP

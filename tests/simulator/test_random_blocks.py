@@ -20,7 +20,7 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.components.norm import Norm
-from llmcalc.components.position import Rope
+from llmcalc.components.rope import Rope
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
 from tests.simulator.models import by_torch, without_values

@@ -28,13 +28,13 @@ from llmcalc.simulator.event_log import (
     is_self_contained,
 )
 from llmcalc.simulator.kernel_choices import KernelChoices
-from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
+from llmcalc.simulator.layer_stacks import layer_stacks
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.repeat_layers import AllocatorOverhead, NotRepeatingError, RepeatAnalysis
 from llmcalc.simulator.tensor import FLOAT32
-from llmcalc.workload.fake_quantization import FakeQuantization
-from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.fake_quantization import FakeQuantizationOptions
+from llmcalc.workload.recompute import parse_recompute
 from tests.device_memory import training_memory as answer
 from tests.device_memory.training_memory import training_memory
 from tests.simulator.allocator_witness import Several, WitnessAllocator
@@ -53,9 +53,9 @@ MODELS = {
 PLAIN = TrainingConfig(batch=2, seq=32, has_master_weights=True)
 
 WAYS = {
-    "full": replace(PLAIN, recompute=recompute_of("full")),
-    "matmuls kept": replace(PLAIN, recompute=recompute_of("attention+matmuls"), optimizer="adamw-8bit"),
-    "every other": replace(PLAIN, recompute=recompute_of("every:2")),
+    "full": replace(PLAIN, recompute=parse_recompute("full")),
+    "matmuls kept": replace(PLAIN, recompute=parse_recompute("attention+matmuls"), optimizer="adamw-8bit"),
+    "every other": replace(PLAIN, recompute=parse_recompute("every:2")),
     "accumulated": replace(PLAIN, microbatches=3, optimizer="adafactor"),
     "zeros": replace(PLAIN, keeps_gradients=True, optimizer="sgd", has_momentum=True),
     "sums": replace(PLAIN, gradient_dtype=FLOAT32, optimizer="adafactor", implementation="foreach"),
@@ -63,7 +63,7 @@ WAYS = {
     "adapters": TrainingConfig(seq=32, adapters=Adapters(4, ("q_proj", "v_proj")), implementation="loop"),
     "updated early": TrainingConfig(seq=32, optimizer_in_backward=True, implementation="fused"),
     "rounded operands": replace(
-        PLAIN, kernel_choices=KernelChoices(fake_quantization=FakeQuantization(64)), microbatches=3
+        PLAIN, kernel_choices=KernelChoices(fake_quantization=FakeQuantizationOptions(64)), microbatches=3
     ),
     "offloaded": TrainingConfig(seq=512, offloads_activations=True, kernel_choices=KernelChoices("flash", "fused")),
 }
@@ -170,7 +170,7 @@ def test_a_name_for_a_storage_of_a_repeat_is_found() -> None:
         RepeatAnalysis(named, stacks, [0])
 
 
-WAITING = replace(PLAIN, seq=512, offloads_activations=True, recompute=recompute_of("full"))
+WAITING = replace(PLAIN, seq=512, offloads_activations=True, recompute=parse_recompute("full"))
 """Of the last five tensors that were saved, those that are moved stay: here those of more than four layers."""
 
 
@@ -247,7 +247,7 @@ DEEPER = [
     *((f"qwen3-0.6b?num_hidden_layers={layers}", WAYS["full"], BOTH) for layers in (61, 100)),
     ("gpt2?num_hidden_layers=65", ACCUMULATED, BOTH),
     ("llama3.1-405b", TrainingConfig(seq=8192, has_master_weights=True), BOTH),
-    ("llama3-70b", TrainingConfig(batch=2, seq=2048, recompute=recompute_of("full")), BOTH),
+    ("llama3-70b", TrainingConfig(batch=2, seq=2048, recompute=parse_recompute("full")), BOTH),
     ("qwen3-235b-a22b", FUSED, BOTH),
     ("smollm2-135m?num_hidden_layers=300", PLAIN, (True,)),
     ("smollm2-135m?num_hidden_layers=1000", PLAIN, (False,)),  # the most that are all replayed, for one allocator

@@ -16,7 +16,7 @@ import pytest
 
 import llmcalc
 from llmcalc.components.base import LARGEST_SIZE
-from llmcalc.components.position import Rope
+from llmcalc.components.rope import Rope
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.config import Config as TypedConfig
 from tests.families import shapes_of

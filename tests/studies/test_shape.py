@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import llmcalc
 from llmcalc.cli.main import app
-from llmcalc.components.layers.gemma4 import Gemma4Layer
+from llmcalc.components.layers.gemma4_layer import Gemma4Layer
 from llmcalc.components.layers.hybrid_block import HybridBlock
 from llmcalc.components.layers.shortcut_layer import ShortcutLayer
 from llmcalc.components.mixers.attention import Attention

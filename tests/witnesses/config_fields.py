@@ -35,7 +35,7 @@ from llmcalc.sources.huggingface.description import read_config, text_model_of
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses import transformers as transformers_witness
 from llmcalc.witnesses.shape_cache import ShapeCache
-from llmcalc.witnesses.transformers import build_class_model, class_quirks, run_forward
+from llmcalc.witnesses.transformers import build_class_model, meta_device_quirks, run_forward
 from llmcalc.witnesses.transformers_class import class_config_fields, class_model_type
 from tests.builders import run_config, spec_of
 from tests.components.towers.test_towers import wrapped
@@ -178,7 +178,7 @@ class ClassReads:
             mock.patch.object(transformers_witness, "count_flops", run_alone),
             suppress(Exception),  # some classes read values, which meta tensors do not have; the rest was recorded
         ):
-            run_forward(spec_of(self.config), self.model, 1, 12, class_quirks(self.config))
+            run_forward(spec_of(self.config), self.model, 1, 12, meta_device_quirks(self.config))
         return self.reads.counting()
 
 

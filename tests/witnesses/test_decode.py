@@ -40,12 +40,12 @@ from llmcalc.witnesses.transformers import (
     add_channel_axis,
     build_class_model,
     cache_argument,
-    class_quirks,
+    meta_device_quirks,
     required_inputs,
 )
 from llmcalc.witnesses.transformers_class import family_of_class
 from llmcalc.workload.execution import LatentForm
-from llmcalc.workload.with_past import RowsWithPast
+from llmcalc.workload.rows_with_past import RowsWithPast
 from tests.builders import WITH_CLASSES, run_config, spec_of
 
 BATCH, CONTEXT = 2, 40
@@ -299,7 +299,7 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
     name = "input_ids"
     inputs: dict[str, Any] = {"use_cache": True}
     makes_mask = type(model).__name__.endswith(
-        class_quirks(config).mask_making_classes
+        meta_device_quirks(config).mask_making_classes
     )  # then it reads values of the ids
     if spec.encoder is not None:
         stem, masks = spec.encoder.stem, {}

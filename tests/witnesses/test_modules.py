@@ -42,9 +42,9 @@ def test_halves_of_one_tensor_are_two_checks() -> None:
 
 
 def test_a_tensor_that_cannot_be_shared_agrees_with_nothing() -> None:
-    assert NodeModules(("a",), node_count=2).share_of_counts({"a": 6}) == 3
-    assert NodeModules(("a",), node_count=2).share_of_counts({"a": 7}) == -1
-    assert NodeModules(("a", "b"), subtracted_modules=("c",)).share_of_counts({"a": 6, "b": 2, "c": 1}) == 7
+    assert NodeModules(("a",), node_count=2).node_share_of_counts({"a": 6}) == 3
+    assert NodeModules(("a",), node_count=2).node_share_of_counts({"a": 7}) == -1
+    assert NodeModules(("a", "b"), subtracted_modules=("c",)).node_share_of_counts({"a": 6, "b": 2, "c": 1}) == 7
 
 
 def test_what_has_no_name_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

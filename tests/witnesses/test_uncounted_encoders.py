@@ -18,7 +18,7 @@ from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.deviations import total_cost_in_class
 from llmcalc.witnesses.module_measurements import parameter_counts_by_path
 from llmcalc.witnesses.reference import LEAST_SEQ
-from llmcalc.witnesses.transformers import build_class_model, class_quirks, run_forward
+from llmcalc.witnesses.transformers import build_class_model, meta_device_quirks, run_forward
 from tests.builders import run_config
 from tests.components.towers.test_towers import held, wrapped
 from tests.families.multimodal.uncounted import UNBUILT, WRAPPERS
@@ -63,7 +63,11 @@ def test_a_text_model_is_its_class_without_the_encoders(kind: str) -> None:
 def _compare_passes(kind: str, text_type: str, spec: ModelSpec, model: Any) -> None:
     """Compares FLOPs and cache with those of a pass of the class over tokens."""
     measured = run_forward(
-        spec, model.get_submodule(WRAPPERS[kind].text_model), 1, LEAST_SEQ, class_quirks({"model_type": text_type})
+        spec,
+        model.get_submodule(WRAPPERS[kind].text_model),
+        1,
+        LEAST_SEQ,
+        meta_device_quirks({"model_type": text_type}),
     )
     run = run_config(seq=LEAST_SEQ)
     assert total_cost_in_class(text_type, "forward_flops", forward_flops_of, spec, run) == measured.flops_by_path[""]

@@ -16,7 +16,7 @@ from llmcalc.components.mixers import attention
 from llmcalc.components.networks import feed_forward, moe
 from llmcalc.sources.target import load
 from llmcalc.witnesses.checks import Check
-from llmcalc.witnesses.difference_explanation import list_sizes
+from llmcalc.witnesses.difference_explanation import list_named_sizes
 from llmcalc.witnesses.module_measurements import count_flops, parameter_counts_by_path
 from llmcalc.witnesses.published import verify_published
 from llmcalc.witnesses.reference import build_on_device, verify_reference
@@ -209,7 +209,7 @@ def test_a_count_of_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_a_difference_is_told_by_the_sizes_that_it_is(node: str, counted: int, measured: int, said: str) -> None:
-    sizes = list_sizes(load("deepseek-v3").model)
+    sizes = list_named_sizes(load("deepseek-v3").model)
     assert Check(node, "parameters", counted, measured, "torch").explanation(sizes).startswith(said)
     assert "=" not in Check(node, "forward_flops", counted, measured, "torch").explanation(sizes)
 

@@ -28,7 +28,7 @@ from llmcalc.sources.target import load
 from llmcalc.witnesses import gpu
 from llmcalc.witnesses.checks import MEMORY_PREFIX, Check
 from llmcalc.witnesses.gpu import AllocatorStatistics, compare_on_gpu
-from llmcalc.witnesses.memory import MemoryComparison, compare_memory, default_runs, unsupported_reason
+from llmcalc.witnesses.memory import MemoryComparison, compare_memory, default_run_settings, unsupported_reason
 from llmcalc.witnesses.storage_tracker import StorageTracker
 from tests.samples import in_one_test
 from tests.simulator.allocator_witness import WitnessAllocator
@@ -50,7 +50,7 @@ MODELS = [
 
 def compared(target: str, device: Any = "meta", seq: int = 24, **settings: Any) -> MemoryComparison:
     spec = load(target).model
-    runs = [Settings(seq=seq, **settings)] if settings else default_runs(spec, 1, seq)
+    runs = [Settings(seq=seq, **settings)] if settings else default_run_settings(spec, 1, seq)
     return compare_memory(spec, runs, device)
 
 
@@ -298,7 +298,7 @@ def on_the_model(monkeypatch: pytest.MonkeyPatch, extra: int = 0) -> Iterator[Ca
     with statistics:
         yield lambda target, seq=24, **settings: compare_on_gpu(
             load(target).model,
-            [Settings(seq=seq, **settings)] if settings else default_runs(load(target).model, 2, seq),
+            [Settings(seq=seq, **settings)] if settings else default_run_settings(load(target).model, 2, seq),
             statistics,
             CudaRuntime(0, 0),
         )

@@ -35,7 +35,7 @@ class AudioChunks(AudioRule):
     least_samples: InnerWidth = 1
     max_seconds: InnerWidth | None = None
 
-    def encode(self, seconds: float) -> InputSizes:
+    def input_sizes(self, seconds: float) -> InputSizes:
         check_recording_length(seconds, self.max_seconds)
         sample_count = max(round(seconds * SAMPLE_RATE), self.least_samples)
         frame_count = sample_count // FRAME_SAMPLES if self.drops_rest else -(-sample_count // FRAME_SAMPLES)

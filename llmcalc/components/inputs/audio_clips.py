@@ -45,7 +45,7 @@ class AudioClips(AudioRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     fits: Flag = False
 
-    def encode(self, seconds: float) -> InputSizes:
+    def input_sizes(self, seconds: float) -> InputSizes:
         frame_count, clip_seconds = (
             count_frames(seconds, SAMPLE_RATE, FRAME_SAMPLES),
             self.frames * FRAME_SAMPLES / SAMPLE_RATE,

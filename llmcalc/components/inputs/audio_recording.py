@@ -43,16 +43,16 @@ class AudioRecording(AudioRule):
     max_seconds: InnerWidth | None = None
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
-    def encode(self, seconds: float) -> InputSizes:
+    def input_sizes(self, seconds: float) -> InputSizes:
         check_recording_length(seconds, self.max_seconds)
         sample_count = round(seconds * SAMPLE_RATE)
-        frame_count = self._frame_count_of_samples(sample_count)
+        frame_count = self._frame_count(sample_count)
         if frame_count < 1:
             raise InputError(f"--audio {seconds:g}: shorter than a frame of {self.window} samples; expected more")
         frame_group_count = -(-frame_count // self.frames_per_token)
         tokens = frame_group_count * self.tokens_at_once if self.tokens is None else self.tokens
         padded_samples = -(-sample_count // self.multiple) * self.multiple
-        return InputSizes(1, self._frame_count_of_samples(padded_samples), 1, tokens + self.marks)
+        return InputSizes(1, self._frame_count(padded_samples), 1, tokens + self.marks)
 
-    def _frame_count_of_samples(self, samples: int) -> int:
+    def _frame_count(self, samples: int) -> int:
         return (samples + self.lead - self.window) // self.hop + 1

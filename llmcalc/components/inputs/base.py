@@ -44,7 +44,7 @@ class ImageRule(Part):
         """Returns the rule for images in a sequence with several images."""
         return self
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         """Returns the numbers of patches and tokens of an image. height, width: pixels.
 
         Raises `InputError` for a size that the processor refuses.
@@ -57,7 +57,7 @@ class AudioRule(Part):
 
     noun = "rule of a processor"
 
-    def encode(self, seconds: float) -> InputSizes:
+    def input_sizes(self, seconds: float) -> InputSizes:
         """Returns the numbers of clips, frames and tokens of a recording.
 
         Raises `InputError` for a length that the processor refuses.

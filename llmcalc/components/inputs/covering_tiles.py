@@ -31,7 +31,7 @@ class CoveringTiles(ImageRule):
     max_tiles: int = Field(ge=1, le=1000, strict=True)
     merge: InnerWidth
 
-    def _covered_share(self, height: int, width: int, tile_columns: int, tile_rows: int) -> float:
+    def _covered_fraction(self, height: int, width: int, tile_columns: int, tile_rows: int) -> float:
         """Returns the share of an image's pixels that remain after each piece is shrunk to fit into a tile."""
         row_heights = [height // tile_columns] * (tile_columns - 1) + [
             height - height // tile_columns * (tile_columns - 1)
@@ -48,14 +48,14 @@ class CoveringTiles(ImageRule):
                 )
         return covered_area / (width * height)
 
-    def _fewest_tiles(self, height: int, width: int) -> int:
+    def _smallest_tile_count(self, height: int, width: int) -> int:
         """Returns the fewest tiles that keep most of the image's area."""
         tile_grids = [
             (tile_columns, tile_rows)
             for tile_columns in range(1, self.max_tiles + 1)
             for tile_rows in range(1, self.max_tiles // tile_columns + 1)
         ]
-        share_by_grid = {tile_grid: self._covered_share(height, width, *tile_grid) for tile_grid in tile_grids}
+        share_by_grid = {tile_grid: self._covered_fraction(height, width, *tile_grid) for tile_grid in tile_grids}
         tile_counts = [
             tile_columns * tile_rows
             for (tile_columns, tile_rows), covered_share in share_by_grid.items()
@@ -70,8 +70,8 @@ class CoveringTiles(ImageRule):
             if covered_share == largest_covered_share
         )
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
-        tile_count = self._fewest_tiles(height, width)
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
+        tile_count = self._smallest_tile_count(height, width)
         image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
         tokens = (-(-patches_per_side // self.merge)) ** 2
         padded_patches = None if patches_per_side % self.merge == 0 else tokens * self.merge**2

@@ -33,7 +33,7 @@ class DynamicHd(ImageRule):
     max_tiles: int = Field(ge=1, le=1000, strict=True)
     merge: InnerWidth
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         columns_of_tiles, rows_of_tiles = -(-width // self.size), -(-height // self.size)
         if columns_of_tiles * rows_of_tiles > self.max_tiles:
             columns_of_tiles, rows_of_tiles = ImageTiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(
@@ -53,9 +53,11 @@ class DynamicHd(ImageRule):
             )
             for tile_count, pixels in ((columns_of_tiles, width), (rows_of_tiles, height))
         )
-        return self.line_break_input(columns_of_tiles * rows_of_tiles + 1, patches_per_side, token_rows, token_columns)
+        return self.tile_input_with_line_ends(
+            columns_of_tiles * rows_of_tiles + 1, patches_per_side, token_rows, token_columns
+        )
 
-    def line_break_input(
+    def tile_input_with_line_ends(
         self, tile_count: int, patches_per_side: int, token_rows: int, token_columns: int
     ) -> InputSizes:
         """Returns the numbers of patches and tokens of all tiles; each row of tokens ends with a marker token."""

@@ -29,7 +29,7 @@ class FixedSize(ImageRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     pools: Flag = False
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         patches_per_side = self.size // patch_size
         pooled_vector_count = self.tokens if self.pools else None
         return InputSizes(1, patches_per_side, patches_per_side, self.tokens + self.marks, pooled_vector_count)

@@ -26,7 +26,7 @@ class HdTransform(DynamicHd):
 
     type: Literal["hd_transform"] = "hd_transform"  # type: ignore[assignment]
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         aspect_ratio, longer_side_tiles = max(height, width) / min(height, width), 1
         while (longer_side_tiles + 1) * ceil((longer_side_tiles + 1) / aspect_ratio) <= self.max_tiles:
             longer_side_tiles += 1
@@ -40,4 +40,4 @@ class HdTransform(DynamicHd):
         token_rows, token_columns = (
             tokens_per_side * tile_count for tile_count in (tile_counts if width >= height else reversed(tile_counts))
         )
-        return self.line_break_input(self.max_tiles + 1, self.size // patch_size, token_rows, token_columns)
+        return self.tile_input_with_line_ends(self.max_tiles + 1, self.size // patch_size, token_rows, token_columns)

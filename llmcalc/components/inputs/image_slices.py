@@ -36,21 +36,21 @@ class ImageSlices(ImageRule):
     slice_marks: int = Field(default=2, ge=0, le=1000, strict=True)
     marks: int = Field(default=3, ge=0, le=1000, strict=True)
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         token_size = self.merge * patch_size
         slices_down, slices_across = self._slice_grid(height, width)
         total_slices = slices_down * slices_across
         if total_slices == 1:
-            image_sides = [self._scaled_sides(height, width, token_size, True)]
+            image_sides = [self._resized_sides(height, width, token_size, True)]
         else:
             slice_height, slice_width = (
                 _nearest_multiple(pixels, slice_count) / slice_count
                 for pixels, slice_count in ((height, slices_down), (width, slices_across))
             )
-            overview_sides = self._scaled_sides(height, width, token_size, False)
+            overview_sides = self._resized_sides(height, width, token_size, False)
             image_sides = [
                 overview_sides,
-                *[self._scaled_sides(slice_height, slice_width, token_size, True)] * total_slices,
+                *[self._resized_sides(slice_height, slice_width, token_size, True)] * total_slices,
             ]
         patches = max(image_height * image_width for image_height, image_width in image_sides) // patch_size**2
         tokens = len(image_sides) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
@@ -71,7 +71,7 @@ class ImageSlices(ImageRule):
         ]
         return min(tile_grids, key=lambda tile_grid: abs(log_ratio - log(tile_grid[1] / tile_grid[0])))
 
-    def _scaled_sides(self, height: float, width: float, token_size: int, can_enlarge: bool) -> tuple[int, int]:
+    def _resized_sides(self, height: float, width: float, token_size: int, can_enlarge: bool) -> tuple[int, int]:
         """Returns an image's sides after scaling to `size`² pixels. can_enlarge: whether small images are enlarged."""
         if height * width > self.size**2 or can_enlarge:
             aspect_ratio = width / height

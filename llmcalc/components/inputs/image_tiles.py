@@ -68,7 +68,7 @@ class ImageTiles(ImageRule):
                 best_grid, least_difference = (tiles_across, tiles_down), ratio_difference
         return best_grid
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         tile_count = prod(self.tile_grid(height, width))
         image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
         tokens = image_count * (self.tokens + self.tile_marks) + self.marks

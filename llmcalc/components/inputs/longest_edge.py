@@ -26,7 +26,7 @@ class LongestEdge(ImageRule):
     merge: InnerWidth = 1
     line_marks: Flag = True
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         resize_ratio = max(height / self.size, width / self.size)
         if resize_ratio > 1:
             height, width = floor(height / resize_ratio), floor(width / resize_ratio)

@@ -35,7 +35,7 @@ class NativeTiles(ImageTiles):
     merge: InnerWidth
     min_tokens: InnerWidth = Field(default=1)
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         token_size = self.merge * patch_size
         rounded_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
         min_pixels, max_pixels = (token_count * token_size**2 for token_count in (self.min_tokens, self.tokens))

@@ -29,7 +29,7 @@ class PaddedImage(ImageRule):
     max_side: InnerWidth
     refuses_long: Flag = False
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         side_limit = max(height, width) if self.refuses_long else self.max_side * patch_size
         patches = max(1, height // patch_size) * max(1, width // patch_size)
         resize_scale = min(1.0, sqrt(self.max_patches / patches), side_limit / height, side_limit / width)

@@ -32,7 +32,7 @@ class PatchGrid(ImageRule):
         if self.min_patches >= self.max_patches:
             raise ValueError(f"min_patches: {self.min_patches}; expected less than max_patches {self.max_patches}")
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         patch_rows, patch_columns = (round(pixels / patch_size + 0.5) for pixels in (height, width))
         shrink_factor = min(sqrt(self.max_patches / (patch_rows * patch_columns)), 1.0)
         patch_rows, patch_columns = floor(shrink_factor * patch_rows), floor(shrink_factor * patch_columns)

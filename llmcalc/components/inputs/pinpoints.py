@@ -44,7 +44,7 @@ class ResolutionPinpoints(ImageRule):
 
         return max(self.resolutions, key=pixels_and_padding)  # the first of equals
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         patches_per_side = self.size // patch_size
         if not self.resolutions:
             return InputSizes(1, patches_per_side, patches_per_side, patches_per_side * patches_per_side + 1)

@@ -25,7 +25,7 @@ class ResolutionCrops(ResolutionPinpoints):
     several_whole: Literal[False] = False
     tokens: InnerWidth
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         tile_rows, tile_columns = (-(-pixels // self.size) for pixels in self.best_resolution(height, width))
         patches_per_side = self.size // patch_size
         tokens = tile_rows * tile_columns * self.tokens

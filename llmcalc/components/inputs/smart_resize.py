@@ -48,7 +48,7 @@ class SmartResize(ImageRule):
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels: {self.min_pixels} is more than max_pixels {self.max_pixels}; expected less")
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         token_size = self.merge * patch_size
         resize_scale = max(token_size / height, token_size / width)
         if self.enlarge and resize_scale > 1:

@@ -30,7 +30,7 @@ class SplitImage(ImageRule):
     longest_edge: InnerWidth
     tokens: InnerWidth
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         aspect_ratio, longest_edge = width / height, self.longest_edge
         if width >= height:
             width, height = longest_edge, int(longest_edge / aspect_ratio)

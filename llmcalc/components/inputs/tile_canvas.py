@@ -43,7 +43,7 @@ class TileCanvas(ImageRule):
             key=lambda tile_grid: tile_grid[0] * tile_grid[1],
         )
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         tiles_down, tiles_across = self._tile_grid(height, width)
         patches_per_side, tile_count = self.size // patch_size, tiles_down * tiles_across
         image_tokens = 3 + self.tokens

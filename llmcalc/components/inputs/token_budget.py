@@ -33,7 +33,7 @@ class TokenBudget(ImageRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     projects_padding: Flag = False
 
-    def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
+    def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         patches, token_size = self.max_tokens * self.merge**2, self.merge * patch_size
         resize_scale = sqrt(patches * patch_size**2 / (height * width))
         token_rows, token_columns = floor(resize_scale * height / token_size), floor(resize_scale * width / token_size)

@@ -60,7 +60,7 @@ class AdaptedLayer(Block):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class AdaptedReference(nn.Module):
+    class AdaptedLayerReference(nn.Module):
         """Runs the standard layer; the adapter is only stored. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, layer: nn.Module, spec: AdaptedLayer, model_properties: ModelProperties) -> None:
@@ -73,4 +73,4 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             return self._layer[0].forward(x, pass_state)
 
-    return AdaptedReference
+    return AdaptedLayerReference

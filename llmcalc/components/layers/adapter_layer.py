@@ -79,13 +79,15 @@ class AdapterLayer(Block):
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         for sublayer_name, component in self.sublayers():
             if sublayer_name == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(recorder, sublayer_name, component, x)
+                self._record_idle_sublayer(recorder, sublayer_name, component, x)
                 continue
             recorder.hold(x=x)
             branch = normed_x = (
                 x if self.norm_placement == "post" else self._normalize(recorder, f"{sublayer_name}_pre_norm", x)
             )
-            branch = recorder.part(sublayer_name, component, branch, **self._cross_arguments(recorder, sublayer_name))
+            branch = recorder.part(
+                sublayer_name, component, branch, **self._encoder_output_argument(recorder, sublayer_name)
+            )
             is_feed_forward = component is self.feed_forward
             branch = recorder.dropout(
                 branch, "feed_forward" if is_feed_forward else "attention_output", ends_sublayer=True
@@ -177,7 +179,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, language: str) -> Tensor:
             return self[language](x)
 
-    class AdapterReference(_block_reference_class()):  # type: ignore[misc]
+    class AdapterLayerReference(_block_reference_class()):  # type: ignore[misc]
         """Runs attention, a network and one language's adapter. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: AdapterLayer, model_properties: ModelProperties) -> None:
@@ -209,4 +211,4 @@ def _reference_class() -> type[nn.Module]:
             adapter_output = apply_dropout(self, "feed_forward", self.adapters(adapter_input, self.language))
             return adapter_output + (adapter_input if self.adds_normed else x)
 
-    return AdapterReference
+    return AdapterLayerReference

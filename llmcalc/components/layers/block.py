@@ -44,7 +44,7 @@ from ..choices import ChannelMixer, Mixer
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState, apply_dropout, vector_module
 
 if TYPE_CHECKING:
@@ -169,9 +169,9 @@ class Layer(Component):
     def dependency_field(self) -> str:
         if not self.can_run_alone:
             return f"type '{type(self).model_fields['type'].default}'"
-        return self.sublayer_dependency()
+        return self.sublayer_dependency_field()
 
-    def sublayer_dependency(self) -> str:
+    def sublayer_dependency_field(self) -> str:
         """The field that makes one of the sublayers depend on another layer or on the model; empty if independent."""
         for field_name, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
             dependency_field = component.dependency_field() if isinstance(component, Component) else ""
@@ -301,14 +301,16 @@ class Block(Layer):
             recorder.hold(shared=shared_input)
         for sublayer_name, component in self.sublayers():
             if sublayer_name == "cross_attn" and self.idle_cross_attention:
-                self._record_idle(recorder, sublayer_name, component, x)
+                self._record_idle_sublayer(recorder, sublayer_name, component, x)
                 continue
             branch = layer_input if self.parallel else x
             if shared_input is not None:
                 branch = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
                 branch = self._normalize(recorder, f"{sublayer_name}_pre_norm", branch)
-            branch = recorder.part(sublayer_name, component, branch, **self._cross_arguments(recorder, sublayer_name))
+            branch = recorder.part(
+                sublayer_name, component, branch, **self._encoder_output_argument(recorder, sublayer_name)
+            )
             branch = recorder.dropout(
                 branch,
                 "feed_forward" if component is self.feed_forward else "attention_output",
@@ -319,7 +321,7 @@ class Block(Layer):
             recorder.hold(x=x, y=x)
         return x
 
-    def _cross_arguments(self, recorder: Flow, sublayer_name: str) -> dict[str, Any]:
+    def _encoder_output_argument(self, recorder: Flow, sublayer_name: str) -> dict[str, Any]:
         """Returns a sublayer's keyword arguments: the encoder's output for cross-attention, none for others."""
         return {"memory": recorder.encoder_output, "kind": "cross_attention"} if sublayer_name == "cross_attn" else {}
 
@@ -342,7 +344,7 @@ class Block(Layer):
             x = recorder.part(f"{sublayer_name}_residual_scale", scale_kind, x)
         return recorder.add(x, sublayer_output)
 
-    def _record_idle(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> None:
+    def _record_idle_sublayer(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> None:
         """Records the parameters of a sublayer, and of the sublayer's norms, that no forward pass runs."""
         if self.norm_placement in ("pre", "sandwich"):
             self._normalize(recorder, f"{sublayer_name}_pre_norm", x, "idle")

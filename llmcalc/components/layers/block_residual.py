@@ -17,12 +17,12 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Flag, LayerParts, ModelProperties
+from ..base import Flag, LayerProtocol, ModelProperties
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
 from ..runtime import PassState, vector_module
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,7 +31,7 @@ SOURCE = "Kimi Team 2026 (arXiv:2607.24653), §2.2"
 MAX_BLOCKS = 1000
 
 
-def record_mix(
+def record_block_sum_mixing(
     recorder: Flow,
     mix_name: str,
     x: Value,
@@ -116,7 +116,9 @@ class BlockResidualLayer(PreNormLayer):
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
-            (sublayer_input,) = record_mix(recorder, f"{sublayer_name}_residual", x, block_count, self.norm)
+            (sublayer_input,) = record_block_sum_mixing(
+                recorder, f"{sublayer_name}_residual", x, block_count, self.norm
+            )
             recorder.hold(x=x, read=sublayer_input)
             sublayer_output = self._record_sublayer(recorder, sublayer_name, component, sublayer_input)
             recorder.hold(y=sublayer_output)
@@ -129,7 +131,7 @@ class BlockResidualLayer(PreNormLayer):
         return x
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        return block_residual_classes()["layer"](self, model_properties)
+        return block_residual_reference_classes()["layer"](self, model_properties)
 
 
 class BlockResiduals(ResidualStreams):
@@ -148,7 +150,7 @@ class BlockResiduals(ResidualStreams):
     norm: Norm
     normed_values: Flag = False
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerProtocol]) -> None:
         required_fields = {"type": self.type}
         if any(layer.required_stack_fields().get("streams") != required_fields for layer in layers.values()):
             raise ValueError("streams: those of type 'block_residual' stand where every layer is of that type")
@@ -157,7 +159,7 @@ class BlockResiduals(ResidualStreams):
         return x
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
-        (mixed_sums,) = record_mix(
+        (mixed_sums,) = record_block_sum_mixing(
             recorder, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values
         )
         return mixed_sums
@@ -166,17 +168,17 @@ class BlockResiduals(ResidualStreams):
         return self.record_stream_merge(recorder, x)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        return block_residual_classes()["streams"](self, model_properties)
+        return block_residual_reference_classes()["streams"](self, model_properties)
 
 
 def block_residual_example(**layer_fields: Any) -> BlockResidualLayer:
     """Returns a small layer for the contract tests, by default a stack's first. layer_fields: fields to change."""
-    default_fields = {**small_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
+    default_fields = {**example_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
     return BlockResidualLayer(**{**default_fields, **layer_fields})
 
 
 @cache
-def block_residual_classes() -> dict[str, type[nn.Module]]:
+def block_residual_reference_classes() -> dict[str, type[nn.Module]]:
     """Returns the PyTorch classes of the reference: the layer, the residual streams and the mix of block sums."""
     import torch
     from torch import nn
@@ -217,7 +219,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             mixed_sums = self.mix(mix_weights, keys if self.normed_values else sources)
             return tuple(mixed_sums[..., sum_index, :] for sum_index in range(mixed_sums.shape[-2]))
 
-    class LayerReference(nn.Module):
+    class BlockResidualLayerReference(nn.Module):
         """Runs sublayers on mixed residual sums. x: the running sum, [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: BlockResidualLayer, model_properties: ModelProperties) -> None:
@@ -253,7 +255,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 x = sublayer_output if starts_block else x + sublayer_output
             return x
 
-    class StreamsReference(nn.Module):
+    class BlockResidualStreamsReference(nn.Module):
         """Creates an empty list of residual sums before the first layer, and mixes the sums after the last layer."""
 
         def __init__(self, spec: BlockResiduals, model_properties: ModelProperties) -> None:
@@ -268,4 +270,4 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             (mixed_sum,) = self.output_residual(pass_state.shared_values["block_sums"], x)
             return mixed_sum
 
-    return {"layer": LayerReference, "streams": StreamsReference, "mix": BlockSumMixing}
+    return {"layer": BlockResidualLayerReference, "streams": BlockResidualStreamsReference, "mix": BlockSumMixing}

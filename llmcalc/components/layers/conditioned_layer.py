@@ -17,7 +17,7 @@ from ..base import InnerWidth, ModelProperties
 from ..rotation import rotary_angles
 from ..runtime import PassState
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers, pre_norm_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,7 +52,7 @@ class ConditionedLayer(PreNormLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(**small_sublayers(), condition_rank=5)]
+        return [cls(**example_sublayers(), condition_rank=5)]
 
 
 @cache
@@ -77,7 +77,7 @@ def _reference_class() -> type[nn.Module]:
             condition_scale: Tensor = self.out_proj(nn.functional.gelu(self.in_proj(condition)))
             return x * (1 + condition_scale)
 
-    class ConditionedReference(pre_norm_class()):  # type: ignore[misc]
+    class ConditionedLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
         """Runs attention, then a network on a scaled input. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ConditionedLayer, model_properties: ModelProperties) -> None:
@@ -89,4 +89,4 @@ def _reference_class() -> type[nn.Module]:
             conditioned_x = self.condition(self.mlp_pre_norm(x))
             return x + self.mlp(conditioned_x, pass_state)
 
-    return ConditionedReference
+    return ConditionedLayerReference

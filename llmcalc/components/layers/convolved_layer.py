@@ -12,10 +12,10 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import KernelSize, ModelProperties
 from ..networks.feed_forward import FeedForward
-from ..residual_convolution import add_convolution, residual_convolution_class
+from ..residual_convolution import record_residual_convolution, residual_convolution_class
 from ..runtime import PassState
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers, pre_norm_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,7 +37,8 @@ class ConvolvedLayer(PreNormLayer):
             sublayer_output = self._record_sublayer(recorder, sublayer_name, component, x)
             recorder.hold(x=x, y=sublayer_output)
             x = recorder.add(
-                x, add_convolution(recorder, f"{sublayer_name}_conv", sublayer_output, self.conv_kernel_size)
+                x,
+                record_residual_convolution(recorder, f"{sublayer_name}_conv", sublayer_output, self.conv_kernel_size),
             )
             recorder.hold(x=x)
         return x
@@ -48,13 +49,13 @@ class ConvolvedLayer(PreNormLayer):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True, output_scale=True)
-        layer = cls(**{**small_sublayers(), "feed_forward": network}, conv_kernel_size=3)
+        layer = cls(**{**example_sublayers(), "feed_forward": network}, conv_kernel_size=3)
         return [layer, layer.model_copy(update={"conv_kernel_size": 4})]
 
 
 @cache
 def _reference_class() -> type[nn.Module]:
-    class ConvolvedLayerReference(pre_norm_class()):  # type: ignore[misc]
+    class ConvolvedLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
         """Adds a convolution of each sublayer's output to x. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ConvolvedLayer, model_properties: ModelProperties) -> None:

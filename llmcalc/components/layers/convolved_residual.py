@@ -15,11 +15,11 @@ from ...flow.value import Value
 from ..base import Flag, KernelSize, ModelProperties
 from ..mixers.gated_profile_attention import GatedProfileAttention
 from ..norm import Norm
-from ..residual_convolution import add_convolution, residual_convolution_class
+from ..residual_convolution import record_residual_convolution, residual_convolution_class
 from ..runtime import PassState
 from .block import LayerSharing
-from .block_residual import BlockResidualLayer, block_residual_classes, record_mix
-from .whole_layer import small_sublayers
+from .block_residual import BlockResidualLayer, block_residual_reference_classes, record_block_sum_mixing
+from .whole_layer import example_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,19 +60,19 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         attn_output = recorder.part(
             "self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **kv_arguments
         )
-        attn_output = add_convolution(recorder, "self_attn_conv", attn_output, kernel_size)
+        attn_output = record_residual_convolution(recorder, "self_attn_conv", attn_output, kernel_size)
         x = attn_output if self.starts_block else recorder.add(x, attn_output)
         recorder.hold(x=x)
         (network_input,) = self._sublayer_inputs(recorder, "mlp", x, self.feed_forward_blocks, 1)
         network_output = self._record_sublayer(recorder, "mlp", network, network_input)
-        x = recorder.add(x, add_convolution(recorder, "mlp_conv", network_output, kernel_size))
+        x = recorder.add(x, record_residual_convolution(recorder, "mlp_conv", network_output, kernel_size))
         recorder.hold(x=x)
         return x
 
     def _sublayer_inputs(
         self, recorder: Flow, sublayer_name: str, x: Value, block_count: int, query_count: int
     ) -> list[Value]:
-        return record_mix(
+        return record_block_sum_mixing(
             recorder,
             f"{sublayer_name}_residual",
             x,
@@ -98,7 +98,7 @@ def convolved_residual_example(**layer_fields: Any) -> ConvolvedResidualLayer:
         dynamic_convolutions=True,
     )
     default_fields = {
-        **small_sublayers(),
+        **example_sublayers(),
         "attention": attention,
         "attention_blocks": 0,
         "feed_forward_blocks": 1,
@@ -113,7 +113,7 @@ def convolved_residual_example(**layer_fields: Any) -> ConvolvedResidualLayer:
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    mix_class = block_residual_classes()["mix"]
+    mix_class = block_residual_reference_classes()["mix"]
 
     class ConvolvedResidualReference(nn.Module):
         """Runs convolved sublayers on residual sums. x: the running sum, [batch, tokens, hidden] → same shape."""
@@ -121,7 +121,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ConvolvedResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, query_count = spec, 3 if spec.separate_inputs else 1
-            weightless_norm = Norm(type="rmsnorm", weight=False, eps=1e-6)
+            norm_without_weights = Norm(type="rmsnorm", weight=False, eps=1e-6)
             for sublayer_name, component, block_count, sublayer_query_count in (
                 ("self_attn", spec.attention, spec.attention_blocks, query_count),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
@@ -129,7 +129,7 @@ def _reference_class() -> type[nn.Module]:
                 if block_count:
                     self.add_module(
                         f"{sublayer_name}_residual",
-                        mix_class(weightless_norm, model_properties, True, sublayer_query_count),
+                        mix_class(norm_without_weights, model_properties, True, sublayer_query_count),
                     )
                 self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(sublayer_name, component.reference(model_properties))

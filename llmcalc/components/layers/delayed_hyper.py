@@ -17,8 +17,8 @@ from ..part_choice import component_type
 from ..residual_streams import CopiedStreams, copied_streams_class
 from ..runtime import PassState
 from .block import LayerSharing
-from .hyper_layer import READ_WEIGHTS, HyperLayer, hyper_classes
-from .whole_layer import small_sublayers
+from .hyper_layer import READ_WEIGHTS, HyperLayer, hyper_reference_classes
+from .whole_layer import example_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -78,14 +78,14 @@ class DelayedHyperStreams(CopiedStreams):
 
 def delayed_hyper_example(**layer_fields: Any) -> DelayedHyperLayer:
     """Returns a small layer for the contract tests' examples. layer_fields: fields with other values."""
-    return DelayedHyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
+    return DelayedHyperLayer(**{**example_sublayers(), "hc_mult": 3, **layer_fields})
 
 
 @cache
 def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
 
-    class DelayedConnection(hyper_classes()["connection"]):  # type: ignore[misc]
+    class DelayedConnection(hyper_reference_classes()["connection"]):  # type: ignore[misc]
         """The connection of a sublayer that reads the streams with the previous sublayer's weights."""
 
         def read_weights(self, new_weights: Tensor, pass_state: PassState) -> Tensor:
@@ -97,7 +97,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             shared_values["read weights"] = new_weights
             return stream_weights
 
-    class LayerReference(hyper_classes()["layer"]):  # type: ignore[misc]
+    class DelayedHyperLayerReference(hyper_reference_classes()["layer"]):  # type: ignore[misc]
         """Runs sublayers between delayed hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
 
         connection = DelayedConnection
@@ -109,11 +109,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             return super().forward(x if self.ngram_input is None else x + self.ngram_input(x, pass_state), pass_state)
 
-    class StreamsReference(copied_streams_class()):  # type: ignore[misc]
+    class DelayedHyperStreamsReference(copied_streams_class()):  # type: ignore[misc]
         """Copies one residual stream into n streams, and merges them with the last sublayer's weights."""
 
         def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             stream_weights: Tensor = pass_state.shared_values["read weights"]
             return (stream_weights[..., None] * x).sum(2)
 
-    return {"layer": LayerReference, "streams": StreamsReference}
+    return {"layer": DelayedHyperLayerReference, "streams": DelayedHyperStreamsReference}

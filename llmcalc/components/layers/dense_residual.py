@@ -15,7 +15,7 @@ from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
 from ..runtime import PassState
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers, pre_norm_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,14 +49,14 @@ class DenseResidualLayer(PreNormLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        layer_fields = small_sublayers()
+        layer_fields = example_sublayers()
         experts = MoE(num_experts=4, num_experts_per_tok=2, expert=layer_fields["feed_forward"])
         return [cls(**{**layer_fields, "feed_forward": experts}, dense=layer_fields["feed_forward"].model_copy())]
 
 
 @cache
 def _reference_class() -> type[nn.Module]:
-    class DenseResidualReference(pre_norm_class()):  # type: ignore[misc]
+    class DenseResidualLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
         """Runs attention, then a dense network in parallel to experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DenseResidualLayer, model_properties: ModelProperties) -> None:
@@ -72,4 +72,4 @@ def _reference_class() -> type[nn.Module]:
                 + self._sublayer_output("mlp", x, pass_state)
             )
 
-    return DenseResidualReference
+    return DenseResidualLayerReference

@@ -16,11 +16,11 @@ from ...flow.value import Value
 from ..base import Flag, ModelProperties
 from ..choices import DraftMixer
 from ..mixers.attention import Attention
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState
 from ..target_states import EAGLE_3_SOURCE
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,7 +68,7 @@ class DraftLayer(PreNormLayer):
 def draft_example(**layer_fields: Any) -> DraftLayer:
     """Returns a small EAGLE-3 layer for the examples of a stack."""
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6, position=Rope())
-    return DraftLayer(**{**small_sublayers(), "attention": attention}, **layer_fields)
+    return DraftLayer(**{**example_sublayers(), "attention": attention}, **layer_fields)
 
 
 @cache

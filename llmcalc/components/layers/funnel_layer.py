@@ -180,7 +180,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class SoftmaxProducts(nn.Module):
+    class FunnelAttentionCore(nn.Module):
         """Computes biased softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -208,7 +208,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             for bias_name in ("content_bias", "position_bias", "segment_bias"):
                 self.add_module(bias_name, vector_module(torch.randn(self.heads, spec.head_dim) * 0.02))
             self.segments = vector_module(torch.randn(2, self.heads, spec.head_dim) * 0.02)
-            self.distances, self.segment_scores, self.core = TableScoreProduct(), TableScoreProduct(), SoftmaxProducts()
+            self.distances, self.segment_scores, self.core = (
+                TableScoreProduct(),
+                TableScoreProduct(),
+                FunnelAttentionCore(),
+            )
             self.o_proj = nn.Linear(heads_width, hidden_size)
 
         def _split_heads(self, x: Tensor) -> Tensor:
@@ -245,7 +249,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             attn_output = self.core(content_q, k, v, distance_scores + segment_scores[..., 1:])
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
-    class FunnelReference(nn.Module):
+    class FunnelLayerReference(nn.Module):
         """Runs attention and a network. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
 
         has_equal_repeats = False
@@ -258,7 +262,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.self_attn_post_norm = spec.norm.reference(model_properties)
             self.mlp_post_norm = spec.norm.reference(model_properties)
 
-        def share_parameters(self, first_layer: FunnelReference) -> None:
+        def share_parameters(self, first_layer: FunnelLayerReference) -> None:
             """Shares the first layer's weights with this layer; only the first layer of a block halves the tokens."""
             if first_layer is self:
                 return
@@ -300,4 +304,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 pass_state.shared_values["first block"] = layer_output
             return layer_output
 
-    return {"attention": FunnelAttentionReference, "layer": FunnelReference}
+    return {"attention": FunnelAttentionReference, "layer": FunnelLayerReference}

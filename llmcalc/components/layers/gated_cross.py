@@ -127,7 +127,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class GatedCrossReference(nn.Module):
+    class GatedCrossLayerReference(nn.Module):
         """Runs gated cross-attention to images and a gated network for a text that has no images.
 
         A layer that texts without images skip returns x. x: [batch, tokens, hidden] → same shape.
@@ -162,4 +162,4 @@ def _reference_class() -> type[nn.Module]:
                 x = x + sublayer_output * torch.tanh(gate.weight)
             return x
 
-    return GatedCrossReference
+    return GatedCrossLayerReference

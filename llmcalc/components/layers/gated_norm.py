@@ -14,7 +14,7 @@ from ...flow.value import Value
 from ..base import TORCH_WITNESS, Flag, ModelProperties, PartWitness, StepRank
 from ..runtime import PassState
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers, pre_norm_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,7 +60,7 @@ class GatedNormLayer(PreNormLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        layer = cls(**small_sublayers(), gated_norm_rank=3)
+        layer = cls(**example_sublayers(), gated_norm_rank=3)
         return [layer, layer.model_copy(update={"feed_forward_gate": False})]
 
 
@@ -81,7 +81,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return (x * self.up_proj(nn.functional.silu(self.down_proj(x))).float().sigmoid()).to(x.dtype)
 
-    class GatedNormLayerReference(pre_norm_class()):  # type: ignore[misc]
+    class GatedNormLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
         """Runs sublayers behind gated norms. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedNormLayer, model_properties: ModelProperties) -> None:

@@ -20,11 +20,11 @@ from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
 from ..norm import Norm, norm_reference
 from ..part_choice import component_type
-from ..position import Rope
 from ..residual_streams import CopiedStreams, copied_streams_class
+from ..rope import Rope
 from ..runtime import PassState
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -119,7 +119,7 @@ def gated_streams_example(**layer_fields: Any) -> GatedStreamsLayer:
     """Returns a small layer for the contract tests' examples. layer_fields: fields with other values."""
     indexer = MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2)
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer)
-    default_fields = {**small_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}
+    default_fields = {**example_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}
     return GatedStreamsLayer(**{**default_fields, **layer_fields})
 
 
@@ -144,7 +144,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             gated_mean = (gate * normed_streams).unflatten(-1, (self.streams, -1)).mean(2)
             return gated_mean, None if self.write is None else 2 * (self.write(normed_streams) / self.streams).sigmoid()
 
-    class LayerReference(nn.Module):
+    class GatedStreamsLayerReference(nn.Module):
         """Runs sublayers on gated means of the streams. x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: GatedStreamsLayer, model_properties: ModelProperties) -> None:
@@ -166,7 +166,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 x = x + write_weights[..., None] * self.get_submodule(sublayer_name)(gated_mean, pass_state)[:, :, None]
             return x
 
-    class StreamsReference(copied_streams_class()):  # type: ignore[misc]
+    class GatedStreamsReference(copied_streams_class()):  # type: ignore[misc]
         """Copies one residual stream into several streams, and reads the gated mean of the streams."""
 
         def __init__(self, spec: GatedStreams, model_properties: ModelProperties) -> None:
@@ -179,4 +179,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             gated_mean, _ = self.stream_output(x)
             return gated_mean
 
-    return {"layer": LayerReference, "streams": StreamsReference}
+    return {"layer": GatedStreamsLayerReference, "streams": GatedStreamsReference}

@@ -18,12 +18,12 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import ConcatenatedRows, PaddedRows
 from ...workload.rows import FixedRows
-from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, StackPosition, UnscalableError
+from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerProtocol, ModelProperties, StackPosition, UnscalableError
 from ..mixers.grouped_query import EqualHeadsMixer, record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
-from ..runtime import PassState, apply_dropout, projected_heads
+from ..runtime import PassState, apply_dropout, project_to_heads
 from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
@@ -51,7 +51,7 @@ class GlobalTokens(ResidualStreams):
     num_global_tokens: int = _global_tokens_field()
     block_size: ChunkSize
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerProtocol]) -> None:
         required_fields = _required_stack_fields(self)
         if any(layer.required_stack_fields().get("streams") != required_fields for layer in layers.values()):
             raise ValueError(
@@ -213,7 +213,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return x[:, self.count : self.count + self.tokens]
 
-    class SoftmaxProducts(nn.Module):
+    class GlobalLocalCore(nn.Module):
         """Attention of global tokens to all tokens, and of text blocks to themselves and global tokens.
 
         q, k, v: [batch, heads, global tokens and text, d] → same shape.
@@ -246,7 +246,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def _softmax_weights(self, scores: Tensor) -> Tensor:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(scores.dtype))
 
-    class GlobalLocalReference(nn.Module):
+    class GlobalLocalAttentionReference(nn.Module):
         """Attends within blocks and to global tokens. x: [batch, global tokens and blocks, hidden] → same shape."""
 
         def __init__(self, spec: GlobalLocalAttention, hidden_size: int) -> None:
@@ -255,14 +255,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.shift = spec.block_size // 2 if spec.staggered else 0
             for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 self.add_module(projection_name, nn.Linear(hidden_size, hidden_size, bias=False))
-            self.core = SoftmaxProducts(spec)
+            self.core = GlobalLocalCore(spec)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             tokens, padding_widths = pass_state.shared_values["text tokens"], (self.shift, self.shift)
             text_states = nn.functional.pad(x[:, self.count :], (0, 0, *padding_widths))
             is_text_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
-            q, k, v = (projected_heads(self, name, padded_rows) for name in ("q_proj", "k_proj", "v_proj"))
+            q, k, v = (project_to_heads(self, name, padded_rows) for name in ("q_proj", "k_proj", "v_proj"))
             attn_output = (
                 self.core(q, k, v, nn.functional.pad(is_text_token, padding_widths)).transpose(1, 2).flatten(2)
             )
@@ -288,4 +288,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             x = x + apply_dropout(self, "attention_output", attn_output)
             return x + apply_dropout(self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), pass_state))
 
-    return {"tokens": GlobalTokensReference, "attention": GlobalLocalReference, "layer": GlobalLocalLayerReference}
+    return {
+        "tokens": GlobalTokensReference,
+        "attention": GlobalLocalAttentionReference,
+        "layer": GlobalLocalLayerReference,
+    }

@@ -21,7 +21,7 @@ from ..mixers.context_attention import ContextAttention
 from ..mixers.latent_context import LatentContextAttention
 from ..runtime import PassState, vector_module
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers, pre_norm_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,7 +101,7 @@ def grouped_conv_example(**layer_fields: Any) -> GroupedConvLayer:
     """Returns a small layer with convolutions for the examples of a stack."""
     attention = ContextAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
     convolution_fields = {"conv_kernel_size": 2, "conv_group_size": 4}
-    return GroupedConvLayer(**{**small_sublayers(), "attention": attention, **convolution_fields, **layer_fields})
+    return GroupedConvLayer(**{**example_sublayers(), "attention": attention, **convolution_fields, **layer_fields})
 
 
 @cache
@@ -135,7 +135,7 @@ def _reference_class() -> type[nn.Module]:
             conv_output = conv_output + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]
         return conv_output
 
-    class GroupedConvLayerReference(pre_norm_class()):  # type: ignore[misc]
+    class GroupedConvLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
         """Runs each sublayer between two convolutions over the tokens. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroupedConvLayer, model_properties: ModelProperties) -> None:

@@ -28,7 +28,7 @@ from ..mixers.mamba2 import Mamba2
 from ..networks.feed_forward import FeedForward
 from ..runtime import PassState
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -81,7 +81,7 @@ class HybridBlock(PreNormLayer):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=40, hidden_act="silu", gated=True)
-        layer_fields = {**small_sublayers(), "feed_forward": network}
+        layer_fields = {**example_sublayers(), "feed_forward": network}
         return [cls(**layer_fields, state_space=mixer) for mixer in (Mamba2.examples()[0], Mamba.examples()[0])]
 
 
@@ -89,7 +89,7 @@ class HybridBlock(PreNormLayer):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class HybridReference(nn.Module):
+    class HybridBlockReference(nn.Module):
         """Adds attention, state-space mixer and network outputs to x. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: HybridBlock, model_properties: ModelProperties) -> None:
@@ -112,4 +112,4 @@ def _reference_class() -> type[nn.Module]:
             )
             return x + self.get_submodule("mlp")(self.mlp_pre_norm(x), pass_state)
 
-    return HybridReference
+    return HybridBlockReference

@@ -22,7 +22,7 @@ from ..norm import Norm, norm_reference
 from ..residual_streams import CopiedStreams, copied_streams_class
 from ..runtime import PassState
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers, pre_norm_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -82,7 +82,7 @@ class HyperLayer(PreNormLayer):
         stream_axis, hidden_axis = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((stream_axis, Axis("mixed", stream_axis.size)),)
         with recorder.scope(sublayer_name, kind="residual"):
-            read_logits, write_logits, *mix_logits = _connection_weights(
+            read_logits, write_logits, *mix_logits = _record_connection_weights(
                 recorder, x, JoinedShapes(((stream_axis,), (stream_axis,), *mixing_axes))
             )
             recorder.hold(read=read_logits, written=write_logits)
@@ -103,7 +103,7 @@ class HyperLayer(PreNormLayer):
             return weighted_sum, output_weights, x
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        return hyper_classes()["layer"](self, model_properties)
+        return hyper_reference_classes()["layer"](self, model_properties)
 
 
 class HyperStreams(CopiedStreams):
@@ -127,17 +127,17 @@ class HyperStreams(CopiedStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
         stream_axis, hidden_axis = x.axes
-        (raw_weights,) = _connection_weights(recorder, x, JoinedShapes(((stream_axis,),)))
+        (raw_weights,) = _record_connection_weights(recorder, x, JoinedShapes(((stream_axis,),)))
         recorder.hold(raw=raw_weights)
         stream_weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), STREAM_NORM.eps)
         recorder.hold(weights=stream_weights)
         return recorder.sum(recorder.mul(stream_weights, x, axes=x.axes), hidden_axis)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
+        return hyper_reference_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
 
 
-def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> tuple[Value, ...]:
+def _record_connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> tuple[Value, ...]:
     """Records a projection of all streams, split into groups of weights that each have a scale and offsets."""
     raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), output_axes)
     weight_parts = tuple(Value(x.rows, component) for component in output_axes.shapes)
@@ -153,11 +153,11 @@ def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> 
 
 def hyper_example(**layer_fields: Any) -> HyperLayer:
     """Returns a small layer for the contract tests' examples. layer_fields: fields with other values."""
-    return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
+    return HyperLayer(**{**example_sublayers(), "hc_mult": 3, **layer_fields})
 
 
 @cache
-def hyper_classes() -> dict[str, type[nn.Module]]:
+def hyper_reference_classes() -> dict[str, type[nn.Module]]:
     """Returns the reference classes of the layer, the streams, and a sublayer's connection."""
     import torch
     from torch import nn
@@ -178,7 +178,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 for weight, scale, offset in zip(weight_parts, self.scale.unbind(), weight_offsets, strict=True)
             )
 
-    def weightless_norm(streams_width: int) -> nn.Module:
+    def norm_without_weights(streams_width: int) -> nn.Module:
         """Builds the norm, without learned weights, over all streams of a token together."""
         return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), streams_width)
 
@@ -198,7 +198,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 part_sizes = [stream_count, stream_count]
             else:
                 part_sizes = [stream_count, stream_count, stream_count * stream_count]
-            self.stream_norm = weightless_norm(stream_count * hidden_size)
+            self.stream_norm = norm_without_weights(stream_count * hidden_size)
             self.map = nn.Linear(stream_count * hidden_size, sum(part_sizes), bias=False)
             self.offsets = WeightOffsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else StreamMixing()
@@ -221,7 +221,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 mix_matrix = mix_matrix / (mix_matrix.sum(-2, keepdim=True) + eps)
             return weighted_sum, write_weights, self.mix(mix_matrix, streams)
 
-    class HyperLayerReference(pre_norm_class()):  # type: ignore[misc]
+    class HyperLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
         """Runs sublayers on weighted sums of streams. x: [batch, tokens, streams, hidden] → same shape."""
 
         connection = HyperConnection
@@ -240,10 +240,10 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 x = output_weights[..., None] * sublayer_output[:, :, None] + mixed_streams
             return x
 
-    class HeadReference(nn.Module):
+    class HyperHeadReference(nn.Module):
         def __init__(self, stream_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.stream_norm = weightless_norm(stream_count * hidden_size)
+            self.stream_norm = norm_without_weights(stream_count * hidden_size)
             self.map = nn.Linear(stream_count * hidden_size, stream_count, bias=False)
             self.offsets = WeightOffsets(stream_count)
 
@@ -252,14 +252,14 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             stream_weights = raw_weights.sigmoid() + 1e-6
             return (stream_weights[..., None] * streams).sum(2)
 
-    class StreamsReference(copied_streams_class()):  # type: ignore[misc]
+    class HyperStreamsReference(copied_streams_class()):  # type: ignore[misc]
         """Copies one residual stream into n streams, and sums the n streams into one after the layers."""
 
         def __init__(self, stream_count: int, hidden_size: int, merge_kind: str) -> None:
             super().__init__(stream_count)
-            self.hyper_streams = None if merge_kind == "mean" else HeadReference(stream_count, hidden_size)
+            self.hyper_streams = None if merge_kind == "mean" else HyperHeadReference(stream_count, hidden_size)
 
         def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
 
-    return {"layer": HyperLayerReference, "streams": StreamsReference, "connection": HyperConnection}
+    return {"layer": HyperLayerReference, "streams": HyperStreamsReference, "connection": HyperConnection}

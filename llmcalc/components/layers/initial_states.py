@@ -16,7 +16,7 @@ from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState, vector_module
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers, pre_norm_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,14 +49,14 @@ class InitialStatesLayer(PreNormLayer):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="relu2")
-        return [cls(**{**small_sublayers(), "feed_forward": network, "norm": Norm(type="rmsnorm", weight=False)})]
+        return [cls(**{**example_sublayers(), "feed_forward": network, "norm": Norm(type="rmsnorm", weight=False)})]
 
 
 @cache
 def _reference_class() -> type[nn.Module]:
     import torch
 
-    class InitialStatesReference(pre_norm_class()):  # type: ignore[misc]
+    class InitialStatesLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
         """Runs attention on λ₀ · x + λ₁ · x₀, then a network. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: InitialStatesLayer, model_properties: ModelProperties) -> None:
@@ -69,4 +69,4 @@ def _reference_class() -> type[nn.Module]:
             x = x + self._sublayer_output("self_attn", mixed_states, pass_state)
             return x + self._sublayer_output("mlp", x, pass_state)
 
-    return InitialStatesReference
+    return InitialStatesLayerReference

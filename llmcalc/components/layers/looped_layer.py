@@ -15,14 +15,14 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window, check_groups
-from ..mixers.entry_attention import group_map_class
+from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window, check_kv_heads
+from ..mixers.entry_attention import grouped_linear_class
 from ..mixers.grouped_query import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
-from ..position import Rope
-from ..runtime import PassState, attention_mask, cache_class, share_tensors, softmax_core_class, vector_module
+from ..rope import Rope
+from ..runtime import PassState, attention_mask, share_tensors, softmax_core_class, tensor_cache_class, vector_module
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
+from .whole_layer import PreNormLayer, example_sublayers, pre_norm_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,7 +52,7 @@ class LoopedAttention(GroupedQueryMixer):
     position: Rope = Rope()
 
     def check_fields(self) -> None:
-        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        check_kv_heads(self.num_attention_heads, self.num_key_value_heads)
         self.position.check_rotary_size(self.head_dim)
 
     def cost_thresholds(self) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ class LoopedLayer(PreNormLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(**{**small_sublayers(), "attention": LoopedAttention.examples()[0]})]
+        return [cls(**{**example_sublayers(), "attention": LoopedAttention.examples()[0]})]
 
 
 @cache
@@ -174,23 +174,23 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: LoopedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size, spec.attention_bias)
-            self.core, self.cache = softmax_core_class()(), cache_class()()
+            self.core, self.cache = softmax_core_class()(), tensor_cache_class()()
             self.first_loop: list[nn.Module] = []
 
         def turn_into_second_loop(self, first_attention: LoopedAttentionReference) -> None:
             """Gives this attention the second loop's gate and window cache, and access to the first loop's keys."""
             self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
-            self.loop_gate = group_map_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
+            self.loop_gate = grouped_linear_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
             self.loop_gate_bias = vector_module(torch.zeros(self.spec.num_attention_heads))
             self.global_core = softmax_core_class()()
             del self.cache
-            self.loop_cache = cache_class()(self.spec.loop_window_size)
+            self.loop_cache = tensor_cache_class()(self.spec.loop_window_size)
 
         def _attend(
             self, attention_core: nn.Module, q: Tensor, k: Tensor, v: Tensor, pass_state: PassState, window: int | None
         ) -> Tensor:
             mask = attention_mask(pass_state, q, k, causal=True, window=window)
-            return attention_core(q, *self._for_each_query_head(k, v), mask)
+            return attention_core(q, *self._repeat_for_query_heads(k, v), mask)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
@@ -210,12 +210,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 attn_output = self._attend(self.core, q, k, v, pass_state, None)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
-    class LoopedReference(pre_norm_class()):  # type: ignore[misc]
+    class LoopedLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
         """Runs attention and a network once, as one of two loops. x: [batch, tokens, hidden] → same shape."""
 
         has_equal_repeats = False
 
-        def share_parameters(self, first_layer: LoopedReference) -> None:
+        def share_parameters(self, first_layer: LoopedLayerReference) -> None:
             """Shares the first loop's weights with the second loop."""
             if first_layer is self:
                 return
@@ -227,4 +227,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             x = x + self._sublayer_output("self_attn", x, pass_state)
             return x + self._sublayer_output("mlp", x, pass_state)
 
-    return {"attention": LoopedAttentionReference, "layer": LoopedReference}
+    return {"attention": LoopedAttentionReference, "layer": LoopedLayerReference}

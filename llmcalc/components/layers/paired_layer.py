@@ -65,7 +65,7 @@ class PairedLayer(Block):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class PairedReference(nn.Module):
+    class PairedLayerReference(nn.Module):
         """Runs the standard layer; weights for another kind of tokens are only stored. x: [batch, tokens, hidden]."""
 
         def __init__(self, layer: nn.Module, spec: PairedLayer, model_properties: ModelProperties) -> None:
@@ -83,4 +83,4 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             return self._layer[0].forward(x, pass_state)
 
-    return PairedReference
+    return PairedLayerReference

@@ -15,7 +15,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
     TORCH_WITNESS,
-    LayerParts,
+    LayerProtocol,
     ModelProperties,
     Part,
     PartWitness,
@@ -47,7 +47,7 @@ class PerLayerEmbedding(StackPart):
     hidden_size_per_layer_input: PerLayerWidth
     norm: Norm
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerProtocol]) -> None:
         required_fields = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
         if any(
             layer.required_stack_fields().get("per_layer_embedding") != required_fields for layer in layers.values()

@@ -14,7 +14,7 @@ from ..base import ModelProperties
 from ..norm import Norm
 from ..runtime import PassState, vector_module
 from .block import LayerSharing
-from .whole_layer import WholeLayer, pre_norm_class, small_sublayers
+from .whole_layer import WholeLayer, example_sublayers, pre_norm_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,8 +58,10 @@ class ResidualGateLayer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        weightless_norm, weighted_norm = Norm(type="rmsnorm", weight=False), Norm(type="rmsnorm")
-        layer = cls(**small_sublayers(), attention_output_norm=weightless_norm, feed_forward_output_norm=weighted_norm)
+        norm_without_weights, weighted_norm = Norm(type="rmsnorm", weight=False), Norm(type="rmsnorm")
+        layer = cls(
+            **example_sublayers(), attention_output_norm=norm_without_weights, feed_forward_output_norm=weighted_norm
+        )
         return [layer, layer.model_copy(update={"attention_output_norm": Norm(type="layernorm")})]
 
 
@@ -67,7 +69,7 @@ class ResidualGateLayer(WholeLayer):
 def _reference_class() -> type[nn.Module]:
     import torch
 
-    class ResidualGateReference(pre_norm_class()):  # type: ignore[misc]
+    class ResidualGateLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
         """Runs sublayers with gated residual sums α · x + β · y. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ResidualGateLayer, model_properties: ModelProperties) -> None:
@@ -91,4 +93,4 @@ def _reference_class() -> type[nn.Module]:
                 x = residual_weight * x + gate_weight * sublayer_output
             return x
 
-    return ResidualGateReference
+    return ResidualGateLayerReference

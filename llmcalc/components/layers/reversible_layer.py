@@ -14,14 +14,14 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import RowsPaddedAboveMinimum
-from ..base import ChunkSize, LayerParts, ModelProperties
+from ..base import ChunkSize, LayerProtocol, ModelProperties
 from ..mixers.chunked_attention import ChunkedAttention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
 from ..runtime import PassState
 from .block import LayerSharing
-from .whole_layer import PreNormLayer, pre_norm_class
+from .whole_layer import PreNormLayer, pre_norm_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,7 +47,7 @@ class ReversibleStreams(ResidualStreams):
     def one_pass_model_name(self) -> str:
         return "a model of reversible layers"
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerProtocol]) -> None:
         if not all(isinstance(layer, ReversibleLayer) for layer in layers.values()):
             raise ValueError("streams: those of type 'reversible' stand where every layer is of type 'reversible'")
 
@@ -104,7 +104,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class StreamsReference(nn.Module):
+    class ReversibleStreamsReference(nn.Module):
         """Pads and splits tokens into two residual streams, and merges the streams after the layers.
 
         [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens, 2 · hidden].
@@ -124,7 +124,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             normed_x: Tensor = self.reversible_norm(x)[:, : self.tokens]
             return normed_x
 
-    class LayerReference(pre_norm_class()):  # type: ignore[misc]
+    class ReversibleLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
         """Updates each of two residual streams from the other stream. x: [batch, tokens, 2 · hidden] → same shape."""
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
@@ -132,4 +132,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             first_stream = first_stream + self._sublayer_output("self_attn", second_stream, pass_state)
             return torch.cat([first_stream, second_stream + self._sublayer_output("mlp", first_stream, pass_state)], -1)
 
-    return {"streams": StreamsReference, "layer": LayerReference}
+    return {"streams": ReversibleStreamsReference, "layer": ReversibleLayerReference}

@@ -22,7 +22,7 @@ from ..networks.feed_forward import FeedForward
 from ..networks.moe import IdentityExperts, MoE
 from ..networks.router import LinearRouter
 from ..norm import Norm
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer
@@ -109,7 +109,7 @@ class ShortcutLayer(PreNormLayer):
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    class ShortcutReference(nn.Module):
+    class ShortcutLayerReference(nn.Module):
         """Runs two attentions, two dense networks and parallel experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ShortcutLayer, model_properties: ModelProperties) -> None:
@@ -129,4 +129,4 @@ def _reference_class() -> type[nn.Module]:
             x = x + self.self_attn[1](self.self_attn_pre_norm[1](x), pass_state)
             return x + self.dense[1](self.dense_pre_norm[1](x), pass_state) + expert_output
 
-    return ShortcutReference
+    return ShortcutLayerReference

@@ -11,7 +11,7 @@ from ..base import ModelProperties, Nothing
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState
 from .block import Layer
 
@@ -46,7 +46,7 @@ class PreNormLayer(WholeLayer):
     norm_placement: Literal["pre"] = "pre"
 
 
-def small_sublayers() -> dict[str, Any]:
+def example_sublayers() -> dict[str, Any]:
     """Returns a small attention, feed-forward network and norm, keyed by field, for the examples of layers."""
     return {
         "attention": Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope()),
@@ -56,7 +56,7 @@ def small_sublayers() -> dict[str, Any]:
 
 
 @cache
-def pre_norm_class() -> Any:
+def pre_norm_reference_class() -> Any:
     """Returns the base class of PyTorch references for layers with a norm before each sublayer."""
     from torch import nn
 

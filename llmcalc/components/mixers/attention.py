@@ -34,13 +34,13 @@ from ..base import (
     UnscalableError,
     ValueDim,
     Window,
-    check_groups,
+    check_kv_heads,
 )
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..part_choice import component_type
-from ..position import Rope, ScorePosition
-from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
+from ..rope import Rope, ScorePosition
+from ..runtime import PassState, attention_mask, softmax_core_class, tensor_cache_class, vector_module
 from .grouped_query import copy_with_heads
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Attention(TokenMixer):
     def check_fields(self) -> None:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if kv_heads is not None:
-            check_groups(heads, kv_heads)
+            check_kv_heads(heads, kv_heads)
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
         is_distance_based = self.position is not None and self.position.requires_self_attention
@@ -248,7 +248,7 @@ class Attention(TokenMixer):
         return self.position
 
     def cost_thresholds(self) -> tuple[int, ...]:
-        chosen_blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
+        chosen_blocks = None if self.block_indexer is None else self.block_indexer.selected_token_count
         lengths = (self.sliding_window, self.attention_chunk_size, chosen_blocks)
         return tuple(length for length in lengths if length is not None)
 
@@ -496,8 +496,8 @@ class Attention(TokenMixer):
                 shareable_keys_and_values,
                 computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values,
             )  # nothing: the layer is recorded alone
-            return keys.view(*recorder.part_on_rank((heads, head_dim))), values.view(
-                *recorder.part_on_rank((heads, value_axis))
+            return keys.view(*recorder.argument_on_rank((heads, head_dim))), values.view(
+                *recorder.argument_on_rank((heads, value_axis))
             )
         with recorder.function():
             raw_keys = self._project_heads(recorder, "k_proj", x, (heads, head_dim), self.k_bias, adapter)
@@ -677,7 +677,9 @@ def _reference_class() -> type[nn.Module]:
                 else None
             )
             if (self.causal or self.cross) and not spec.kv_shared:
-                self.cache = cache_class()(None if self.cross else spec.sliding_window or spec.attention_chunk_size)
+                self.cache = tensor_cache_class()(
+                    None if self.cross else spec.sliding_window or spec.attention_chunk_size
+                )
             if spec.qk_norm is not None:
                 self.q_norm = norm_reference(spec.qk_norm.norm, *self._norm_shape(self.heads))
                 if not spec.kv_shared:

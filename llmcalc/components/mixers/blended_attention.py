@@ -14,8 +14,15 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import HeadDim, Heads, KVHeads, ModelProperties, Window
-from ..position import Rope
-from ..runtime import PassState, attention_mask, cache_class, recurrent_state_class, softmax_core_class, vector_module
+from ..rope import Rope
+from ..runtime import (
+    PassState,
+    attention_mask,
+    recurrent_state_class,
+    softmax_core_class,
+    tensor_cache_class,
+    vector_module,
+)
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -94,7 +101,7 @@ class BlendedAttention(WindowedMixer):
 def _reference_class() -> type[nn.Module]:
     import torch
 
-    class BlendedReference(grouped_reference_class()):  # type: ignore[misc]
+    class BlendedAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """Attends with keys and values blended over two tokens. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: BlendedAttention, hidden_size: int) -> None:
@@ -102,7 +109,7 @@ def _reference_class() -> type[nn.Module]:
             kv_heads = spec.num_key_value_heads
             self.conv_k, self.conv_v = vector_module(torch.ones(2, kv_heads)), vector_module(torch.ones(2, kv_heads))
             self.last_k, self.last_v = recurrent_state_class()(), recurrent_state_class()()
-            self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
+            self.core, self.cache = softmax_core_class()(), tensor_cache_class()(spec.sliding_window)
 
         def _blend_with_previous_row(
             self, x: Tensor, conv_weights: Tensor, state_module: Any, pass_state: PassState
@@ -122,7 +129,7 @@ def _reference_class() -> type[nn.Module]:
             v = self._blend_with_previous_row(self._split_heads("v", x), self.conv_v.weight, self.last_v, pass_state)
             k, v = self.cache(pass_state, k, v)
             mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
-            k, v = self._for_each_query_head(k, v)
+            k, v = self._repeat_for_query_heads(k, v)
             return self.o_proj(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
-    return BlendedReference
+    return BlendedAttentionReference

@@ -16,7 +16,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
     TORCH_WITNESS,
-    AttentionFields,
+    AttentionProtocol,
     HeadDim,
     Heads,
     ModelProperties,
@@ -27,15 +27,15 @@ from ..base import (
     Window,
 )
 from ..norm import Norm, norm_reference
-from ..position import Rope
+from ..rope import Rope
 from ..rotation import rotate
-from ..runtime import PassState, cache_class
+from ..runtime import PassState, tensor_cache_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def require_all_earlier_tokens(attention: AttentionFields) -> None:
+def refuse_limited_attention(attention: AttentionProtocol) -> None:
     """Raises `ValueError` if a token cannot attend to all earlier tokens, as in windowed attention."""
     if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
         raise ValueError(
@@ -70,9 +70,9 @@ class BlockIndexer(Part):
     index_local_blocks: TopK = 1
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
 
-    def check_attention(self, attention: AttentionFields) -> None:
+    def check_attention(self, attention: AttentionProtocol) -> None:
         """Raises `ValueError` if the indexer is incompatible with the attention's fields."""
-        require_all_earlier_tokens(attention)
+        refuse_limited_attention(attention)
         if attention.num_attention_heads % self.index_n_heads or self.index_head_dim % 2:
             raise ValueError(
                 "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
@@ -86,7 +86,7 @@ class BlockIndexer(Part):
         require_decoder(stack_position)
 
     @property
-    def chosen_tokens(self) -> int:
+    def selected_token_count(self) -> int:
         """The largest number of tokens that a token attends to."""
         return self.index_block_size * self.index_topk_blocks
 
@@ -97,7 +97,7 @@ class BlockIndexer(Part):
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """
-        return self._selected_keys_and_values(recorder, self._chosen_mask(recorder, x, position), keys, values)
+        return self._selected_keys_and_values(recorder, self._selected_token_mask(recorder, x, position), keys, values)
 
     def _selected_keys_and_values(
         self, recorder: Flow, mask: Value, keys: Value, values: Value
@@ -119,7 +119,7 @@ class BlockIndexer(Part):
             {"core": ops.BlockAttentionCore, "selection": mask, "block": block_size, "blocks": block_count},
         )
 
-    def _chosen_mask(self, recorder: Flow, x: Value, position: Rope) -> Value:
+    def _selected_token_mask(self, recorder: Flow, x: Value, position: Rope) -> Value:
         """Returns the mask of the selected tokens for each indexer head."""
         heads, index_dim = Axis("block_index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         block_size, block_count = self.index_block_size, self.index_topk_blocks
@@ -157,7 +157,7 @@ def _reference_class() -> type[nn.Module]:
             self.k_proj = nn.Linear(hidden_size, spec.index_head_dim, bias=False)
             self.q_norm = norm_reference(spec.norm, spec.index_head_dim)
             self.k_norm = norm_reference(spec.norm, spec.index_head_dim)
-            self.cache, self.core = cache_class()(), KeyScores()
+            self.cache, self.core = tensor_cache_class()(), KeyScores()
 
         def _rotate(self, x: Tensor, pass_state: PassState) -> Tensor:
             return rotate(x, pass_state, pass_state.past_tokens, self.spec.index_head_dim // 2 * 2, self.theta)

@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ChunkSize, HeadDim, Heads, ModelProperties
 from ..norm import Norm
-from ..runtime import PassState, projected_heads
+from ..runtime import PassState, project_to_heads
 from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _reference_class() -> type[nn.Module]:
             rotated_keys = (keys @ rotations).unflatten(-1, (self.hashes, self.directions)).permute(0, 1, 3, 2, 4)
             return torch.cat([rotated_keys, -rotated_keys], -1).argmax(-1).argsort(-1).flatten(2)
 
-    class SoftmaxProducts(nn.Module):
+    class HashAttentionCore(nn.Module):
         """Attends within chunks. q, k, v: [batch, heads, rows, d] → same shape and the logarithm of the sums."""
 
         def __init__(self, spec: ChunkedAttention, causal: bool) -> None:
@@ -142,7 +142,7 @@ def _reference_class() -> type[nn.Module]:
             attn_output = torch.exp(scores - log_sums) @ v
             return (attn_output.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (attn_output, log_sums)
 
-    class ChunkedReference(nn.Module):
+    class ChunkedAttentionReference(nn.Module):
         """Attends within chunks of tokens. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ChunkedAttention, model_properties: ModelProperties) -> None:
@@ -155,11 +155,11 @@ def _reference_class() -> type[nn.Module]:
             self.names = projections
             if spec.num_hashes is not None:
                 self.hashing = HashOrdering(spec)
-            self.core = SoftmaxProducts(spec, model_properties.is_causal)
+            self.core = HashAttentionCore(spec, model_properties.is_causal)
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            q, *k, v = (projected_heads(self, projection_name, x) for projection_name in self.names)
+            q, *k, v = (project_to_heads(self, projection_name, x) for projection_name in self.names)
             tokens, has_chunks = x.shape[1], x.shape[1] > self.length
             positions = torch.arange(tokens, device=x.device).expand(*q.shape[:3])
             keys = k[0] if k else q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
@@ -177,4 +177,4 @@ def _reference_class() -> type[nn.Module]:
             projected_output: Tensor = self.o_proj(attn_output.transpose(1, 2).flatten(2))
             return projected_output
 
-    return ChunkedReference
+    return ChunkedAttentionReference

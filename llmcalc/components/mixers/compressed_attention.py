@@ -18,10 +18,10 @@ from ...flow.value import Value, Weight
 from ...workload.rows import Rows
 from ..base import TORCH_WITNESS, Flag, ModelProperties, PartWitness
 from ..norm import Norm, norm_reference
-from ..position import Rope
+from ..rope import Rope
 from ..rotation import rotate, rotate_at
 from ..runtime import PassState, recurrent_state_class, vector_module
-from .entry_attention import EntryAttention, EntryIndexer, entry_attention_class, entry_chooser_class
+from .entry_attention import EntryAttention, EntryIndexer, entry_attention_class, entry_selector_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -246,7 +246,7 @@ def _reference_class() -> type[nn.Module]:
             self.cache.keep(pass_state, kv_entries, *pending_rows)
             return kv_entries
 
-    class EntryChooser(entry_chooser_class()):  # type: ignore[misc]
+    class EntrySelector(entry_selector_class()):  # type: ignore[misc]
         """Selects compressed entries for each token by scores with a separate set of compressed keys."""
 
         def __init__(self, spec: CompressedAttention, hidden_size: int) -> None:
@@ -277,13 +277,13 @@ def _reference_class() -> type[nn.Module]:
             if spec.compress_rate is not None:
                 self.compressor = EntryCompressor(spec, model_properties.hidden_size, spec.head_dim)
             if spec.indexer is not None:
-                self.indexer = EntryChooser(spec, model_properties.hidden_size)
+                self.indexer = EntrySelector(spec, model_properties.hidden_size)
 
-        def _entries_and_mask(
+        def _compressed_entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
             kv_entries = self.compressor(x, pass_state)
-            entry_counts = self._entry_counts(x, pass_state)  # held until the end, as the flow holds it
+            entry_counts = self._visible_entry_counts(x, pass_state)  # held until the end, as the flow holds it
             is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < entry_counts[:, None]
             if self.spec.indexer is None:
                 return kv_entries, is_visible

@@ -18,10 +18,10 @@ from ...flow.value import Value
 from ...workload.derived_rows import ConcatenatedRows, RowsOfThisPass
 from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..norm import Norm
-from ..position import Rope
-from ..runtime import PassState, attention_products_class, vector_module, with_sink_scores
+from ..rope import Rope
+from ..runtime import PassState, append_sink_scores, attention_products_class, vector_module
 from ..target_states import DFLASH_SOURCE
-from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
+from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -92,7 +92,7 @@ class ContextAttention(TwoKeySetsMixer):
         return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:
-        return self._heading_with_keys("of a block")
+        return self._heading_of_attended_keys("of a block")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -110,7 +110,7 @@ class ContextAttention(TwoKeySetsMixer):
 def _reference_class() -> type[nn.Module]:
     import torch
 
-    class ContextReference(two_key_sets_reference()):  # type: ignore[misc]
+    class ContextAttentionReference(two_key_sets_reference_class()):  # type: ignore[misc]
         """Attends to a target's states and to the draft block. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ContextAttention, hidden_size: int) -> None:
@@ -133,11 +133,11 @@ def _reference_class() -> type[nn.Module]:
                 self._project_heads("k", target_states, pass_state),
                 self._project_heads("v", target_states, pass_state),
             )
-            k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
+            k, v, context_k, context_v = self._repeat_for_query_heads(k, v, context_k, context_v)
             scores = torch.cat([self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))], -1)
             scores = scores * spec.head_dim**-0.5
             if self.sinks is not None:
-                scores = with_sink_scores(scores, self.sinks.weight)
+                scores = append_sink_scores(scores, self.sinks.weight)
             attn_weights = torch.softmax(scores.float(), -1).to(v.dtype)
             context_weights, block_weights = attn_weights[..., : context_k.shape[-2] + k.shape[-2]].split(
                 (context_k.shape[-2], k.shape[-2]), -1
@@ -145,4 +145,4 @@ def _reference_class() -> type[nn.Module]:
             attn_output = self.core(context_weights, context_v) + self.block_core(block_weights, v)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
-    return ContextReference
+    return ContextAttentionReference

@@ -34,7 +34,7 @@ from ..norm import Norm, norm_reference
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
 from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_convolved_heads, record_delta_rule
 from .gated_delta_net import LinearKeyDim, LinearValueDim
-from .kda import LinearHeads
+from .kimi_delta_attention import LinearHeads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -30,8 +30,8 @@ from ..base import (
     Window,
 )
 from ..norm import Norm, norm_reference
-from ..position import Rope
-from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
+from ..rope import Rope
+from ..runtime import PassState, attention_mask, softmax_core_class, tensor_cache_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ class DifferentialAttention(WindowedMixer):
         half_head_axes = Axis("half_heads", exact_div(heads.size, 2)), double_dim
         first_heads, second_heads = recorder.split(joined_heads, half_head_axes, half_head_axes)
         subtraction_factor = recorder.plus(
-            recorder.sub(self._lambda_term(recorder, "1", head_dim), self._lambda_term(recorder, "2", head_dim)),
+            recorder.sub(
+                self._lambda_exponential(recorder, "1", head_dim), self._lambda_exponential(recorder, "2", head_dim)
+            ),
             self.lambda_init,
         )
         recorder.hold(both=joined_heads, share=subtraction_factor)
@@ -144,8 +146,8 @@ class DifferentialAttention(WindowedMixer):
                 Value(x.rows, (kv_heads, head_dim), is_constant=True),
             ) * 2  # nothing: the layer is recorded alone
             keys, values = recorder.layer_memo.get(memo_key, empty_keys_and_values)
-            return keys.view(*recorder.part_on_rank((kv_heads, head_dim))), values.view(
-                *recorder.part_on_rank((kv_heads, head_dim))
+            return keys.view(*recorder.argument_on_rank((kv_heads, head_dim))), values.view(
+                *recorder.argument_on_rank((kv_heads, head_dim))
             )
         keys = self._rotate(recorder, recorder.linear("k_proj", x, kv_heads, head_dim, bias=self.attention_bias))
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=self.attention_bias)
@@ -156,7 +158,7 @@ class DifferentialAttention(WindowedMixer):
             recorder.keep(**{f"keys of {self.sharing_key()}": keys, f"values of {self.sharing_key()}": values})
         return keys, values
 
-    def _lambda_term(self, recorder: Flow, factor_index: str, head_dim: Axis) -> Value:
+    def _lambda_exponential(self, recorder: Flow, factor_index: str, head_dim: Axis) -> Value:
         """Records exp(λ_q · λ_k) for one of the two learned vector pairs whose difference determines λ."""
         lambda_product = recorder.mul(
             recorder.vector(f"lambda_q{factor_index}", head_dim), recorder.vector(f"lambda_k{factor_index}", head_dim)
@@ -186,7 +188,7 @@ class DifferentialAttention(WindowedMixer):
 def _reference_class() -> type[nn.Module]:
     import torch
 
-    class DifferentialReference(grouped_reference_class()):  # type: ignore[misc]
+    class DifferentialAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """Subtracts one softmax attention from another. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DifferentialAttention, hidden_size: int) -> None:
@@ -194,14 +196,14 @@ def _reference_class() -> type[nn.Module]:
             if spec.kv_shared:
                 del self.k_proj, self.v_proj
             else:
-                self.cache = cache_class()(spec.sliding_window)
+                self.cache = tensor_cache_class()(spec.sliding_window)
             for projection_letter in ("q1", "k1", "q2", "k2"):
                 self.add_module(f"lambda_{projection_letter}", vector_module(torch.randn(spec.head_dim) * 0.1))
             self.core_1, self.core_2 = softmax_core_class()(), softmax_core_class()()
             norm = Norm(type="rmsnorm", weight=spec.norm_weight, eps=spec.norm_eps)
             self.norm = norm_reference(norm, 2 * spec.head_dim)
 
-        def _lambda_term(self, factor_index: int) -> Tensor:
+        def _lambda_exponential(self, factor_index: int) -> Tensor:
             q, k = (getattr(self, f"lambda_{projection_letter}{factor_index}").weight for projection_letter in "qk")
             return (q * k).sum().exp()
 
@@ -229,15 +231,15 @@ def _reference_class() -> type[nn.Module]:
             k, v = self._keys_and_values(x, pass_state)
             mask = attention_mask(pass_state, x, k, causal=True, window=self.spec.sliding_window)
             first_values, second_values = (
-                self._for_each_query_head(half_values.repeat(1, 2, 1, 1))[0] for half_values in v.chunk(2, 1)
+                self._repeat_for_query_heads(half_values.repeat(1, 2, 1, 1))[0] for half_values in v.chunk(2, 1)
             )
-            (k,) = self._for_each_query_head(k)
+            (k,) = self._repeat_for_query_heads(k)
             joined_heads = torch.cat(
                 [self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1
             )
             first_heads, second_heads = joined_heads.chunk(2, 1)
-            subtraction_factor = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
+            subtraction_factor = self._lambda_exponential(1) - self._lambda_exponential(2) + self.spec.lambda_init
             head_outputs = (1 - self.spec.lambda_init) * self.norm(first_heads - subtraction_factor * second_heads)
             return self.o_proj(head_outputs.transpose(1, 2).flatten(2))
 
-    return DifferentialReference
+    return DifferentialAttentionReference

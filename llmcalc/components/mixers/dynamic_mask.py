@@ -15,11 +15,11 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.with_past import RowsWithPast
+from ...workload.rows_with_past import RowsWithPast
 from ..base import TORCH_WITNESS, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window
 from ..norm import Norm, norm_reference
-from ..position import Rope
-from ..runtime import PassState, apply_dropout, attention_mask, cache_class, vector_module
+from ..rope import Rope
+from ..runtime import PassState, apply_dropout, attention_mask, tensor_cache_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -113,21 +113,21 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class SoftmaxProducts(nn.Module):
+    class DynamicMaskCore(nn.Module):
         """Softmax attention with a mask. mask: the term added to the scores, [batch, heads, queries, keys]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask.to(q.dtype)
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
-    class DynamicMaskReference(grouped_reference_class()):  # type: ignore[misc]
+    class DynamicMaskAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """Attends with a mask learned from the values. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DynamicMaskAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size, spec.attention_bias)
             kv_heads, head_dim = spec.num_key_value_heads, spec.head_dim
             self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
-            self.cache, self.core = cache_class()(spec.sliding_window), SoftmaxProducts()
+            self.cache, self.core = tensor_cache_class()(spec.sliding_window), DynamicMaskCore()
             self.A = vector_module(torch.randn(kv_heads) * 0.5)
             self.dt_proj = nn.Linear(kv_heads * head_dim, kv_heads, bias=spec.attention_bias)
 
@@ -153,8 +153,8 @@ def _reference_class() -> type[nn.Module]:
             k = spec.position.rotate_heads(self.k_norm(self._split_heads("k", x)), pass_state, pass_state.past_tokens)
             k, v = self.cache(pass_state, k, self._split_heads("v", x))
             mask = self._learned_mask(v, attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window))
-            k, v, mask = self._for_each_query_head(k, v, mask)
+            k, v, mask = self._repeat_for_query_heads(k, v, mask)
             attn_output = self.core(q, k, v, mask)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
-    return DynamicMaskReference
+    return DynamicMaskAttentionReference

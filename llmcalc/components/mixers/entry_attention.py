@@ -31,9 +31,9 @@ from ..base import (
     Window,
 )
 from ..norm import Norm, norm_reference
-from ..position import Rope
+from ..rope import Rope
 from ..rotation import rotate
-from ..runtime import PassState, attention_mask, cache_class, vector_module, with_sink_scores
+from ..runtime import PassState, append_sink_scores, attention_mask, tensor_cache_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -146,7 +146,7 @@ class EntryAttention(TokenMixer):
             with recorder.function():
                 mask, kv_entries = self._mask_and_compressed_kv(recorder, x, compressed_query, q, head_dim, rope)
             recorder.hold(entries=kv_entries, entries_seen=mask)
-            attention_limits: dict[str, Any] = {
+            key_limit_arguments: dict[str, Any] = {
                 "tokens_per_entry": self.compress_rate,
                 "chosen_entries": self.selected_entries,
             }
@@ -158,7 +158,7 @@ class EntryAttention(TokenMixer):
                     values=kv_entries,
                     is_cross_attention=True,
                     core=ops.EntryAttentionCore,
-                    **attention_limits,
+                    **key_limit_arguments,
                 )
             )
         attention_weights = recorder.joint_softmax(
@@ -187,12 +187,14 @@ class EntryAttention(TokenMixer):
         raise TypeError(f"{type(self).__name__} computes no entries")
 
     @property
-    def entries_name(self) -> str:
+    def compressed_entries_name(self) -> str:
         """The name of the compressed entries in headings of reports, such as `entries`."""
         return "entries"
 
     def describe(self, hidden_size: int) -> str:
-        entries_text = "" if self.compress_rate is None else f", {self.entries_name} of {self.compress_rate} tokens"
+        entries_text = (
+            "" if self.compress_rate is None else f", {self.compressed_entries_name} of {self.compress_rate} tokens"
+        )
         selection_text = "" if self.selected_entries is None else f", {self.selected_entries} of them"
         heading = f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}"
         return heading + entries_text + selection_text
@@ -215,11 +217,11 @@ def single_key_core_class() -> type[nn.Module]:
 
 
 @cache
-def group_map_class() -> type[nn.Module]:
+def grouped_linear_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class GroupMap(nn.Module):
+    class GroupedLinear(nn.Module):
         """Applies a separate linear layer per group. x: [batch, tokens, groups, in_features] → [.., out_features]."""
 
         def __init__(self, group_count: int, in_features: int, out_features: int) -> None:
@@ -231,7 +233,7 @@ def group_map_class() -> type[nn.Module]:
             group_rows = x.flatten(0, 1).transpose(0, 1)
             return torch.bmm(group_rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
 
-    return GroupMap
+    return GroupedLinear
 
 
 @cache
@@ -253,9 +255,9 @@ def entry_attention_class() -> Any:
             self.q_b_proj = nn.Linear(spec.q_lora_rank, heads_width, bias=False)
             self.kv_proj = nn.Linear(hidden_size, spec.head_dim, bias=False)
             self.kv_norm = norm_reference(spec.norm, spec.head_dim)
-            self.core, self.cache = single_key_core_class()(), cache_class()(spec.sliding_window)
+            self.core, self.cache = single_key_core_class()(), tensor_cache_class()(spec.sliding_window)
             self.sinks = vector_module(torch.zeros(spec.num_attention_heads))
-            self.o_a_proj = group_map_class()(spec.o_groups, heads_width // spec.o_groups, spec.o_lora_rank)
+            self.o_a_proj = grouped_linear_class()(spec.o_groups, heads_width // spec.o_groups, spec.o_lora_rank)
             self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden_size, bias=False)
             if spec.compress_rate is not None:
                 self.entry_core = single_key_core_class()()
@@ -264,13 +266,13 @@ def entry_attention_class() -> Any:
             rope_dim, rope_theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
             return rotate(x, pass_state, pass_state.past_tokens, rope_dim, rope_theta, is_inverse)
 
-        def _entries_and_mask(
+        def _compressed_entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
             """Returns compressed entries, and the mask [.., tokens, entries] of the entries each token attends to."""
             raise NotImplementedError
 
-        def _entry_counts(self, x: Tensor, pass_state: PassState) -> Tensor:
+        def _visible_entry_counts(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns for each token how many compressed entries summarize only tokens up to that token."""
             spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
             assert spec.compress_rate is not None
@@ -296,13 +298,13 @@ def entry_attention_class() -> Any:
             mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
             scores, kv_entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
-                kv_entries, entry_mask = self._entries_and_mask(x, compressed_query, pass_state)
+                kv_entries, entry_mask = self._compressed_entries_and_mask(x, compressed_query, pass_state)
                 scores = torch.cat([scores, self.entry_core(q, kv_entries)], -1)
             scores = scores * spec.head_dim**-0.5
             if kv_entries is not None:
                 allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
-            attention_weights = with_sink_scores(scores, self.sinks.weight).softmax(-1)[..., :-1]
+            attention_weights = append_sink_scores(scores, self.sinks.weight).softmax(-1)[..., :-1]
             attn_output = self.core(q, k, attention_weights[..., :key_count])
             if kv_entries is not None:
                 attn_output = attn_output + self.entry_core(q, kv_entries, attention_weights[..., key_count:])
@@ -318,11 +320,11 @@ def entry_attention_class() -> Any:
 
 
 @cache
-def entry_chooser_class() -> Any:
+def entry_selector_class() -> Any:
     """Returns the base class of PyTorch modules that select compressed entries for each token."""
     from torch import nn
 
-    class EntryChooser(nn.Module):
+    class EntrySelector(nn.Module):
         """Returns the indices of the entries that each token attends to, [batch, tokens, index_topk at most]."""
 
         def __init__(self, spec: EntryAttention, hidden_size: int) -> None:
@@ -332,4 +334,4 @@ def entry_chooser_class() -> Any:
             self.q_proj = nn.Linear(spec.q_lora_rank, self.heads * spec.indexer.index_head_dim, bias=False)
             self.weights_proj, self.core = nn.Linear(hidden_size, self.heads, bias=False), single_key_core_class()()
 
-    return EntryChooser
+    return EntrySelector

@@ -15,7 +15,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Flag, HeadDim, Heads, HeadSizes, KVHeads, ModelProperties, UnscalableError, Window
 from ..norm import Norm, norm_reference
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState, attention_mask, softmax_core_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
@@ -120,7 +120,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class ExclusiveReference(grouped_reference_class()):  # type: ignore[misc]
+    class ExclusiveAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """Attends, and removes the output's part along the token's value. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ExclusiveAttention, hidden_size: int) -> None:
@@ -138,7 +138,7 @@ def _reference_class() -> type[nn.Module]:
                 for norm, heads in ((self.q_norm, q), (self.k_norm, k))
             )
             v = v + pass_state.shared_values["value_embeddings"] if spec.adds_embeddings else v
-            k, v = self._for_each_query_head(k, v)
+            k, v = self._repeat_for_query_heads(k, v)
             mask = attention_mask(pass_state, x, x, causal=False, window=spec.sliding_window)
             attn_output = self.core(q, k, v, mask)
             unit_value = nn.functional.normalize(v.float(), dim=-1).to(attn_output.dtype)
@@ -148,4 +148,4 @@ def _reference_class() -> type[nn.Module]:
             attn_output = (attn_output - removed_fraction * unit_value).transpose(1, 2).flatten(2)
             return self.o_proj(attn_output * torch.sigmoid(self.gate_proj(x)))
 
-    return ExclusiveReference
+    return ExclusiveAttentionReference

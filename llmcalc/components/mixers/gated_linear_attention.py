@@ -15,7 +15,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import PUBLISHED_KERNELS_WITNESS, FiniteNumber, InnerWidth, ModelProperties, PartWitness
-from .linear_attention import LinearAttentionMixer, linear_attention_reference
+from .linear_attention import LinearAttentionMixer, linear_attention_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,7 +42,7 @@ class GatedLinearAttention(LinearAttentionMixer):
         return (recorder.scale(recorder.act(decay_logits, "logsigmoid"), 1 / self.decay_divisor),)
 
     def describe(self, hidden_size: int) -> str:
-        return f"gated linear attention {self._head_text()}"
+        return f"gated linear attention {self._head_sizes_text()}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -58,7 +58,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional as F
 
-    class GatedLinearAttentionReference(linear_attention_reference()):  # type: ignore[misc]
+    class GatedLinearAttentionReference(linear_attention_reference_class()):  # type: ignore[misc]
         """Computes gated linear attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedLinearAttention, hidden_size: int) -> None:
@@ -69,6 +69,6 @@ def _reference_class() -> type[nn.Module]:
 
         def _log_decay(self, x: Tensor) -> Tensor:
             decay_logits = self._split_heads(self.gk_b_proj(self.gk_a_proj(x)), self.spec.linear_key_head_dim)
-            return self._for_each_query_head(F.logsigmoid(decay_logits) / self.spec.decay_divisor)
+            return self._repeat_for_query_heads(F.logsigmoid(decay_logits) / self.spec.decay_divisor)
 
     return GatedLinearAttentionReference

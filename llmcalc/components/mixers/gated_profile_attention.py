@@ -16,7 +16,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Flag, ModelProperties
 from ..norm import Norm, norm_reference
-from ..residual_convolution import add_convolution
+from ..residual_convolution import record_residual_convolution
 from ..runtime import PassState, attention_mask, recurrent_state_class, vector_module
 from .profile_attention import ProfileAttention, profile_attention_class
 
@@ -91,7 +91,7 @@ class GatedProfileAttention(ProfileAttention):
         filter_input: the vectors from which a part of the filter is computed.
         """
         if not self.dynamic_convolutions:
-            return add_convolution(recorder, conv_name, x, self.conv_kernel_size)
+            return record_residual_convolution(recorder, conv_name, x, self.conv_kernel_size)
         (heads, head_dim), kernel_axis = x.axes, Axis("kernel", self.conv_kernel_size)
         with recorder.scope(conv_name):
             filter_taps = recorder.linear("weight_proj", filter_input, heads, kernel_axis)
@@ -155,7 +155,7 @@ def _reference_class() -> type[nn.Module]:
             conv_output: Tensor = (windows * (self.static_weight.weight + filter_taps)).sum(-1)
             return conv_output + x
 
-    class SoftmaxProducts(nn.Module):
+    class SinkAttentionCore(nn.Module):
         """Softmax attention with a score bias, and with a sink: an extra score per query that has no value.
 
         q: [batch, heads, queries, d]; k, v: [batch, heads, keys, d]; bias: the scores' shape; sinks: [batch, heads,
@@ -183,7 +183,7 @@ def _reference_class() -> type[nn.Module]:
             self.q_scale = vector_module(torch.ones(heads, head_dim))
             self.share_scale = vector_module(torch.ones(heads, spec.relative_rank))
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
-            self.core = SoftmaxProducts()
+            self.core = SinkAttentionCore()
 
         def _convolve_heads(self, projection_letter: str, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
@@ -206,7 +206,7 @@ def _reference_class() -> type[nn.Module]:
             mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
             bias = self.bias_of(limit_norm(profile_weights, 8.0).transpose(1, 2), pass_state, end_position, k.shape[2])
-            k, v = self._for_each_query_head(k, v)
+            k, v = self._repeat_for_query_heads(k, v)
             attn_output = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
             return self.o_proj(attn_output * self.gate_proj(x).sigmoid())
 

@@ -28,7 +28,7 @@ MAX_GROUPS = 2**20
 SOURCE = "Iandola et al. 2020, §3.2"
 
 
-def _groups_field() -> Any:
+def _group_count_field() -> Any:
     return Field(default=1, ge=1, le=MAX_GROUPS, strict=True)
 
 
@@ -44,10 +44,10 @@ class GroupedProjectionAttention(EqualHeadsMixer):
 
     type: Literal["grouped_projections"] = "grouped_projections"
     num_attention_heads: Heads
-    q_groups: int = _groups_field()
-    k_groups: int = _groups_field()
-    v_groups: int = _groups_field()
-    o_groups: int = _groups_field()
+    q_groups: int = _group_count_field()
+    k_groups: int = _group_count_field()
+    v_groups: int = _group_count_field()
+    o_groups: int = _group_count_field()
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         super().check_stack_position(stack_position)
@@ -93,8 +93,8 @@ class GroupedFeedForward(SingleWidthNetwork):
     type: Literal["grouped_mlp"] = "grouped_mlp"
     intermediate_size: InnerWidth
     hidden_act: Activation
-    up_groups: int = _groups_field()
-    down_groups: int = _groups_field()
+    up_groups: int = _group_count_field()
+    down_groups: int = _group_count_field()
 
     def activation(self) -> str:
         return self.hidden_act

@@ -10,12 +10,12 @@ from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import HeadSizes, StackPosition, TokenMixer, UnscalableError, check_groups
+from ..base import HeadSizes, StackPosition, TokenMixer, UnscalableError, check_kv_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..position import Rope
+    from ..rope import Rope
 
 
 def record_queries_keys_values(
@@ -85,7 +85,7 @@ class WindowedMixer(OptionalWindowMixer, GroupedQueryMixer):
     """A grouped-query mixer with an optional sliding window."""
 
     def check_fields(self) -> None:
-        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        check_kv_heads(self.num_attention_heads, self.num_key_value_heads)
         if self.position is not None:
             self.position.check_rotary_size(self.head_dim)
 
@@ -188,7 +188,7 @@ def grouped_reference_class() -> Any:
                 .transpose(1, 2)
             )
 
-        def _for_each_query_head(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
+        def _repeat_for_query_heads(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
             """Repeats keys or values so that there is one for each query head. axis: the axis of heads."""
             group_size = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return (

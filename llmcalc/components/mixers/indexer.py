@@ -18,10 +18,10 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import TORCH_WITNESS, Flag, HeadDim, Heads, ModelProperties, Part, PartWitness, TopK
 from ..norm import Norm, norm_reference
-from ..position import Rope
+from ..rope import Rope
 from ..rotation import rotate
-from ..runtime import PassState, cache_class
-from .position_scale import position_scale_class, scale_by_position
+from ..runtime import PassState, tensor_cache_class
+from .position_scale import position_scale_class, record_position_scale
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,11 +54,11 @@ class Indexer(Part):
     kind: ClassVar[str] = ""
 
     @property
-    def reads_input(self) -> bool:
+    def reads_layer_input(self) -> bool:
         """Whether the indexer's queries come from the layer's input instead of the compressed query."""
         return self.input_norm is not None
 
-    def attention_limits(self) -> Mapping[str, Any]:
+    def key_limit_arguments(self) -> Mapping[str, Any]:
         """Returns the number of tokens that each token attends to, as a keyword argument of attention operations."""
         return {"selected_keys": self.index_topk}
 
@@ -74,7 +74,7 @@ class Indexer(Part):
         q = recorder.linear("q_proj", query_input, heads, index_dim)
         recorder.hold(small=query_input, q=q)
         if self.position_scale:
-            q = scale_by_position(recorder, q, heads)
+            q = record_position_scale(recorder, q, heads)
             recorder.hold(q=q)
         keys = recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), Norm(type="layernorm"))
         keys = keys if position is None else recorder.rope(keys, position)
@@ -133,7 +133,7 @@ def indexer_reference_class() -> type[nn.Module]:
             self.k_proj = nn.Linear(hidden_size, spec.index_head_dim, bias=False)
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), spec.index_head_dim)
             self.weights_proj = nn.Linear(hidden_size, spec.index_n_heads, bias=False)
-            self.cache, self.core = cache_class()(), indexer_core_class()()
+            self.cache, self.core = tensor_cache_class()(), indexer_core_class()()
 
         def _rotate_heads(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Applies RoPE to the first dimensions of x: [batch, …, tokens, d]."""

@@ -19,11 +19,11 @@ from ...flow.value import Value, Weight
 from ...workload.derived_rows import ConcatenatedRows, RowsOfThisPass
 from ..base import Flag, Heads, HeadSizes, KVRank, ModelProperties, NopeDim, QueryRank, RopeDim, ValueDim, Window
 from ..norm import Norm, norm_reference
-from ..position import Rope
-from ..runtime import PassState, attention_products_class, cache_class
+from ..rope import Rope
+from ..runtime import PassState, attention_products_class, tensor_cache_class
 from ..target_states import DFLASH_SOURCE
 from .grouped_query import OptionalWindowMixer
-from .mla import expansion_class
+from .mla import latent_expansion_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -142,7 +142,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class LatentContextReference(nn.Module):
+    class LatentContextAttentionReference(nn.Module):
         """Attends by latents to a target's states and the draft block. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: LatentContextAttention, hidden_size: int) -> None:
@@ -157,10 +157,10 @@ def _reference_class() -> type[nn.Module]:
                 self.q_b_proj = nn.Linear(rank, query_width, bias=False)
             self.kv_a_proj = nn.Linear(hidden_size, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
             self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
-            self.kv_b_proj = expansion_class()(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
+            self.kv_b_proj = latent_expansion_class()(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden_size, bias=spec.attention_bias)
             self.core, self.block_core = attention_products_class()(), attention_products_class()()
-            self.cache = cache_class()(spec.sliding_window)
+            self.cache = tensor_cache_class()(spec.sliding_window)
 
         def _latents_and_keys(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
             """Returns the latents and the rotated keys of x, [batch, tokens, …]."""
@@ -194,4 +194,4 @@ def _reference_class() -> type[nn.Module]:
             attn_output = self.kv_b_proj(attn_output, absorbed_form="value")
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
-    return LatentContextReference
+    return LatentContextAttentionReference

@@ -26,7 +26,7 @@ from ..base import (
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState, recurrent_state_class
 from .grouped_query import MultiHeadMixer, record_queries_keys_values
 
@@ -200,7 +200,7 @@ def _reference_class() -> type[nn.Module]:
                 self._split_heads(letter, projected_x, pass_state) for letter, projected_x in projections.items()
             )
             del projections
-            stored_state = self.recurrent_state.only_tensor(pass_state)
+            stored_state = self.recurrent_state.single_tensor(pass_state)
             attn_output, recurrent_state = self.core(q, k, v, stored_state)
             self.recurrent_state.keep(pass_state, recurrent_state)
             normed_output = self.norm(attn_output.transpose(1, 2).flatten(2))

@@ -17,7 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LinearAttentionCore
-from ..base import ChunkSize, FiniteNumber, Flag, Heads, HeadSizes, KVHeads, RecurrentMixer, check_groups
+from ..base import ChunkSize, FiniteNumber, Flag, Heads, HeadSizes, KVHeads, RecurrentMixer, check_kv_heads
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class
@@ -53,7 +53,7 @@ class LinearAttentionMixer(RecurrentMixer):
     norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
     def check_fields(self) -> None:
-        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        check_kv_heads(self.num_attention_heads, self.num_key_value_heads)
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.linear_key_head_dim)
@@ -99,7 +99,7 @@ class LinearAttentionMixer(RecurrentMixer):
             ),
         ]
 
-    def _head_text(self) -> str:
+    def _head_sizes_text(self) -> str:
         """Returns the numbers and sizes of query, key and value heads, as text for a report heading."""
         heads_text = f"{self.num_attention_heads}/{self.num_key_value_heads}"
         return f"{heads_text} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
@@ -125,7 +125,7 @@ def record_linear_attention(
 
 
 @cache
-def linear_attention_reference() -> Any:
+def linear_attention_reference_class() -> Any:
     """Returns the base class of PyTorch references for linear attention with a decay."""
     from torch import nn
     from torch.nn import functional as F
@@ -159,7 +159,7 @@ def linear_attention_reference() -> Any:
             """Splits the last axis into heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
-        def _for_each_query_head(self, x: Tensor) -> Tensor:
+        def _repeat_for_query_heads(self, x: Tensor) -> Tensor:
             """Repeats keys, values or decays so that there is one for each query head."""
             group_size = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group_size == 1 else x.repeat_interleave(group_size, 1)
@@ -172,8 +172,8 @@ def linear_attention_reference() -> Any:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q = self._mapped_heads(self.q_proj(x), pass_state)
-            k = self._for_each_query_head(self._mapped_heads(self.k_proj(x), pass_state))
-            v = self._for_each_query_head(self._split_heads(self.v_proj(x), self.spec.linear_value_head_dim))
+            k = self._repeat_for_query_heads(self._mapped_heads(self.k_proj(x), pass_state))
+            v = self._repeat_for_query_heads(self._split_heads(self.v_proj(x), self.spec.linear_value_head_dim))
             scan_output = self.core(q, k, v, self._log_decay(x), pass_state, self.recurrent_state)
             output = self.norm(scan_output.transpose(1, 2).to(x.dtype)).flatten(2)
             if self.g_proj is not None:
@@ -205,7 +205,7 @@ def linear_attention_class() -> type[nn.Module]:
         ) -> Tensor:
             q, k, v, g = (x.float() for x in (q, k, v, g))
             q = q * q.shape[-1] ** -0.5
-            stored_state = state_module.only_tensor(pass_state)
+            stored_state = state_module.single_tensor(pass_state)
             if stored_state is not None and q.shape[2] == 1:
                 new_state = stored_state * g.exp().transpose(-1, -2) + k.transpose(-1, -2) @ v
                 scan_output = q @ new_state

@@ -132,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class SoftmaxProducts(nn.Module):
+    class LocalSoftmaxCore(nn.Module):
         """Attends within blocks. q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d].
 
         Returns the shape of q. Scores are not scaled, as in T5.
@@ -149,7 +149,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, sum_index: Tensor, sum_positions: Tensor) -> Tensor:
             return (sum_positions[:, None] == sum_index[None]).to(x.dtype) @ x
 
-    class LocalReference(nn.Module):
+    class LocalAttentionReference(nn.Module):
         """Attends to nearby tokens and to block sums, for LongT5. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: LocalAttention, model_properties: ModelProperties) -> None:
@@ -161,7 +161,10 @@ def _reference_class() -> type[nn.Module]:
                 self.sums = BlockSumProduct()
             if spec.global_norm is not None:
                 self.global_norm = spec.global_norm.reference(model_properties)
-            self.core, self.o_proj = SoftmaxProducts(), nn.Linear(heads_width, model_properties.hidden_size, bias=False)
+            self.core, self.o_proj = (
+                LocalSoftmaxCore(),
+                nn.Linear(heads_width, model_properties.hidden_size, bias=False),
+            )
 
         def _split_into_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
@@ -169,7 +172,7 @@ def _reference_class() -> type[nn.Module]:
             zero_tokens = x.new_zeros(x.shape[0], -x.shape[1] % block_size, *x.shape[2:])
             return torch.cat([x, zero_tokens], 1).unflatten(1, (-1, block_size))
 
-        def _join_neighbours(self, x: Tensor) -> Tensor:
+        def _join_neighbour_blocks_of_keys(self, x: Tensor) -> Tensor:
             """Joins each block with its two neighbours. [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
             zero_block = torch.zeros_like(x[:, :1])
             return torch.cat([torch.cat([zero_block, x[:, :-1]], 1), x, torch.cat([x[:, 1:], zero_block], 1)], 2)
@@ -179,7 +182,9 @@ def _reference_class() -> type[nn.Module]:
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """
-            local_vectors = self._split_heads(self._join_neighbours(self._split_into_blocks(x[:, :tokens])))
+            local_vectors = self._split_heads(
+                self._join_neighbour_blocks_of_keys(self._split_into_blocks(x[:, :tokens]))
+            )
             if self.spec.global_block_size is None:
                 return local_vectors
             sum_vectors = self._split_heads(x[:, tokens:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
@@ -213,7 +218,7 @@ def _reference_class() -> type[nn.Module]:
             radius = self.spec.local_radius
             # 0 marks padding
             positions = self._split_into_blocks(pass_state.positions(0, tokens, device)[None] + 1)
-            key_positions = self._join_neighbours(positions)
+            key_positions = self._join_neighbour_blocks_of_keys(positions)
             key_offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((key_offsets[None] - key_offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (
                 key_positions[0] > 0
@@ -247,4 +252,4 @@ def _reference_class() -> type[nn.Module]:
             attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
             return self.o_proj(attn_output.flatten(2))
 
-    return LocalReference
+    return LocalAttentionReference

@@ -95,7 +95,7 @@ class Mamba(TokenMixer):
             recorder, "conv1d", inner_x, inner_axis, kernel_size=self.conv_kernel, bias=self.use_conv_bias
         )
         inner_x = recorder.act(inner_x, self.hidden_act)
-        time_step, b, c = self._scan_inputs(recorder, inner_x, inner_axis, state_axis)
+        time_step, b, c = self._project_scan_inputs(recorder, inner_x, inner_axis, state_axis)
         op = SelectiveScan(inner_x.width, self.state_size, inner_x.rows)
         scan_output = recorder.core("scan", op, inner_x, recorder.act(time_step, "softplus"), b, c, axes=(inner_axis,))
         recorder.state("ssm_state", inner_axis, state_axis, bits=STATE_BITS)
@@ -106,7 +106,7 @@ class Mamba(TokenMixer):
             "out_proj", recorder.mul(scan_output, recorder.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias
         )
 
-    def _scan_inputs(
+    def _project_scan_inputs(
         self, recorder: Flow, inner_x: Value, inner_axis: Axis, state_axis: Axis
     ) -> tuple[Value, Value, Value]:
         """Returns the step size Δ per channel, and B and C per head, from projections that all tokens pass through."""
@@ -253,7 +253,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.norm is not None:
                 time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
-            stored_state = self.ssm_state.only_tensor(pass_state)
+            stored_state = self.ssm_state.single_tensor(pass_state)
             scan_output, last_state = self.scan(
                 inner_x, time_step, b.repeat_interleave(inner_x.shape[-1] // heads, 2), c, stored_state
             )

@@ -154,7 +154,7 @@ class Mamba2(TokenMixer):
 
 
 @cache
-def scan_class() -> type[nn.Module]:
+def chunked_scan_module_class() -> type[nn.Module]:
     """Returns the PyTorch reference class of Mamba-2's scan, with the parameters A, D and the bias of Δ."""
     import torch
     from torch import nn
@@ -255,7 +255,7 @@ def _reference_class() -> type[nn.Module]:
             self.conv1d = conv(inner_width + bc_width, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = recurrent_state_class()()
             self.ssm_state: Any = recurrent_state_class()()
-            scan_module_class: Any = scan_class()
+            scan_module_class: Any = chunked_scan_module_class()
             self.scan = scan_module_class(spec.num_heads, spec.chunk_size)
             if spec.norm is not None:
                 self.norm = norm_reference(spec.norm, inner_width, group_count=spec.n_groups)
@@ -284,7 +284,7 @@ def _reference_class() -> type[nn.Module]:
             b, c = (
                 tensor.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for tensor in (b, c)
             )
-            stored_state = self.ssm_state.only_tensor(pass_state)
+            stored_state = self.ssm_state.single_tensor(pass_state)
             scan_output, last_state = self.scan(x.unflatten(-1, (spec.num_heads, -1)), time_step, b, c, stored_state)
             self.ssm_state.keep(pass_state, last_state)
             return self.out_proj(self._gated_output(scan_output.flatten(2), gate))

@@ -15,12 +15,12 @@ from ...evidence import UNTESTED
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import AttentionFields, ModelProperties, PartWitness
+from ..base import AttentionProtocol, ModelProperties, PartWitness
 from ..norm import norm_reference
-from ..position import Rope
+from ..rope import Rope
 from ..rotation import rotate
-from ..runtime import PassState, cache_class
-from .block_indexer import BlockIndexer, require_all_earlier_tokens
+from ..runtime import PassState, tensor_cache_class
+from .block_indexer import BlockIndexer, refuse_limited_attention
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,13 +41,13 @@ class MeanIndexer(BlockIndexer):
     type: Literal["mean_indexer"] = "mean_indexer"  # type: ignore[assignment]
     index_local_blocks: None = None  # type: ignore[assignment]
 
-    def check_attention(self, attention: AttentionFields) -> None:
-        require_all_earlier_tokens(attention)
+    def check_attention(self, attention: AttentionProtocol) -> None:
+        refuse_limited_attention(attention)
         if self.index_head_dim % 2:
             raise ValueError(f"block_indexer.index_head_dim: {self.index_head_dim} is odd; expected an even number")
 
     @property
-    def chosen_tokens(self) -> int:
+    def selected_token_count(self) -> int:
         return self.index_block_size * (self.index_topk_blocks + 1) - 1
 
     def flow(
@@ -121,7 +121,7 @@ def _reference_class() -> type[nn.Module]:
             self.q_proj = nn.Linear(hidden_size, spec.index_n_heads * head_dim, bias=False)
             self.k_proj = nn.Linear(hidden_size, head_dim, bias=False)
             self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
-            self.cache, self.core = cache_class()(), KeyScores()
+            self.cache, self.core = tensor_cache_class()(), KeyScores()
 
         @torch.no_grad()
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:

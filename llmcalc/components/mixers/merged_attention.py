@@ -29,9 +29,9 @@ from ..base import (
     Window,
 )
 from ..norm import Norm
-from ..position import Rope
-from ..runtime import PassState, apply_dropout, attention_mask, attention_products_class, cache_class
-from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
+from ..rope import Rope
+from ..runtime import PassState, apply_dropout, attention_mask, attention_products_class, tensor_cache_class
+from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -113,7 +113,7 @@ class MergedAttention(TwoKeySetsMixer):
         return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
-        return self._heading_with_keys("with the encoder's keys")
+        return self._heading_of_attended_keys("with the encoder's keys")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -137,12 +137,12 @@ class MergedAttention(TwoKeySetsMixer):
 def _reference_class() -> type[nn.Module]:
     import torch
 
-    class MergedAttentionReference(two_key_sets_reference()):  # type: ignore[misc]
+    class MergedAttentionReference(two_key_sets_reference_class()):  # type: ignore[misc]
         """Attends to decoder tokens and encoder output in one softmax. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MergedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)
-            self.cross_core, self.cross_cache = attention_products_class()(), cache_class()()
+            self.cross_core, self.cross_cache = attention_products_class()(), tensor_cache_class()()
 
         def _memory_keys_and_values(self, pass_state: PassState) -> tuple[Tensor, ...]:
             cached_tensors = (
@@ -167,7 +167,7 @@ def _reference_class() -> type[nn.Module]:
             )
             k, v = self.cache(pass_state, k, self._split_heads("v", x))
             memory_k, memory_v = self._memory_keys_and_values(pass_state)
-            k, v, memory_k, memory_v = self._for_each_query_head(k, v, memory_k, memory_v)
+            k, v, memory_k, memory_v = self._repeat_for_query_heads(k, v, memory_k, memory_v)
             scores = torch.cat([self.core(q, k.transpose(-1, -2)), self.cross_core(q, memory_k.transpose(-1, -2))], -1)
             scores = scores * spec.head_dim**-0.5
             if spec.attn_logit_softcapping is not None:

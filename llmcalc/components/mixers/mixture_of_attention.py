@@ -29,9 +29,9 @@ from ..base import (
     UnscalableError,
     check_top_k,
 )
-from ..networks.expert_dispatch import dispatch_class, ends_of_groups, expert_map_class
-from ..position import Rope
-from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
+from ..networks.expert_dispatch import expert_dispatch_class, expert_group_ends, expert_map_class
+from ..rope import Rope
+from ..runtime import PassState, attention_mask, softmax_core_class, tensor_cache_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -147,7 +147,7 @@ def _reference_class() -> type[nn.Module]:
             self.q_proj = expert_map_class()(spec.num_experts, hidden_size, heads_width, False)
             self.k_proj = nn.Linear(hidden_size, heads_width, bias=False)
             self.v_proj = nn.Linear(hidden_size, heads_width, bias=False)
-            self.core, self.cache = softmax_core_class()(), cache_class()()
+            self.core, self.cache = softmax_core_class()(), tensor_cache_class()()
             self.o_proj = expert_map_class()(spec.num_experts, heads_width, hidden_size, False)
             self.o_bias = vector_module(torch.zeros(hidden_size))
 
@@ -161,9 +161,9 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             expert_weights, top_experts = self._route_tokens(x)
-            dispatcher = dispatch_class()(top_experts, pass_state.grouped_experts)
+            dispatcher = expert_dispatch_class()(top_experts, pass_state.grouped_experts)
             routed_rows = dispatcher.copy_rows_to_experts(x)
-            group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
+            group_ends = expert_group_ends(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
             q = dispatcher.sort_by_token(self.q_proj(routed_rows, dispatcher.expert, group_ends)).view(
                 batch, tokens, -1
             )

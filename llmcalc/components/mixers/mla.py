@@ -21,7 +21,7 @@ from ...algebra import Number
 from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ...workload.with_past import RowsWithPast
+from ...workload.rows_with_past import RowsWithPast
 from ..base import (
     TORCH_WITNESS,
     Flag,
@@ -38,14 +38,14 @@ from ..base import (
 )
 from ..choices import AnyIndexer
 from ..norm import Norm, norm_reference
-from ..position import Rope
+from ..rope import Rope
 from ..rotation import rotate
-from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
+from ..runtime import PassState, attention_mask, softmax_core_class, tensor_cache_class, vector_module
 from .grouped_query import OptionalWindowMixer
 from .indexer import Indexer
 from .output_gate import OutputGate, gate_values
 from .pooled_indexer import PooledIndexer
-from .position_scale import position_scale_class, scale_by_position
+from .position_scale import position_scale_class, record_position_scale
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,7 +109,7 @@ class MLA(OptionalWindowMixer):
 
     def check_fields(self) -> None:
         if self.indexer is not None and (
-            (self.q_lora_rank is None) != self.indexer.reads_input
+            (self.q_lora_rank is None) != self.indexer.reads_layer_input
             or self.indexer.index_head_dim < self.qk_rope_head_dim
         ):
             raise ValueError(
@@ -148,16 +148,16 @@ class MLA(OptionalWindowMixer):
         nope_dim, rope_dim, v_dim = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope_dim + v_dim) - rope_dim})
 
-    def fields_of_shared_results(self) -> Mapping[tuple[Any, ...], str]:
+    def shared_result_fields(self) -> Mapping[tuple[Any, ...], str]:
         shared_latents = {self._latent_sharing_key(): "kv_shared" if self.kv_shared else ""}
         if self.indexer is not None:
-            shared_latents["indexer", *self.indexer.attention_limits().values()] = (
+            shared_latents["indexer", *self.indexer.key_limit_arguments().values()] = (
                 "indexer.shared" if self.indexer.shared else ""
             )
         return shared_latents
 
     def dependency_field(self) -> str:
-        return next(filter(None, self.fields_of_shared_results().values()), "")
+        return next(filter(None, self.shared_result_fields().values()), "")
 
     def _latent_sharing_key(self) -> tuple[Any, ...]:
         """Returns the fields that must be equal for layers to share their latent vectors."""
@@ -171,7 +171,7 @@ class MLA(OptionalWindowMixer):
             query, query_latent = self._query_and_compressed_query(
                 recorder, x, heads, JoinedShapes(((nope_axis,), (rope_axis,))), value_axis
             )
-            query = scale_by_position(recorder, query, heads) if self.position_scale else query
+            query = record_position_scale(recorder, query, heads) if self.position_scale else query
         recorder.hold(q=query)
         if query_latent is not None:
             recorder.hold(small=query_latent)
@@ -186,10 +186,10 @@ class MLA(OptionalWindowMixer):
             full_rotation = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else full_rotation
             recorder.part("indexer", self.indexer, x, query_latent=query_latent, position=rotation, role="no_grad")
-        attention_limits: dict[str, Any] = (
-            {"selected_keys": None} if self.indexer is None else dict(self.indexer.attention_limits())
+        key_limit_arguments: dict[str, Any] = (
+            {"selected_keys": None} if self.indexer is None else dict(self.indexer.key_limit_arguments())
         )
-        attention_limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
+        key_limit_arguments |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
             is_selection_shared = recorder.layer_memo.get("lends_selection", False)
@@ -199,9 +199,11 @@ class MLA(OptionalWindowMixer):
             "causal": recorder.causal,
             "sinks": self.sinks,
             "selection": selection,
-            **attention_limits,
+            **key_limit_arguments,
         }
-        attention_op_class = ops.AttentionCore if attention_limits.get("pool_size") is None else ops.PooledAttentionCore
+        attention_op_class = (
+            ops.AttentionCore if key_limit_arguments.get("pool_size") is None else ops.PooledAttentionCore
+        )
         key_axis, latent_key_axis = (
             JoinedShapes(((nope_axis,), (rope_axis,))),
             JoinedShapes(((latent_axis,), (rope_axis,))),
@@ -214,7 +216,7 @@ class MLA(OptionalWindowMixer):
                 latents,
                 heads,
                 JoinedShapes(((nope_axis,), (value_axis,))),
-                rows=RowsWithPast(source_rows=latents.rows, **attention_limits),
+                rows=RowsWithPast(source_rows=latents.rows, **key_limit_arguments),
             )
             recorder.hold(expanded=keys_and_values)
             k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, value_axis))
@@ -345,7 +347,7 @@ class MLA(OptionalWindowMixer):
 
 
 @cache
-def expansion_class() -> type[nn.Module]:
+def latent_expansion_class() -> type[nn.Module]:
     from torch import nn
 
     class LatentExpansion(nn.Linear):
@@ -400,7 +402,7 @@ def _reference_class() -> type[nn.Module]:
                 self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             if spec.norm is not None and spec.key_norm and not spec.kv_shared:
                 self.k_rope_norm = norm_reference(spec.norm, spec.qk_rope_head_dim)
-            self.kv_b_proj = expansion_class()(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
+            self.kv_b_proj = latent_expansion_class()(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(model_properties, heads, spec.v_head_dim)
                 self.gate = spec.output_gate.gate_func
@@ -412,7 +414,7 @@ def _reference_class() -> type[nn.Module]:
             )
             self.core = softmax_core_class()()
             if not spec.kv_shared:
-                self.cache = cache_class()(spec.sliding_window)
+                self.cache = tensor_cache_class()(spec.sliding_window)
             if spec.indexer is not None and not spec.indexer.shared:
                 rotary_dim = 0 if spec.mla_use_nope else spec.qk_rope_head_dim
                 self.indexer = spec.indexer.reference(

@@ -19,9 +19,9 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import MultipliedRows
-from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, StackPosition, UnscalableError
+from ..base import Heads, HeadSizes, LayerProtocol, ModelProperties, Positions, StackPosition, UnscalableError
 from ..residual_streams import ResidualStreams
-from ..runtime import PassState, cache_class, softmax_core_class
+from ..runtime import PassState, softmax_core_class, tensor_cache_class
 from .grouped_query import EqualHeadsMixer, record_queries_keys_values
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class PredictStreams(ResidualStreams):
     type: Literal["predict_streams"] = "predict_streams"
     ngram: int = _ngram_field()
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerProtocol]) -> None:
         if any(
             layer.required_stack_fields().get("streams") != {"type": self.type, "ngram": self.ngram}
             for layer in layers.values()
@@ -181,7 +181,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             streams = x[:, x.shape[1] // (self.ngram + 1) :].unflatten(1, (self.ngram, -1)).transpose(1, 2)
             return streams[:, :, 0] if self.ngram == 1 else streams
 
-    class NgramReference(nn.Module):
+    class NgramAttentionReference(nn.Module):
         """Attends within the main stream and predict streams. x: [batch, (1 + ngram) · tokens, hidden] → same shape."""
 
         def __init__(self, spec: NgramAttention, hidden_size: int) -> None:
@@ -190,7 +190,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 self.add_module(projection_name, nn.Linear(hidden_size, hidden_size))
             self.relative_proj = nn.Linear(hidden_size, spec.num_buckets * self.heads)
-            self.cache = cache_class()()
+            self.cache = tensor_cache_class()()
             self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
         def _project_streams(self, projection_name: str, x: Tensor) -> tuple[Tensor, ...]:
@@ -232,4 +232,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 stream_outputs.append(self.predict_core(stream_q, joined_keys, joined_values, mask, bias))
             return self.get_submodule("o_proj")(torch.cat(stream_outputs, 2).transpose(1, 2).flatten(2))
 
-    return {"streams": PredictStreamsReference, "attention": NgramReference}
+    return {"streams": PredictStreamsReference, "attention": NgramAttentionReference}

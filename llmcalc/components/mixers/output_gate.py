@@ -48,7 +48,7 @@ class OutputGate(Part):
 
         heads_width = heads * head_dim if self.per == "element" else heads
         if self.bias == "head":
-            return _biased_gate_class()(model_properties.hidden_size, heads_width, heads)
+            return _gate_class_with_head_bias()(model_properties.hidden_size, heads_width, heads)
         return nn.Linear(model_properties.hidden_size, heads_width, bias=bool(self.bias))
 
 
@@ -62,7 +62,7 @@ def gate_values(gate_func: str, projected_x: Tensor) -> Tensor:
 
 
 @cache
-def _biased_gate_class() -> type[nn.Module]:
+def _gate_class_with_head_bias() -> type[nn.Module]:
     import torch
     from torch import nn
 

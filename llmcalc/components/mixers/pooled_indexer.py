@@ -16,8 +16,8 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import TORCH_WITNESS, Flag, HeadDim, Heads, ModelProperties, Part, PartWitness, TopK, Window
 from ..norm import Norm, norm_reference
-from ..position import Rope
-from ..runtime import PassState, cache_class, vector_module
+from ..rope import Rope
+from ..runtime import PassState, tensor_cache_class, vector_module
 from .indexer import indexer_core_class
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ class PooledIndexer(Part):
             )
 
     @property
-    def reads_input(self) -> bool:
+    def reads_layer_input(self) -> bool:
         return False
 
-    def attention_limits(self) -> Mapping[str, Any]:
+    def key_limit_arguments(self) -> Mapping[str, Any]:
         """Returns the number of tokens that each token attends to, as keyword arguments of attention operations."""
         return {"selected_keys": self.index_topk, "pool_size": self.index_kpool}
 
@@ -126,7 +126,7 @@ def _reference_class() -> type[nn.Module]:
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), head_dim)
             self.position_bias = vector_module(torch.zeros(spec.index_kpool, head_dim))
             self.weights_proj = nn.Linear(hidden_size, spec.index_n_heads, bias=False)
-            self.cache, self.core = cache_class()(), indexer_core_class()()
+            self.cache, self.core = tensor_cache_class()(), indexer_core_class()()
 
         def _pooled_keys(self, keys: Tensor, gate: Tensor) -> Tensor:
             """Returns the mean key of each complete pool, [batch, pools, d]. keys, gate: [batch, tokens, d]."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def scale_by_position(recorder: Flow, q: Value, heads: Axis) -> Value:
+def record_position_scale(recorder: Flow, q: Value, heads: Axis) -> Value:
     """Records the queries [tokens, heads, size], multiplied by the factor of their head and position."""
     with recorder.scope("position_scale"):
         return recorder.act(q, "log_position", recorder.vector("scale", heads), recorder.vector("bias", heads))

@@ -24,8 +24,8 @@ from ..base import (
     Window,
 )
 from ..norm import Norm, norm_reference
-from ..residual_convolution import add_convolution, residual_convolution_class
-from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
+from ..residual_convolution import record_residual_convolution, residual_convolution_class
+from ..runtime import PassState, attention_mask, softmax_core_class, tensor_cache_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class ProfileAttention(WindowedMixer):
         head_dim, window = Axis("head_dim", self.head_dim), self.sliding_window
         q = self._record_norm(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim))
         keys, values = (
-            add_convolution(
+            record_residual_convolution(
                 recorder,
                 f"{projection_letter}_conv",
                 recorder.linear(f"{projection_letter}_proj", x, kv_heads, head_dim),
@@ -155,9 +155,11 @@ def profile_attention_class() -> type[nn.Module]:
             self.r_proj = nn.Linear(hidden_size, spec.num_attention_heads * spec.relative_rank, bias=False)
             self.profiles = vector_module(torch.randn(spec.relative_extent, spec.relative_rank) * 0.02)
             self.profile_core = DistanceProfileBias()
-            self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
+            self.core, self.cache = softmax_core_class()(), tensor_cache_class()(spec.sliding_window)
 
-        def bias_of(self, profile_weights: Tensor, pass_state: PassState, end_position: int, key_count: int) -> Tensor:
+        def distance_score_bias(
+            self, profile_weights: Tensor, pass_state: PassState, end_position: int, key_count: int
+        ) -> Tensor:
             """Returns the score bias for the last `key_count` tokens up to `end_position` [batch, heads, tokens, keys].
 
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
@@ -179,8 +181,8 @@ def profile_attention_class() -> type[nn.Module]:
             end_position = pass_state.past_tokens + x.shape[1]
             mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
-            bias = self.bias_of(profile_weights, pass_state, end_position, k.shape[2])
-            k, v = self._for_each_query_head(k, v)
+            bias = self.distance_score_bias(profile_weights, pass_state, end_position, k.shape[2])
+            k, v = self._repeat_for_query_heads(k, v)
             return self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
 
     return ProfileAttentionReference

@@ -21,7 +21,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import MultipliedRows
 from ..base import TORCH_WITNESS, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import rotary_angles
-from ..runtime import PassState, projected_heads, softmax_core_class, vector_module
+from ..runtime import PassState, project_to_heads, softmax_core_class, vector_module
 from .grouped_query import MultiHeadMixer, record_queries_keys_values
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, q: Tensor, distance_keys: Tensor) -> Tensor:
             return q @ distance_keys.transpose(-1, -2)
 
-    class RelativeReference(nn.Module):
+    class RelativeAttentionReference(nn.Module):
         """Attends by content and by distance. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RelativeAttention, hidden_size: int) -> None:
@@ -139,8 +139,8 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden_size].to(x.dtype).expand(x.shape[0], -1, -1)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            q, k, v = (projected_heads(self, projection_name, x) for projection_name in ("q_proj", "k_proj", "v_proj"))
-            distance_keys = projected_heads(
+            q, k, v = (project_to_heads(self, projection_name, x) for projection_name in ("q_proj", "k_proj", "v_proj"))
+            distance_keys = project_to_heads(
                 self,
                 "r_proj",
                 pass_state.compute_once(("away", x.shape), lambda: self._encode_distances(pass_state, x)),
@@ -157,4 +157,4 @@ def _reference_class() -> type[nn.Module]:
             attn_output = self.core(q, k, v, bias=bias)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
-    return RelativeReference
+    return RelativeAttentionReference

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import PUBLISHED_KERNELS_WITNESS, ModelProperties, PartWitness, StackPosition
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState
-from .linear_attention import LinearAttentionMixer, linear_attention_reference
+from .linear_attention import LinearAttentionMixer, linear_attention_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,7 +44,7 @@ class Retention(LinearAttentionMixer):
         return recorder.rope(x, self.position)
 
     def describe(self, hidden_size: int) -> str:
-        return f"retention {self._head_text()}"
+        return f"retention {self._head_sizes_text()}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -54,7 +54,7 @@ class Retention(LinearAttentionMixer):
 def _reference_class() -> type[nn.Module]:
     import torch
 
-    class RetentionReference(linear_attention_reference()):  # type: ignore[misc]
+    class RetentionReference(linear_attention_reference_class()):  # type: ignore[misc]
         """Computes RetNet's retention. x: [batch, tokens, hidden] → same shape."""
 
         def _with_positions(self, x: Tensor, pass_state: PassState) -> Tensor:

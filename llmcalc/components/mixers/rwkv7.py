@@ -19,8 +19,8 @@ from ...ops import TransitionScan
 from ..base import FiniteNumber, Flag, HeadDim, Heads, InnerWidth, ModelProperties, PartWitness, RecurrentMixer
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
-from .rwkv import RwkvChannelMix
-from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
+from .rwkv4 import RwkvChannelMix
+from .token_shift import mix_tokens, record_previous_tokens, record_token_shift, shift_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,8 +59,10 @@ class Rwkv7TimeMix(RecurrentMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
         head_axes: Shape = (heads, head_dim)
-        previous_token = previous_tokens(recorder, x)
-        mixed_inputs = {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES}
+        previous_token = record_previous_tokens(recorder, x)
+        mixed_inputs = {
+            input_name: record_token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES
+        }
         recorder.hold(previous=previous_token)
         receptance, key, value = (
             recorder.linear(f"{input_name}_proj", mixed_inputs[input_name], *head_axes)
@@ -133,9 +135,11 @@ class Rwkv7ChannelMix(RwkvChannelMix):
     type: Literal["rwkv7_channel_mix"] = "rwkv7_channel_mix"  # type: ignore[assignment]
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        previous_token = previous_tokens(recorder, x)
+        previous_token = record_previous_tokens(recorder, x)
         recorder.hold(previous=previous_token)
-        key = recorder.linear("key", token_shift(recorder, x, previous_token, "k"), Axis("ffn", self.intermediate_size))
+        key = recorder.linear(
+            "key", record_token_shift(recorder, x, previous_token, "k"), Axis("ffn", self.intermediate_size)
+        )
         squared_key = recorder.act(recorder.act(key, "relu"), "square")
         recorder.hold(inner=squared_key)
         return recorder.linear("value", squared_key, *x.axes)
@@ -183,7 +187,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 token_outputs.append((wkv_state @ receptance[:, token, :, :, None])[..., 0])
             return torch.stack(token_outputs, 1), wkv_state
 
-    class TimeMixReference(nn.Module):
+    class Rwkv7TimeMixReference(nn.Module):
         """RWKV-7's time mixing. x: [batch, tokens, hidden] → same shape.
 
         A layer above the first mixes its values with themselves, in the place of the first layer's.
@@ -257,7 +261,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Splits the last axis into heads. [.., heads · d] → [.., heads, d]."""
             return x.unflatten(-1, (self.spec.num_heads, -1))
 
-    class ChannelMixReference(nn.Module):
+    class Rwkv7ChannelMixReference(nn.Module):
         """RWKV-7's channel mixing. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Rwkv7ChannelMix, hidden_size: int) -> None:
@@ -271,4 +275,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             previous_token = shift_tokens(x, pass_state, self.shift_state)
             return self.value(self.key(mix_tokens(x, previous_token, self.time_mix_k.weight)).relu().square())
 
-    return {"time": TimeMixReference, "channel": ChannelMixReference}
+    return {"time": Rwkv7TimeMixReference, "channel": Rwkv7ChannelMixReference}

@@ -14,7 +14,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ChunkSize, Flag, Heads, ModelProperties, Window
-from ..runtime import PassState, projected_heads
+from ..runtime import PassState, project_to_heads
 from .grouped_query import EqualHeadsMixer, record_queries_keys_values
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class SoftmaxProducts(nn.Module):
+    class SampledAttentionCore(nn.Module):
         """Computes attention in selected blocks of scores. q, k, v: [batch, heads, tokens, d] → same shape."""
 
         def __init__(self, spec: SampledBlockAttention) -> None:
@@ -139,7 +139,7 @@ def _reference_class() -> type[nn.Module]:
             """Returns the blocks of x at the given indices. x: [batch, heads, blocks, block, d]."""
             return x.gather(2, self._expand_indices(block_indices, x))
 
-    class SampledBlockReference(nn.Module):
+    class SampledBlockAttentionReference(nn.Module):
         """Attends in selected blocks of scores. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SampledBlockAttention, model_properties: ModelProperties) -> None:
@@ -147,10 +147,10 @@ def _reference_class() -> type[nn.Module]:
             self.heads, hidden_size = spec.num_attention_heads, model_properties.hidden_size
             for projection_name in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 self.add_module(projection_name, nn.Linear(hidden_size, hidden_size))
-            self.core = SoftmaxProducts(spec)
+            self.core = SampledAttentionCore(spec)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            heads = (projected_heads(self, name, x) for name in ("q_proj", "k_proj", "v_proj"))
+            heads = (project_to_heads(self, name, x) for name in ("q_proj", "k_proj", "v_proj"))
             return self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
 
-    return SampledBlockReference
+    return SampledBlockAttentionReference

@@ -19,7 +19,7 @@ from ..norm import Norm, norm_reference
 from ..residual_convolution import record_causal_convolution
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
 from .mamba import STATE_BITS
-from .mamba2 import scan_class
+from .mamba2 import chunked_scan_module_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -114,7 +114,7 @@ def _reference_class() -> type[nn.Module]:
             self.dt_proj = nn.Linear(rank, spec.num_heads, bias=False)
             self.dt_norm = norm_reference(spec.norm, rank)
             self.b_norm, self.c_norm = norm_reference(spec.norm, state_size), norm_reference(spec.norm, state_size)
-            scan_module_class: Any = scan_class()
+            scan_module_class: Any = chunked_scan_module_class()
             self.scan = scan_module_class(spec.num_heads, spec.chunk_size)
             self.out_proj = nn.Linear(heads_width, model_properties.hidden_size, bias=False)
 
@@ -129,7 +129,7 @@ def _reference_class() -> type[nn.Module]:
             b, c = (
                 tensor[:, :, None].expand(-1, -1, spec.num_heads, -1) for tensor in (self.b_norm(b), self.c_norm(c))
             )
-            stored_state = self.ssm_state.only_tensor(pass_state)
+            stored_state = self.ssm_state.single_tensor(pass_state)
             scan_output, last_state = self.scan(
                 inner_x.unflatten(-1, (spec.num_heads, -1)), time_step, b, c, stored_state
             )

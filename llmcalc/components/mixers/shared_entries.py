@@ -18,10 +18,10 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import TORCH_WITNESS, Flag, ModelProperties, Part, PartWitness, TopK, Window
 from ..norm import norm_reference
-from ..position import Rope
+from ..rope import Rope
 from ..rotation import rotate, rotate_at
 from ..runtime import PassState, recurrent_state_class
-from .entry_attention import EntryAttention, EntryIndexer, entry_attention_class, entry_chooser_class
+from .entry_attention import EntryAttention, EntryIndexer, entry_attention_class, entry_selector_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -89,7 +89,7 @@ class SharedEntryAttention(EntryAttention):
             raise ValueError("indexer.candidates: blocks of keys are counted for a compress_rate of 1 alone")
 
     @property
-    def entries_name(self) -> str:
+    def compressed_entries_name(self) -> str:
         return "shared entries" if self.entries_shared else "entries"
 
     @property
@@ -102,7 +102,7 @@ class SharedEntryAttention(EntryAttention):
             return super().cost_thresholds()
         return (*super().cost_thresholds(), candidate_spec.candidate_topk_blocks * candidate_spec.candidate_block_size)
 
-    def fields_of_shared_results(self) -> Mapping[tuple[Any, ...], str]:
+    def shared_result_fields(self) -> Mapping[tuple[Any, ...], str]:
         compress_rate, indexer = self.compress_rate, self.indexer
         if compress_rate is None:
             return {}
@@ -121,7 +121,7 @@ class SharedEntryAttention(EntryAttention):
         return field_by_result
 
     def dependency_field(self) -> str:
-        return next(filter(None, self.fields_of_shared_results().values()), "")
+        return next(filter(None, self.shared_result_fields().values()), "")
 
     def _mask_and_compressed_kv(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
@@ -312,7 +312,7 @@ def _reference_class() -> type[nn.Module]:
             self.cache.keep(pass_state, kv_entries, *pending_rows)
             return latent, kv_entries
 
-    class EntryChooser(entry_chooser_class()):  # type: ignore[misc]
+    class EntrySelector(entry_selector_class()):  # type: ignore[misc]
         """Selects the entries that each token attends to, by scores against one key per entry."""
 
         def __init__(self, spec: SharedEntryAttention, hidden_size: int) -> None:
@@ -354,7 +354,7 @@ def _reference_class() -> type[nn.Module]:
             ]
             return keys, visible_entries & is_in_chosen_block, None
 
-        def _find_blocks(self, scores: Tensor, pass_state: PassState) -> None:
+        def _store_best_blocks(self, scores: Tensor, pass_state: PassState) -> None:
             """Stores each token's best blocks, its own block first. scores: −inf for keys the token cannot see."""
             assert self.spec.indexer is not None
             block_config = self.spec.indexer.finds
@@ -377,7 +377,7 @@ def _reference_class() -> type[nn.Module]:
             ranked_indices = block_scores.sort(dim=-1, descending=True, stable=True).indices
             pass_state.shared_values["candidate blocks"] = ranked_indices[..., : block_config.candidate_topk_blocks]
 
-        def _all_keys(self, latent: Tensor | None, pass_state: PassState, x: Tensor) -> Tensor:
+        def _indexer_keys_of_all_entries(self, latent: Tensor | None, pass_state: PassState, x: Tensor) -> Tensor:
             """Returns the keys of all entries so far. latent: the new entries before RoPE; None if there are none."""
             spec, stored_rows = self.spec, self.cache.load(pass_state)
             assert spec.compress_rate is not None
@@ -404,7 +404,7 @@ def _reference_class() -> type[nn.Module]:
         ) -> Tensor:
             spec = self.spec
             if not spec.entries_shared:
-                pass_state.shared_values["entry keys"] = self._all_keys(latent, pass_state, x)
+                pass_state.shared_values["entry keys"] = self._indexer_keys_of_all_entries(latent, pass_state, x)
             keys = pass_state.shared_values["entry keys"]
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, pass_state, pass_state.past_tokens, spec.qk_rope_head_dim, spec.position.rope_theta)
@@ -412,11 +412,11 @@ def _reference_class() -> type[nn.Module]:
             scores = torch.relu(self.core(q, keys) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             masked_scores = scores.masked_fill(~visible_entries, float("-inf"))
-            self._find_blocks(masked_scores, pass_state)
+            self._store_best_blocks(masked_scores, pass_state)
             best_entries = masked_scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
             return best_entries if positions is None else positions[:, None].gather(-1, best_entries)
 
-    class SharedEntryReference(entry_attention_class()):  # type: ignore[misc]
+    class SharedEntryAttentionReference(entry_attention_class()):  # type: ignore[misc]
         """DeepSeek-V4.1's attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SharedEntryAttention, model_properties: ModelProperties) -> None:
@@ -424,20 +424,20 @@ def _reference_class() -> type[nn.Module]:
             if spec.compress_rate is not None and not spec.entries_shared:
                 self.compressor = EntryCompressor(spec, model_properties.hidden_size)
             if spec.indexer is not None:
-                self.indexer = EntryChooser(spec, model_properties.hidden_size)
+                self.indexer = EntrySelector(spec, model_properties.hidden_size)
 
-        def _entries_and_mask(
+        def _compressed_entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
             spec, shared_values, latent = self.spec, pass_state.shared_values, None
             if not spec.entries_shared:
                 latent, shared_values["entries"] = self.compressor(x, pass_state)
             kv_entries: Tensor = shared_values["entries"]
-            entry_counts = self._entry_counts(x, pass_state)  # held until the end, as the flow holds it
+            entry_counts = self._visible_entry_counts(x, pass_state)  # held until the end, as the flow holds it
             is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < entry_counts[:, None]
             if spec.indexer is not None:
                 shared_values["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, pass_state)
             selection = shared_values["selected entries"]
             return self._selected_entries(x, kv_entries, is_visible, selection, pass_state)
 
-    return SharedEntryReference
+    return SharedEntryAttentionReference

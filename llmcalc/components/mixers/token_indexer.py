@@ -13,7 +13,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
     TORCH_WITNESS,
-    AttentionFields,
+    AttentionProtocol,
     HeadDim,
     Heads,
     ModelProperties,
@@ -22,9 +22,9 @@ from ..base import (
     StackPosition,
     TopK,
 )
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState, attention_mask
-from .block_indexer import require_all_earlier_tokens, require_decoder
+from .block_indexer import refuse_limited_attention, require_decoder
 from .indexer import Indexer, indexer_reference_class
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ class TokenIndexer(Part):
     index_topk: TopK
     rotary_dim: HeadDim | None = None
 
-    def check_attention(self, attention: AttentionFields) -> None:
+    def check_attention(self, attention: AttentionProtocol) -> None:
         """Raises `ValueError` if the indexer is incompatible with the attention's fields."""
-        require_all_earlier_tokens(attention)
+        refuse_limited_attention(attention)
         Rope(rotary_dim=self.rotary_dim).check_rotary_size(self.index_head_dim, "block_indexer.index_head_dim")
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
@@ -61,7 +61,7 @@ class TokenIndexer(Part):
         require_decoder(stack_position)
 
     @property
-    def chosen_tokens(self) -> int:
+    def selected_token_count(self) -> int:
         """The largest number of tokens that a token attends to."""
         return self.index_topk
 

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def previous_tokens(recorder: Flow, x: Value) -> Value:
+def record_previous_tokens(recorder: Flow, x: Value) -> Value:
     """Records a shift of the sequence by one token, and the cached state that holds the last token."""
     previous_token = recorder.shift(x, state_name="shift_state")
     recorder.state("shift_state", *x.axes, state_kind="shift_state")
     return previous_token
 
 
-def token_shift(recorder: Flow, x: Value, previous_token: Value, input_name: str) -> Value:
+def record_token_shift(recorder: Flow, x: Value, previous_token: Value, input_name: str) -> Value:
     """Records the computation of the mix of each token with the previous token, with a learned weight per channel.
 
     input_name: the end of the weight's name, `time_mix_…`.

@@ -9,13 +9,13 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..norm import Norm, norm_reference
-from ..runtime import attention_products_class, cache_class
+from ..runtime import attention_products_class, tensor_cache_class
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..position import Rope
+    from ..rope import Rope
 
 
 class TwoKeySetsMixer(WindowedMixer):
@@ -32,7 +32,7 @@ class TwoKeySetsMixer(WindowedMixer):
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
         return x if self.norm is None else recorder.norm(norm_name, x, self.norm, (head_dim,))
 
-    def _heading_with_keys(self, key_text: str) -> str:
+    def _heading_of_attended_keys(self, key_text: str) -> str:
         """Returns a report heading of the heads and the window. key_text: the attended tokens, in words."""
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         window_text = "" if self.sliding_window is None else f", window {self.sliding_window}"
@@ -42,7 +42,7 @@ class TwoKeySetsMixer(WindowedMixer):
 
 
 @cache
-def two_key_sets_reference() -> Any:
+def two_key_sets_reference_class() -> Any:
     """Returns the base class of PyTorch references, with projections, norms and the cache of the layer's tokens."""
 
     class TwoKeySetsReference(grouped_reference_class()):  # type: ignore[misc]
@@ -50,7 +50,7 @@ def two_key_sets_reference() -> Any:
             super().__init__(spec, hidden_size, spec.attention_bias)
             if spec.norm is not None:
                 self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
-            self.core, self.cache = attention_products_class()(), cache_class()(spec.sliding_window)
+            self.core, self.cache = attention_products_class()(), tensor_cache_class()(spec.sliding_window)
 
         def _split_heads(self, projection_letter: str, x: Tensor) -> Tensor:
             """Splits queries, keys or values into heads; queries and keys are also normalized."""

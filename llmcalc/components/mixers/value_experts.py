@@ -13,7 +13,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import TORCH_WITNESS, Experts, ModelProperties, Part, PartWitness, TopK, check_top_k
-from ..networks.expert_dispatch import dispatch_class, ends_of_groups, expert_map_class
+from ..networks.expert_dispatch import expert_dispatch_class, expert_group_ends, expert_map_class
 from ..networks.feed_forward import Activation, activate
 from ..networks.router import AnyRouter, LinearRouter
 from ..runtime import PassState
@@ -84,9 +84,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             expert_weights, top_experts = self.routing(x, pass_state)
-            dispatcher = dispatch_class()(top_experts, pass_state.grouped_experts, self.routing.float32_weights)
+            dispatcher = expert_dispatch_class()(top_experts, pass_state.grouped_experts, self.routing.float32_weights)
             routed_rows = dispatcher.copy_rows_to_experts(x)
-            group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
+            group_ends = expert_group_ends(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
             expert_values = activate(self.spec.hidden_act, self.v_experts(routed_rows, dispatcher.expert, group_ends))
             del routed_rows
             return dispatcher.combine_outputs(expert_values, expert_weights)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def dispatch_class() -> type[Any]:
+def expert_dispatch_class() -> type[Any]:
     class ExpertDispatch:
         """The assignment of tokens to their selected experts, with one row per token and expert.
 
@@ -93,7 +93,7 @@ def capacity_dispatch_class() -> type[Any]:
     return CapacityDispatch
 
 
-def ends_of_groups(row_experts: Tensor, expert_count: int) -> Tensor:
+def expert_group_ends(row_experts: Tensor, expert_count: int) -> Tensor:
     """Returns the end offset of each expert's sorted rows, as int32. row_experts: each row's expert, ascending."""
     import torch
 

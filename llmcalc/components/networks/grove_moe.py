@@ -18,9 +18,9 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Experts, ModelProperties, Network, SizeSymbol, TopK, check_divisor, check_top_k
 from ..runtime import PassState
-from .expert_dispatch import dispatch_class
+from .expert_dispatch import expert_dispatch_class
 from .feed_forward import FeedForward
-from .moe import check_expert, expert_networks, routed_experts_class
+from .moe import check_expert, record_expert_networks, routed_experts_reference_class
 from .router import LinearRouter
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class GroveMoE(Network):
         ):
             routed_rows = recorder.dispatch(x, top_experts, network_axis, top_k, self.router.expert_groups)
             with recorder.scope(network_name, kind="experts", source=self.formula_source):
-                expert_outputs = expert_networks(recorder, network, routed_rows, network_axis, top_k, x.axes)
+                expert_outputs = record_expert_networks(recorder, network, routed_rows, network_axis, top_k, x.axes)
             group_outputs.append(
                 recorder.combine(
                     expert_outputs, expert_weights, network_axis, top_k, in_float32=self.router.float32_weights
@@ -118,7 +118,7 @@ class GroveMoE(Network):
 
 @cache
 def _reference_class() -> type[nn.Module]:
-    RoutedExperts = routed_experts_class()
+    RoutedExperts = routed_experts_reference_class()
 
     class GroveMoEReference(RoutedExperts):  # type: ignore[misc,valid-type]
         """Runs routed experts and the adjugate experts of their groups. x: [batch, tokens, hidden] → same shape."""
@@ -146,7 +146,7 @@ def _reference_class() -> type[nn.Module]:
                 (self.experts, top_experts),
                 (self.chunk_experts, top_experts // self.group),
             ):
-                dispatcher = dispatch_class()(expert_indices, is_grouped, self.routing.float32_weights)
+                dispatcher = expert_dispatch_class()(expert_indices, is_grouped, self.routing.float32_weights)
                 routed_rows = networks(dispatcher.copy_rows_to_experts(x), dispatcher.expert, dispatcher.is_grouped)
                 expert_sums.append(dispatcher.combine_outputs(routed_rows, expert_weights))
             return expert_sums[0] + 0.05 * expert_sums[1]

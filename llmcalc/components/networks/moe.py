@@ -33,7 +33,7 @@ from ..base import (
 )
 from ..norm import Norm
 from ..runtime import PassState, apply_dropout, vector_module
-from .expert_dispatch import capacity_dispatch_class, dispatch_class, ends_of_groups, expert_map_class
+from .expert_dispatch import capacity_dispatch_class, expert_dispatch_class, expert_group_ends, expert_map_class
 from .feed_forward import FeedForward, activate, record_up_activation
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
 from .shared_scores import SharedScores
@@ -105,7 +105,7 @@ class Latent(Part):
             latent_output if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, latent_output)
         )
 
-    def project_back(self, recorder: Flow, latent_output: Value, output_axes: Shape) -> Value:
+    def project_to_model_width(self, recorder: Flow, latent_output: Value, output_axes: Shape) -> Value:
         """Records the optional norm on the sum of expert outputs, and the projection back to the model's width."""
         if self.output_norm is not None:
             latent_output = recorder.part("latent_output_norm", self.output_norm, latent_output)
@@ -146,7 +146,7 @@ class VisionExperts(Part):
         expert_weights, top_experts = self.router.flow(recorder, x, expert_axis, top_k, expert_axis.size)
         routed_rows = recorder.dispatch(x, top_experts, expert_axis, top_k, self.router.expert_groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
-            expert_outputs = expert_networks(recorder, self.expert, routed_rows, expert_axis, top_k, x.axes)
+            expert_outputs = record_expert_networks(recorder, self.expert, routed_rows, expert_axis, top_k, x.axes)
         return recorder.combine(
             expert_outputs, expert_weights, expert_axis, top_k, in_float32=self.router.float32_weights
         )
@@ -297,7 +297,7 @@ class MoE(Network):
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             recorder.hold(x=routed_rows)
             has_identities = self.identity_experts is not None
-            expert_outputs = expert_networks(
+            expert_outputs = record_expert_networks(
                 recorder,
                 self.expert,
                 routed_rows,
@@ -316,7 +316,7 @@ class MoE(Network):
         )
         recorder.hold(y=expert_outputs)
         if self.latent is not None:
-            expert_outputs = self.latent.project_back(recorder, expert_outputs, x.axes)
+            expert_outputs = self.latent.project_to_model_width(recorder, expert_outputs, x.axes)
             recorder.hold(y=expert_outputs)
         if self.shared_expert is not None:
             shared_output = self._shared_expert_output(recorder, self.shared_expert, x)
@@ -372,46 +372,44 @@ class MoE(Network):
         vision_experts = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
         expert_counts = {"num_experts": 4, "num_experts_per_tok": 2}
 
-        def build_mixture(**moe_fields: Any) -> Any:
+        def build_moe(**moe_fields: Any) -> Any:
             return cls(**{**expert_counts, "expert": swiglu, **moe_fields})
 
         router = LinearRouter(score_correction="parameter")
         latent = Latent(moe_latent_size=8, bias=True)
         return [
-            build_mixture(num_experts=6),
-            build_mixture(num_experts_per_tok=1, expert=ungated_network, router=LinearRouter(bias=True)),
-            build_mixture(output_bias=True),
-            build_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
-            build_mixture(num_experts=8, shared_expert=shared_network, router=corrected_router),
-            build_mixture(expert=ungated_network, shared_expert=shared_network, latent=latent),
-            build_mixture(router=router_with_trained_correction),
-            build_mixture(
+            build_moe(num_experts=6),
+            build_moe(num_experts_per_tok=1, expert=ungated_network, router=LinearRouter(bias=True)),
+            build_moe(output_bias=True),
+            build_moe(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
+            build_moe(num_experts=8, shared_expert=shared_network, router=corrected_router),
+            build_moe(expert=ungated_network, shared_expert=shared_network, latent=latent),
+            build_moe(router=router_with_trained_correction),
+            build_moe(
                 shared_expert=shared_network, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")
             ),
-            build_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
-            build_mixture(num_experts_per_tok=1, router=skipping_router),
-            build_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
-            build_mixture(shared_expert=shared_network, vision_experts=vision_experts, router=router),
-            build_mixture(
+            build_moe(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
+            build_moe(num_experts_per_tok=1, router=skipping_router),
+            build_moe(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
+            build_moe(shared_expert=shared_network, vision_experts=vision_experts, router=router),
+            build_moe(
                 num_experts=3,
                 identity_experts=IdentityExperts(zero_expert_num=5),
                 router=LinearRouter(score_correction="buffer", bias=True),
             ),
-            build_mixture(
+            build_moe(
                 num_experts_per_tok=3,
                 identity_experts=IdentityExperts(zero_expert_num=1),
                 expert=ungated_network,
                 latent=Latent(moe_latent_size=8),
                 shared_expert=shared_network,
             ),
-            build_mixture(
-                latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
-            ),
-            build_mixture(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
-            build_mixture(shared_expert=shared_network, shared_expert_mix=True),
-            build_mixture(shared_expert=shared_network, shared_scores=SharedScores(shared_experts=2)),
-            build_mixture(router=LinearRouter(float32_product=True, bias=True)),
-            build_mixture(num_experts=5, num_experts_per_tok=3, router=LinearRouter(float32_weights=True)),
+            build_moe(latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))),
+            build_moe(latent=Latent(moe_latent_size=8, output_norm=Norm(type="rmsnorm"))),
+            build_moe(shared_expert=shared_network, shared_expert_mix=True),
+            build_moe(shared_expert=shared_network, shared_scores=SharedScores(shared_experts=2)),
+            build_moe(router=LinearRouter(float32_product=True, bias=True)),
+            build_moe(num_experts=5, num_experts_per_tok=3, router=LinearRouter(float32_weights=True)),
         ]
 
 
@@ -427,7 +425,7 @@ def check_expert(expert: FeedForward) -> None:
         raise ValueError("expert.sub_norm: is not supported in experts; expected none")
 
 
-def expert_networks(
+def record_expert_networks(
     recorder: Flow,
     expert: FeedForward,
     routed_rows: Value,
@@ -475,13 +473,13 @@ def expert_networks(
 
 
 @cache
-def routed_experts_class() -> type[nn.Module]:
+def routed_experts_reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
     ExpertMap = expert_map_class()
 
-    class ExpertsReference(nn.Module):
+    class RoutedExpertNetworks(nn.Module):
         """Runs each row through the row's expert. x: [rows, width], row_experts: [rows] → [rows, width].
 
         is_grouped: whether rows are sorted by expert.
@@ -509,7 +507,7 @@ def routed_experts_class() -> type[nn.Module]:
                 # rows of identity experts run the last real expert too, so that the computation does not depend on data
                 is_identity = row_experts >= self.count
                 row_experts = row_experts.masked_fill(is_identity, self.count - 1)
-            group_ends = ends_of_groups(row_experts, self.count) if is_grouped and row_experts is not None else None
+            group_ends = expert_group_ends(row_experts, self.count) if is_grouped and row_experts is not None else None
             hidden_units = activate(
                 self.act, (self.gate_proj if has_gate else self.up_proj)(x, row_experts, group_ends)
             )
@@ -537,7 +535,7 @@ def routed_experts_class() -> type[nn.Module]:
         ) -> None:
             super().__init__()
             self.routing = router_module
-            self.experts = ExpertsReference(expert, expert_count, input_width, identities)
+            self.experts = RoutedExpertNetworks(expert, expert_count, input_width, identities)
             for module_name, module in router_module.modules.items():
                 self.add_module(module_name, module)
 
@@ -548,14 +546,14 @@ def routed_experts_class() -> type[nn.Module]:
                     expert_weights, top_experts, self.experts.count, pass_state.expert_capacity
                 )
             is_grouped = pass_state is not None and pass_state.grouped_experts
-            return dispatch_class()(top_experts, is_grouped, self.routing.float32_weights)
+            return expert_dispatch_class()(top_experts, is_grouped, self.routing.float32_weights)
 
     return RoutedExperts
 
 
 @cache
 def _vision_experts_class() -> type[nn.Module]:
-    class VisionReference(routed_experts_class()):  # type: ignore[misc]
+    class VisionExpertsReference(routed_experts_reference_class()):  # type: ignore[misc]
         """Routes image tokens to the vision experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(
@@ -576,7 +574,7 @@ def _vision_experts_class() -> type[nn.Module]:
                 expert_weights,
             )
 
-    return VisionReference
+    return VisionExpertsReference
 
 
 @cache
@@ -584,7 +582,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class MoEReference(routed_experts_class()):  # type: ignore[misc]
+    class MoEReference(routed_experts_reference_class()):  # type: ignore[misc]
         """Routes each token to experts, and sums their outputs. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MoE, model_properties: ModelProperties) -> None:

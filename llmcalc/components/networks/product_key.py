@@ -128,7 +128,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, hidden_units: Tensor, top_units: Tensor) -> Tensor:
             return (hidden_units[..., None, :] @ nn.functional.embedding(top_units, self.weight))[..., 0, :]
 
-    class ExpertsReference(nn.Module):
+    class ProductKeyExperts(nn.Module):
         def __init__(self, spec: ProductKeyMoE, hidden_size: int) -> None:
             super().__init__()
             self.act = spec.hidden_act
@@ -145,15 +145,15 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.top_k = spec.num_experts_per_tok
             self.router = nn.Linear(model_properties.hidden_size, 2 * spec.num_keys, bias=False)
-            self.experts = ExpertsReference(spec, model_properties.hidden_size)
+            self.experts = ProductKeyExperts(spec, model_properties.hidden_size)
             self.shared_expert = spec.shared_expert.reference(model_properties)
 
         def forward(self, x: Tensor, pass_state: PassState | None = None) -> Tensor:
-            expert_weights, top_units = self.routing(x)
+            expert_weights, top_units = self.route_tokens(x)
             expert_sum = self.experts(x, top_units, expert_weights)
             return expert_sum + self.shared_expert(x)
 
-        def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
             row_scores, column_scores = self.router(x).float().chunk(2, -1)
             scores, top_units = (row_scores[..., None] + column_scores[..., None, :]).flatten(2).topk(self.top_k, -1)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .diarized import DiarizedEncoder
     from .image_tokenizer import ImageTokenizer
     from .mobilenet import MobileNet
-    from .patches import PatchEmbedder
+    from .patch_embedder import PatchEmbedder
     from .projector import Projector
     from .sam import SamEncoder
     from .san_m import SanMEncoder
@@ -47,7 +47,7 @@ TOWERS = PartChoice(
         "diarized": "towers.diarized:DiarizedEncoder",
         "image_tokenizer": "towers.image_tokenizer:ImageTokenizer",
         "mobilenet": "towers.mobilenet:MobileNet",
-        "patches": "towers.patches:PatchEmbedder",
+        "patches": "towers.patch_embedder:PatchEmbedder",
         "projector": "towers.projector:Projector",
         "sam": "towers.sam:SamEncoder",
         "san_m": "towers.san_m:SanMEncoder",
@@ -71,7 +71,7 @@ TowerName: TypeAlias = Annotated[str, Field(pattern=NAME_PATTERN, max_length=60)
 """The name of an encoder or projector, as in its `transformers` class: `vision_tower`, `multi_modal_projector`."""
 
 
-def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:
+def towers_with_earlier_names(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:
     """Yields each tower (encoder or projector) with the names of the earlier towers that the tower may read.
 
     A projector reads the encoder before it, or the projector just before it, or with `encoders` several encoders before
@@ -90,12 +90,12 @@ def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, lis
             encoder_outputs[-1:] = [tower_name]
 
 
-def check_widths(towers: Mapping[str, Tower]) -> None:
+def check_projector_widths(towers: Mapping[str, Tower]) -> None:
     """Raises `ValueError` if a projector's input width differs from the output widths of all towers it may read.
 
     It may be the output width of the encoder before it, or of the projector just before it.
     """
-    for reader_name, tower, readable_towers in towers_before(towers):
+    for reader_name, tower, readable_towers in towers_with_earlier_names(towers):
         input_widths = {tower_name: towers[tower_name].output_width for tower_name in readable_towers}
         if tower.type == "projector" and tower.encoders > 1:
             if len(input_widths) < tower.encoders or sum(input_widths.values()) != tower.input_size:
@@ -117,12 +117,12 @@ def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Valu
     """Records the operations of every encoder and projector, and returns their outputs keyed by name."""
     outputs_by_tower: dict[str, Value] = {}
     frames_of_model = recorder.audio_frames
-    for tower_name, tower, readable_towers in towers_before(towers):
+    for tower_name, tower, readable_towers in towers_with_earlier_names(towers):
         default_input = tower.input_value()
         is_joined = tower.type == "projector" and max(tower.encoders, tower.encoder_layers) > 1
         tower_input = None
         if not is_joined:
-            tower_input = _tower_input(
+            tower_input = _matching_tower_output(
                 default_input, [outputs_by_tower[input_tower_name] for input_tower_name in readable_towers]
             )
         if tower_input is None:
@@ -136,10 +136,10 @@ def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Valu
     return outputs_by_tower
 
 
-def _tower_input(default_input: Value, tower_outputs: list[Value]) -> Value | None:
+def _matching_tower_output(default_input: Value, tower_outputs: list[Value]) -> Value | None:
     """Returns the first tower output with the input's width; the first output if none is known to have that width."""
     values_of_width = (output for output in tower_outputs if are_equal(output.width, default_input.width))
     return next(values_of_width, tower_outputs[0] if tower_outputs else None)
 
 
-__all__ = ["TOWERS", "Tower", "TowerName", "check_widths", "record"]
+__all__ = ["TOWERS", "Tower", "TowerName", "check_projector_widths", "record_towers"]

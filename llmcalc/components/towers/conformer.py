@@ -29,7 +29,7 @@ from ..inputs import AudioInput
 from ..mixers.grouped_query import record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import PassState, projected_heads, vector_module
+from ..runtime import PassState, project_to_heads, vector_module
 from .base import TowerPart, check_head_width
 from .subsampling import Subsampling
 
@@ -262,7 +262,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class SelfAttention(nn.Module):
+    class ConformerSelfAttention(nn.Module):
         """Computes self-attention. x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames]."""
 
         def __init__(self, spec: Conformer) -> None:
@@ -315,7 +315,7 @@ def _reference_class() -> type[nn.Module]:
             return chunk_outputs.flatten(2, 3)[:, :, :frame_count]
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-            q, k, v = (projected_heads(self, f"{projection_letter}_proj", x) for projection_letter in "qkv")
+            q, k, v = (project_to_heads(self, f"{projection_letter}_proj", x) for projection_letter in "qkv")
             distance_keys = None
             if hasattr(self, "r_proj"):
                 q = q * nn.functional.softplus(self.q_scale.weight) / math.log(2)
@@ -334,7 +334,10 @@ def _reference_class() -> type[nn.Module]:
             model_properties = ModelProperties(spec.hidden_size, is_causal=False)
             self.mlp_1 = spec.feed_forward.reference(model_properties)
             self.mlp_2 = spec.feed_forward.reference(model_properties)
-            self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(model_properties)
+            self.self_attn, self.convolution = (
+                ConformerSelfAttention(spec),
+                spec.convolution.reference(model_properties),
+            )
             for sublayer_name in ("mlp_1", "self_attn", "convolution", "mlp_2"):
                 self.add_module(f"{sublayer_name}_pre_norm", spec.norm.reference(model_properties))
                 if spec.norm_placement == "sandwich" and sublayer_name != "convolution":

@@ -81,7 +81,7 @@ class ConvNextEncoder(TowerPart):
     def output_width(self) -> int:
         return self.output_size
 
-    def channels_of(self, stage_index: int) -> int:
+    def stage_channels(self, stage_index: int) -> int:
         """Returns the number of channels of the blocks in a stage."""
         return self.num_filters * int(2**stage_index)
 
@@ -93,7 +93,7 @@ class ConvNextEncoder(TowerPart):
         for stage_index in range(len(self.depths)):
             stride = self.downsampling_ratios[stage_index - 1] if stage_index else 1
             kernel_size = 2 * stride if stage_index else self.kernel_size
-            channel_axis = Axis("channels", self.channels_of(stage_index))
+            channel_axis = Axis("channels", self.stage_channels(stage_index))
             with recorder.scope(f"stage_{stage_index}"):
                 position_rows = MergedPatchRows(source_rows=x.rows, frames=stride) if stage_index else x.rows
                 x = recorder.conv("conv", x, channel_axis, kernel=kernel_size, bias=True, rows=position_rows)
@@ -115,7 +115,7 @@ class ConvNextEncoder(TowerPart):
         for stage_number, stage_index in enumerate(reversed(range(len(self.depths)))):
             stride = self.downsampling_ratios[stage_index] if stage_number else 1
             kernel_size = 2 * stride if stage_number else self.kernel_size
-            channel_axis = Axis("channels", self.channels_of(stage_index))
+            channel_axis = Axis("channels", self.stage_channels(stage_index))
             with recorder.scope(f"stage_{stage_number}"):
                 position_rows = (
                     MultipliedRows("positions", source_rows=x.rows, rows_per_source=stride) if stage_number else x.rows
@@ -151,7 +151,7 @@ class ConvNextEncoder(TowerPart):
         x = recorder.add(x, recorder.mul(branch, recorder.vector("conv_out_scale", *x.axes)))
         branch = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("mlp", kind="feed_forward"):
-            inner_axis = Axis("ffn", self.ffn_expansion * self.channels_of(stage_index))
+            inner_axis = Axis("ffn", self.ffn_expansion * self.stage_channels(stage_index))
             branch = recorder.act(recorder.linear("up_proj", branch, inner_axis, bias=True), self.hidden_act)
             branch = recorder.linear("down_proj", branch, *x.axes, bias=True)
         return recorder.add(x, recorder.mul(branch, recorder.vector("mlp_out_scale", *x.axes)))
@@ -278,7 +278,7 @@ def _reference_class() -> type[nn.Module]:
             audio_samples: Tensor = self.conv_out(run_stages(self, x, self.stage_count))
             return audio_samples
 
-    class ConvNextReference(nn.Module):
+    class ConvNextEncoderReference(nn.Module):
         """Encodes audio samples. samples: [clips, samples, channels] → [clips, fewer positions, output_size]."""
 
         def __init__(self, spec: ConvNextEncoder) -> None:
@@ -303,4 +303,4 @@ def _reference_class() -> type[nn.Module]:
                 latents = (latents + self.latent_bias.weight) * self.latent_scale.weight
             return latents.transpose(1, 2)
 
-    return ConvNextReference
+    return ConvNextEncoderReference

@@ -73,7 +73,7 @@ class CtcConformer(EncoderTower):
         """Records the operations of the encoder and returns its output for the projector."""
         hidden_axis = Axis("hidden", self.hidden_size)
         x = recorder.linear("input_proj", x, hidden_axis, bias=True)
-        for layers_label, layer_indices in self._halves_of_layers():
+        for layers_label, layer_indices in self._layers_before_and_after_labels():
             x = recorder.layers(
                 x,
                 lambda v: self._record_layer(recorder, v),
@@ -96,7 +96,7 @@ class CtcConformer(EncoderTower):
                 recorder.linear(projection_name, input_value, Axis("hidden", output_width), bias=True, role="idle")
         return x
 
-    def _halves_of_layers(self) -> Iterator[tuple[str, list[int]]]:
+    def _layers_before_and_after_labels(self) -> Iterator[tuple[str, list[int]]]:
         """Yields name and layer indices of the first and second half of the layers; labels are predicted in between."""
         layers, middle_layer = [*range(self.num_hidden_layers)], self.num_hidden_layers // 2
         if middle_layer:

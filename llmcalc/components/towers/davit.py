@@ -23,7 +23,7 @@ from ..inputs import ImageInput
 from ..mixers.grouped_query import record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import PassState, join_windows, softmax_core_class, split_windows
+from ..runtime import PassState, join_windows, softmax_core_class, split_into_windows
 from .base import TowerPart
 from .vision import Patches
 
@@ -94,10 +94,10 @@ class DaVit(TowerPart):
 
     def check_fields(self) -> None:
         for stage_index in range(len(self.stages)):
-            grid_side = self.grid * self._stride_after(stage_index)
+            grid_side = self.grid * self._stride_of_later_stages(stage_index)
             check_divisor("window_size", self.window_size, f"the side of the grid of stages.{stage_index}", grid_side)
 
-    def _stride_after(self, stage_index: int) -> int:
+    def _stride_of_later_stages(self, stage_index: int) -> int:
         """Returns the product of the strides of all stages after the one with this index."""
         return prod(stage.stride for stage in self.stages[stage_index + 1 :])
 
@@ -124,7 +124,7 @@ class DaVit(TowerPart):
 
     def _record_stage(self, recorder: Flow, x: Value, stage_index: int) -> Value:
         """Records the operations of one stage: its strided convolution and norm, and its layers."""
-        stage, later_stride = self.stages[stage_index], self._stride_after(stage_index)
+        stage, later_stride = self.stages[stage_index], self._stride_of_later_stages(stage_index)
         grid_rows = MultipliedRows("positions", source_rows=PATCHES, rows_per_source=later_stride**2)
         hidden_axis, layer_count = Axis("hidden", stage.hidden_size), stage.num_hidden_layers
         with recorder.scope(f"embedding_{stage_index}"):
@@ -204,7 +204,7 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj, self.core = nn.Linear(hidden_size, hidden_size), softmax_core_class()()
 
         def forward(self, x: Tensor) -> Tensor:
-            positions = x.flatten(1, 2) if self.window is None else split_windows(x, self.window)
+            positions = x.flatten(1, 2) if self.window is None else split_into_windows(x, self.window)
             q, k, v = (
                 self.get_submodule(f"{letter}_proj")(positions).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for letter in "qkv"

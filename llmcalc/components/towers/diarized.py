@@ -209,7 +209,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def run_layers(self, x: Tensor) -> Tensor:
             return self._layers[0].forward(x, PassState(patch_columns=1))
 
-    class SpeakerReference(EncoderLayers):
+    class SpeakerEncoderReference(EncoderLayers):
         """Detects the speakers. frames: [clips, positions, frames · bins] → [clips, positions, speakers]."""
 
         def __init__(self, spec: SpeakerEncoder, input_width: int, frame_count: int = 1) -> None:
@@ -232,7 +232,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             speaker_features = self.classifier(functional.relu(self.dense(functional.relu(speaker_features))))
             return speaker_features.sigmoid().unflatten(1, (-1, self.frame_count)).mean(2)
 
-    class TimestampReference(EncoderLayers):
+    class WordTimestampsReference(EncoderLayers):
         """Predicts the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
 
         def __init__(self, spec: WordTimestamps, hidden_size: int) -> None:
@@ -258,7 +258,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, speaker_activity: Tensor) -> Tensor:
             return speaker_activity @ self.get_buffer("table")
 
-    class DiarizedReference(EncoderLayers):
+    class DiarizedEncoderReference(EncoderLayers):
         """Encodes speech and speakers. frames: [clips, frames, bins] → [clips, frames / frames per position, width]."""
 
         def __init__(self, spec: DiarizedEncoder) -> None:
@@ -266,7 +266,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.frames, input_width = spec.frames, spec.frames * spec.num_mel_bins
             self.patch_embedding = nn.Linear(input_width, spec.hidden_size, bias=False)
             self.out_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
-            self.speakers = SpeakerReference(spec.speakers, input_width, spec.frames)
+            self.speakers = SpeakerEncoderReference(spec.speakers, input_width, spec.frames)
             self.speaker_norm = spec.norm.reference(ModelProperties(spec.speakers.num_speakers))
             self.speaker_embedding = SpeakerSinusoids(spec.speakers.num_speakers, spec.hidden_size)
             if spec.timestamps is not None:
@@ -279,4 +279,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             encoder_output: Tensor = self.out_norm(x) + self.speaker_embedding(speaker_activity)
             return encoder_output
 
-    return {"encoder": DiarizedReference, "speakers": SpeakerReference, "timestamps": TimestampReference}
+    return {
+        "encoder": DiarizedEncoderReference,
+        "speakers": SpeakerEncoderReference,
+        "timestamps": WordTimestampsReference,
+    }

@@ -456,7 +456,7 @@ def _reference_class() -> type[nn.Module]:
             features = self.convolve("pw_proj", features) * self.layer_scale.weight[:, None, None]
             return x + features if self.has_skip else features
 
-    class AttentionReference(GridModule):
+    class GridAttentionReference(GridModule):
         """Attention over a grid of positions, with a single key-value head."""
 
         def __init__(self, spec: GridAttention, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
@@ -520,7 +520,7 @@ def _reference_class() -> type[nn.Module]:
     block_classes = {
         "edge": EdgeResidualReference,
         "inverted": InvertedResidualReference,
-        "attention": AttentionReference,
+        "attention": GridAttentionReference,
     }
 
     class MobileNetReference(GridModule):

@@ -19,7 +19,7 @@ from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState, vector_module
 from ..stack import Stack
 

@@ -409,7 +409,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class MarkerVectors(nn.Module):
+    class MarkerEmbeddings(nn.Module):
         def __init__(self, query_count: int, hidden_size: int) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(query_count, hidden_size) * 0.02)
@@ -435,12 +435,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             hidden_size = spec.hidden_size
             if spec.projected:
                 self.kv_proj = nn.Linear(input_width, hidden_size, bias=False)
-            self.query = MarkerVectors(spec.queries, hidden_size)
+            self.query = MarkerEmbeddings(spec.queries, hidden_size)
             self.reads_queries = spec.reads_queries
             if spec.norm is not None:
                 self.kv_norm, self.query_norm = (spec.norm.reference(ModelProperties(hidden_size)) for _ in range(2))
             if spec.positions:
-                self.positions = MarkerVectors(spec.queries, hidden_size)
+                self.positions = MarkerEmbeddings(spec.queries, hidden_size)
             self.attention = spec.attention.reference(
                 ModelProperties(hidden_size, is_causal=False, is_cross_attention=True)
             )
@@ -485,7 +485,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if spec.merged == "concat":
                 input_width = input_width * spec.merge**2 * spec.frames
             if spec.input_marks:
-                self.input_marks = MarkerVectors(spec.input_marks, input_width)
+                self.input_marks = MarkerEmbeddings(spec.input_marks, input_width)
             if spec.norm is not None:
                 normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else input_width
                 self.norm = spec.norm.reference(ModelProperties(normed_width))
@@ -498,7 +498,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(f"map_{linear_index}", map_module)
                 input_width = linear_map.size // 2 if linear_map.gated else linear_map.size
             if spec.output_marks:
-                self.output_marks = MarkerVectors(spec.output_marks, input_width)
+                self.output_marks = MarkerEmbeddings(spec.output_marks, input_width)
             if spec.out_norm is not None:
                 self.out_norm = spec.out_norm.reference(ModelProperties(input_width))
             self._stack: tuple[nn.Module, ...] = ()
@@ -510,9 +510,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def tokens(self, token_ids: Tensor) -> Tensor:
             """Returns projected embeddings of the projector's special tokens, such as image separators."""
-            return self._apply_maps(self.token_norm(self.token_embedding(token_ids)), 1)
+            return self._apply_projector_layers(self.token_norm(self.token_embedding(token_ids)), 1)
 
-        def _apply_maps(self, x: Tensor, patch_columns: int) -> Tensor:
+        def _apply_projector_layers(self, x: Tensor, patch_columns: int) -> Tensor:
             """Applies the linear layers in order. patch_columns: the patches per row, for convolutional layers."""
             for linear_index, linear_map in enumerate(self.spec.maps, 1):
                 map_module = self.get_submodule(f"map_{linear_index}")
@@ -544,7 +544,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             merge, is_mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
             if hasattr(self, "resampler"):
                 x = self.resampler(x)
-                return self._apply_maps(self.norm(x) if hasattr(self, "norm") else x, 1)
+                return self._apply_projector_layers(self.norm(x) if hasattr(self, "norm") else x, 1)
             is_normed_after_merge = is_mean or self.spec.norm_of == "merged"
             x = self.norm(x) if hasattr(self, "norm") and not is_normed_after_merge else x
             patch_squares = (
@@ -555,6 +555,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 frames_of_images = x.unflatten(0, (-1, frames)).transpose(1, 2)
                 x = frames_of_images.mean(2) if is_mean else frames_of_images.flatten(2)
             x = self.norm(x) if hasattr(self, "norm") and is_normed_after_merge else x
-            return self._apply_maps(self.input_marks(x) if hasattr(self, "input_marks") else x, patch_columns // merge)
+            return self._apply_projector_layers(
+                self.input_marks(x) if hasattr(self, "input_marks") else x, patch_columns // merge
+            )
 
     return {"projector": ProjectorReference, "resampler": ResamplerReference}

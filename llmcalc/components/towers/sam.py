@@ -319,7 +319,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec)
             self.factor = vector_module(torch.zeros(1))
 
-    class SamReference(nn.Module):
+    class SamEncoderReference(nn.Module):
         """Encodes pixels: [images, channels, 1, height, width] → [images, positions, output_width]."""
 
         def __init__(self, spec: SamEncoder) -> None:
@@ -363,4 +363,4 @@ def _reference_class() -> type[nn.Module]:
             x = x.flatten(2).transpose(1, 2)
             return x if self.spec.reader is None else self.reader(x)
 
-    return SamReference
+    return SamEncoderReference

@@ -164,7 +164,7 @@ def _reference_class() -> type[nn.Module]:
             x = x + self.mlp(self.mlp_pre_norm(x), PassState())
             return self.norm(x) if hasattr(self, "norm") else x
 
-    class SanMReference(nn.Module):
+    class SanMEncoderReference(nn.Module):
         """Encodes stacked audio frames. frames: [clips, frames, input_size] → [clips, frames, hidden]."""
 
         def __init__(self, spec: SanMEncoder) -> None:
@@ -186,4 +186,4 @@ def _reference_class() -> type[nn.Module]:
                 x = layer(x)
             return x
 
-    return SanMReference
+    return SanMEncoderReference

@@ -22,7 +22,7 @@ from ..inputs import ImageInput
 from ..mixers.grouped_query import record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import PassState, join_windows, softmax_core_class, split_windows
+from ..runtime import PassState, join_windows, softmax_core_class, split_into_windows
 from .base import TowerPart
 from .vision import Patches, PatchPositions
 
@@ -194,7 +194,7 @@ def _reference_class() -> type[nn.Module]:
             self.distances = DistanceIndex(window)
 
         def forward(self, x: Tensor) -> Tensor:
-            windows = split_windows(x, self.window)
+            windows = split_into_windows(x, self.window)
             q, k, v = (
                 self.get_submodule(f"{letter}_proj")(windows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for letter in "qkv"

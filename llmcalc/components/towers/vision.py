@@ -24,7 +24,7 @@ from ..mixers.attention import Attention
 from ..mixers.short_conv import ShortConv
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState, vector_module
 from ..stack import Stack
 from .base import EncoderTower
@@ -161,14 +161,18 @@ class VisionTower(EncoderTower):
 
     def check_fields(self) -> None:
         stack_position = StackPosition(
-            "stack", self.hidden_size, "encoder", tokens_form_grid=True, has_token_before_grid=self.vector_count > 0
+            "stack",
+            self.hidden_size,
+            "encoder",
+            tokens_form_grid=True,
+            has_token_before_grid=self.prepended_vector_count > 0,
         )
         self.stack.check_stack_position(stack_position)
         if (self.merger is None and self.tiles is None) != (self.upper_stack is None):
             raise ValueError("upper_stack: the layers after a merger, or of tiles; expected both or neither")
         if self.tiles is not None and (self.merger is not None or self.registers or self.positions is None):
             raise ValueError("tiles: expected positions, and neither a merger nor registers")
-        if self.merger is not None and (self.vector_count or self.pooling is not None):
+        if self.merger is not None and (self.prepended_vector_count or self.pooling is not None):
             raise ValueError("merger: reads patches alone; expected no class_embedding, registers or pooling")
         if self.upper_stack is not None:
             self.upper_stack.check_stack_position(StackPosition("upper_stack", self.hidden_size, "encoder"))
@@ -182,7 +186,7 @@ class VisionTower(EncoderTower):
             )
 
     @property
-    def vector_count(self) -> int:
+    def prepended_vector_count(self) -> int:
         """The number of learned vectors (class and register tokens) that are prepended to the patches."""
         return int(self.class_embedding) + self.registers
 
@@ -214,7 +218,10 @@ class VisionTower(EncoderTower):
                 "registers", Axis("registers", self.registers), hidden_axis, row_count=self.registers
             )
             x = recorder.cat(
-                x, registers, axes=x.axes, rows=ExtendedRows(source_rows=patch_rows, extra_rows=self.vector_count)
+                x,
+                registers,
+                axes=x.axes,
+                rows=ExtendedRows(source_rows=patch_rows, extra_rows=self.prepended_vector_count),
             )
         else:
             x = self._add_positions(recorder, x)
@@ -335,7 +342,7 @@ def _reference_class() -> type[nn.Module]:
             for buffer_name, buffer in named_buffers:
                 self.register_buffer(buffer_name, buffer)
 
-    class TileVectors(nn.Module):
+    class TileEmbeddings(nn.Module):
         """Adds gated tile vectors, as for an image of one tile. x: [images, patches, hidden] → same shape."""
 
         def __init__(self, tiles: TilePositions, hidden_size: int, position_count: int = 1) -> None:
@@ -399,9 +406,9 @@ def _reference_class() -> type[nn.Module]:
                 self.merger = spec.merger.reference(ModelProperties(hidden_size))
             if spec.tiles is not None and spec.positions is not None:
                 self.pre_tile_embedding, self.post_tile_embedding = (
-                    TileVectors(spec.tiles, hidden_size) for _ in range(2)
+                    TileEmbeddings(spec.tiles, hidden_size) for _ in range(2)
                 )
-                self.tile_positions = TileVectors(spec.tiles, hidden_size, spec.positions.axes * spec.positions.rows)
+                self.tile_positions = TileEmbeddings(spec.tiles, hidden_size, spec.positions.axes * spec.positions.rows)
             if spec.upper_stack is not None:
                 self.upper = spec.upper_stack.reference(ModelProperties(hidden_size, is_causal=False))
             if spec.clamps:
@@ -452,8 +459,8 @@ def _reference_class() -> type[nn.Module]:
                     self.merger(x, patch_columns), PassState(patch_columns=patch_columns // self.spec.merger.side)
                 )
                 return merged_patches
-            vector_count = int(self.spec.class_embedding) + self.spec.registers
-            x = x[:, : x.shape[1] - vector_count]
+            prepended_vector_count = int(self.spec.class_embedding) + self.spec.registers
+            x = x[:, : x.shape[1] - prepended_vector_count]
             if hasattr(self, "standardize"):
                 x = (x - self.standardize.mean) * self.standardize.scale
             return self.pooling(x) if hasattr(self, "pooling") else x

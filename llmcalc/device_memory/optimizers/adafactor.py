@@ -45,15 +45,17 @@ def _variance_size(tensor: ParamTensor) -> Number:
     return tensor.size if len(tensor.shape) < 2 else 0
 
 
-def step(optimizer_step: OptimizerStep) -> None:
+def replay_step(optimizer_step: OptimizerStep) -> None:
     """Replays `Adafactor.step`, with each parameter's step count on the host."""
     trained_parameters, dtype = optimizer_step.updated_parameters, optimizer_step.state_format
-    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
+    for parameter in optimizer_step.iterate_parameters(trained_parameters):
         if not parameter.states and _is_factored(parameter):
             with optimizer_step.allocating_states():
-                parameter.states = [_new_reduction(optimizer_step, parameter.grad, axis, dtype) for axis in (-1, -2)]
+                parameter.states = [
+                    _allocate_reduction(optimizer_step, parameter.grad, axis, dtype) for axis in (-1, -2)
+                ]
         elif not parameter.states:
-            parameter.states = optimizer_step.new_states_like(parameter.grad)  # variance
+            parameter.states = optimizer_step.allocate_states_like(parameter.grad)  # variance
     if optimizer_step.implementation == "foreach":
         _multi_tensor_adafactor(optimizer_step, trained_parameters)
     else:
@@ -65,72 +67,76 @@ def _is_factored(parameter: OptimizedParameter) -> bool:
     return len(parameter.grad.shape) > 1
 
 
-def _new_reduction(optimizer_step: OptimizerStep, tensor: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
+def _allocate_reduction(optimizer_step: OptimizerStep, tensor: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
     """Allocates the result of a reduction of a tensor along one axis, whose length becomes 1."""
     shape = list(tensor.shape)
     shape[axis] = 1
     return optimizer_step.aten.new_tensor(tuple(shape), dtype or tensor.dtype)
 
 
-def _new_norm(optimizer_step: OptimizerStep, tensor: Tensor) -> None:
+def _allocate_norm(optimizer_step: OptimizerStep, tensor: Tensor) -> None:
     """Allocates a tensor's norm, which the host reads."""
     optimizer_step.aten.new_tensor((), tensor.dtype)
 
 
-def _new_mean_product(optimizer_step: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
+def _allocate_mean_product(optimizer_step: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
     """Allocates the product of row means and column means."""
     return optimizer_step.aten.new_tensor((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
 
 
 def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Replays updates parameter by parameter; an update's temporary tensors live until the next update."""
-    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
+    for parameter in optimizer_step.iterate_parameters(trained_parameters):
         grad = parameter.grad
-        _new_norm(optimizer_step, parameter.tensor)
+        _allocate_norm(optimizer_step, parameter.tensor)
         if _is_factored(parameter):
             row_var, col_var = parameter.states
-            row_mean = _new_reduction(optimizer_step, grad, -1)
-            optimizer_step.write(row_var, row_mean)
-            col_mean = _new_reduction(optimizer_step, grad, -2)
-            optimizer_step.write(col_var, col_mean)
-            var_estimate = _new_mean_product(optimizer_step, row_var, col_var)
-            optimizer_step.write(var_estimate, _new_reduction(optimizer_step, row_var, -2))
+            row_mean = _allocate_reduction(optimizer_step, grad, -1)
+            optimizer_step.record_in_place_operation(row_var, row_mean)
+            col_mean = _allocate_reduction(optimizer_step, grad, -2)
+            optimizer_step.record_in_place_operation(col_var, col_mean)
+            var_estimate = _allocate_mean_product(optimizer_step, row_var, col_var)
+            optimizer_step.record_in_place_operation(var_estimate, _allocate_reduction(optimizer_step, row_var, -2))
         else:
             variance = parameter.states[0]
             grad_squared = optimizer_step.aten.new_like(grad)
-            optimizer_step.write(variance, grad_squared)
+            optimizer_step.record_in_place_operation(variance, grad_squared)
             var_estimate = optimizer_step.aten.new_like(variance)
         parameter_update = var_estimate
-        _new_norm(optimizer_step, parameter_update)
-        optimizer_step.write(parameter.tensor, parameter_update)
+        _allocate_norm(optimizer_step, parameter_update)
+        optimizer_step.record_in_place_operation(parameter.tensor, parameter_update)
 
 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Replays updates group by group; a group's updates live until the next group's estimates exist."""
-    parameters_in_turn, tensor_like = optimizer_step.parameters_in_turn, optimizer_step.aten.new_like
+    iterate_parameters, tensor_like = optimizer_step.iterate_parameters, optimizer_step.aten.new_like
     for group in _group_by_dtype_and_factors(optimizer_step, trained_parameters):
-        for parameter in parameters_in_turn(group):
-            _new_norm(optimizer_step, parameter.tensor)
+        for parameter in iterate_parameters(group):
+            _allocate_norm(optimizer_step, parameter.tensor)
         if _is_factored(group[0]):
-            row_means = [_new_reduction(optimizer_step, parameter.grad, -1) for parameter in parameters_in_turn(group)]
+            row_means = [
+                _allocate_reduction(optimizer_step, parameter.grad, -1) for parameter in iterate_parameters(group)
+            ]
             del row_means
-            col_means = [_new_reduction(optimizer_step, parameter.grad, -2) for parameter in parameters_in_turn(group)]
+            col_means = [
+                _allocate_reduction(optimizer_step, parameter.grad, -2) for parameter in iterate_parameters(group)
+            ]
             del col_means
             var_estimates = [
-                _new_mean_product(optimizer_step, *parameter.states) for parameter in parameters_in_turn(group)
+                _allocate_mean_product(optimizer_step, *parameter.states) for parameter in iterate_parameters(group)
             ]
             row_var_means = [
-                _new_reduction(optimizer_step, parameter.states[0], -2) for parameter in parameters_in_turn(group)
+                _allocate_reduction(optimizer_step, parameter.states[0], -2) for parameter in iterate_parameters(group)
             ]
             del row_var_means
         else:
-            grads_squared = [tensor_like(parameter.grad) for parameter in parameters_in_turn(group)]
+            grads_squared = [tensor_like(parameter.grad) for parameter in iterate_parameters(group)]
             del grads_squared
-            var_estimates = [tensor_like(parameter.states[0]) for parameter in parameters_in_turn(group)]
+            var_estimates = [tensor_like(parameter.states[0]) for parameter in iterate_parameters(group)]
         parameter_updates = var_estimates
-        for _, parameter_update in zip(parameters_in_turn(group), parameter_updates, strict=True):
-            _new_norm(optimizer_step, parameter_update)
-        optimizer_step.write(group, parameter_updates)
+        for _, parameter_update in zip(iterate_parameters(group), parameter_updates, strict=True):
+            _allocate_norm(optimizer_step, parameter_update)
+        optimizer_step.record_in_place_operation(group, parameter_updates)
 
 
 def _group_by_dtype_and_factors(
@@ -157,7 +163,7 @@ OPTIMIZER = Optimizer(
     name="adafactor",
     implementations=("loop", "foreach"),
     state_bytes=state_bytes,
-    run_step=step,
+    run_step=replay_step,
     build_torch_optimizers=build_torch_optimizers,
     depends_on_values=True,
     note="a matrix has one mean per row and one per column, a vector its whole second moment",

@@ -26,17 +26,17 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByNam
     return torch_states | {"RMS": 4 * tensor_count(tensors)}
 
 
-def step(optimizer_step: OptimizerStep) -> None:
+def replay_step(optimizer_step: OptimizerStep) -> None:
     """Replays `Adafactor.step`; a parameter's temporary tensors live until the next parameter's replace them."""
     from ...simulator.tensor import FLOAT32
 
     aten, parameter_update = optimizer_step.aten, None
-    for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
+    for parameter in optimizer_step.iterate_parameters(optimizer_step.updated_parameters):
         grad = None
         grad = aten.to(parameter.grad, FLOAT32)
         if not parameter.states:
             with optimizer_step.allocating_states():
-                parameter.states = _new_states(optimizer_step, grad)
+                parameter.states = _allocate_states(optimizer_step, grad)
         p_data_fp32 = None
         p_data_fp32 = aten.to(parameter.tensor, FLOAT32)
         mean_count = 2 if len(grad.shape) > 1 else 1
@@ -48,22 +48,22 @@ def step(optimizer_step: OptimizerStep) -> None:
         if mean_count == 2:
             row_state, column_state = parameter.states[:mean_count]
             row_mean = aten.new_like(row_state)
-            optimizer_step.write(row_state, row_mean)
+            optimizer_step.record_in_place_operation(row_state, row_mean)
             del row_mean
             column_mean = aten.new_like(column_state)
-            optimizer_step.write(column_state, column_mean)
+            optimizer_step.record_in_place_operation(column_state, column_mean)
             del column_mean
             parameter_update = _second_moment_estimate(optimizer_step, grad, row_state, column_state)
         else:
             parameter_update = aten.new_like(parameter.states[0])
-        optimizer_step.write(parameter_update, grad)
+        optimizer_step.record_in_place_operation(parameter_update, grad)
         _root_mean_square(optimizer_step)
         negated_update = aten.new_like(parameter_update)
-        optimizer_step.write(p_data_fp32, negated_update)
+        optimizer_step.record_in_place_operation(p_data_fp32, negated_update)
         del negated_update
 
 
-def _new_states(optimizer_step: OptimizerStep, grad: Tensor) -> list[Tensor]:
+def _allocate_states(optimizer_step: OptimizerStep, grad: Tensor) -> list[Tensor]:
     """Allocates a parameter's row and column means, or the second moment of a vector, anew in each step."""
     shapes = [(*grad.shape[:-1],), (*grad.shape[:-2], grad.shape[-1])] if len(grad.shape) > 1 else [grad.shape]
     return [optimizer_step.aten.new_tensor(shape, grad.dtype) for shape in shapes]
@@ -87,7 +87,7 @@ def _second_moment_estimate(
     del row_mean
     column_factor = aten.new_like(column_state)
     estimated_squares = aten.new_like(grad)
-    optimizer_step.write(estimated_squares, row_factor, column_factor)
+    optimizer_step.record_in_place_operation(estimated_squares, row_factor, column_factor)
     return estimated_squares
 
 
@@ -104,7 +104,7 @@ OPTIMIZER = Optimizer(
     name="adafactor-transformers",
     implementations=("loop",),
     state_bytes=state_bytes,
-    run_step=step,
+    run_step=replay_step,
     build_torch_optimizers=build_torch_optimizers,
     note="a matrix has one mean per row and one per column, a vector its whole second moment",
     uncounted_work="means of rows and columns",

@@ -33,11 +33,11 @@ def _mean_count(tensor: ParamTensor) -> Number:
     return ParamTensor((tensor.shape[0], *tensor.shape[2:]), tensor.role).size if len(tensor.shape) > 1 else tensor.size
 
 
-def step(optimizer_step: OptimizerStep) -> None:
+def replay_step(optimizer_step: OptimizerStep) -> None:
     """Replays `Adam_mini.step`; temporary tensors live until the next parameter's replace them."""
     aten = optimizer_step.aten
     momentum_over_denominator = parameter_update = None
-    for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
+    for parameter in optimizer_step.iterate_parameters(optimizer_step.updated_parameters):
         grad, dtype = parameter.grad, optimizer_step.state_format or parameter.grad.dtype
         is_vector = len(grad.shape) < 2
         if not parameter.states:
@@ -46,7 +46,7 @@ def step(optimizer_step: OptimizerStep) -> None:
                 parameter.states += [aten.new_like(grad, dtype=dtype), aten.new_tensor(mean_shape, dtype)]  # m, vmean
         if is_vector:
             momentum_over_denominator = aten.new_like(aten.new_like(parameter.states[1]))
-            optimizer_step.write(parameter.tensor, momentum_over_denominator)
+            optimizer_step.record_in_place_operation(parameter.tensor, momentum_over_denominator)
             continue
         squared_gradient = aten.new_like(grad)
         means_of_squares = aten.new_tensor(parameter.states[1].shape, grad.dtype)
@@ -54,14 +54,16 @@ def step(optimizer_step: OptimizerStep) -> None:
         momentum_over_denominator = aten.new_like(aten.new_like(parameter.states[1]))
         step_sizes = aten.new_like(momentum_over_denominator)
         parameter_update = aten.new_like(parameter.states[0])
-        optimizer_step.write(parameter.tensor, aten.new_like(parameter_update), means_of_squares, step_sizes)
+        optimizer_step.record_in_place_operation(
+            parameter.tensor, aten.new_like(parameter_update), means_of_squares, step_sizes
+        )
 
 
 OPTIMIZER = Optimizer(
     name="adam-mini",
     implementations=("loop",),
     state_bytes=state_bytes,
-    run_step=step,
+    run_step=replay_step,
     reason_not_in_torch="adam_mini is not a part of torch",
     note="a matrix has one mean of the second moment per row, a vector its whole second moment; Adam-mini itself has "
     "fewer for queries, keys and norms",

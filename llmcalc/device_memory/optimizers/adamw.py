@@ -30,7 +30,7 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByNam
     }
 
 
-def step(optimizer_step: OptimizerStep) -> None:
+def replay_step(optimizer_step: OptimizerStep) -> None:
     """Replays torch's `Adam.step` on tensors without values."""
     update_parameters(optimizer_step, optimizer_step.updated_parameters)
 
@@ -39,12 +39,12 @@ def update_parameters(optimizer_step: OptimizerStep, trained_parameters: Sequenc
     """Replays `Adam.step` for some parameters; step counts are on the host unless the optimizer is fused."""
     from ...simulator.tensor import FLOAT32
 
-    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
+    for parameter in optimizer_step.iterate_parameters(trained_parameters):
         if not parameter.states:
             if optimizer_step.implementation == "fused":
                 with optimizer_step.allocating_states():
                     parameter.states.append(optimizer_step.aten.new_tensor((), FLOAT32))  # step
-            parameter.states += optimizer_step.new_states_like(parameter.tensor, 2)  # exp_avg, exp_avg_sq
+            parameter.states += optimizer_step.allocate_states_like(parameter.tensor, 2)  # exp_avg, exp_avg_sq
     if optimizer_step.implementation == "foreach":
         _multi_tensor_adam(optimizer_step, trained_parameters)
     elif optimizer_step.implementation == "loop":
@@ -59,20 +59,20 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
     aten, is_older_torch = optimizer_step.aten, is_older_version(optimizer_step.torch_version, ONE_TEMPORARY_SINCE)
     for group in optimizer_step.group_by_dtype(trained_parameters):
         exp_avg_sq_sqrt = [
-            aten.new_like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(group)
+            aten.new_like(parameter.states[-1]) for parameter in optimizer_step.iterate_parameters(group)
         ]
         if is_older_torch:
-            denoms = [aten.new_like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(group)]
+            denoms = [aten.new_like(parameter.states[-1]) for parameter in optimizer_step.iterate_parameters(group)]
         else:
             denoms = exp_avg_sq_sqrt
-        optimizer_step.write(group, denoms)
+        optimizer_step.record_in_place_operation(group, denoms)
 
 
 def _single_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Allocates a square root and a quotient while the previous parameter's denominator still exists."""
-    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
+    for parameter in optimizer_step.iterate_parameters(trained_parameters):
         denom = optimizer_step.aten.new_like(optimizer_step.aten.new_like(parameter.states[-1]))
-        optimizer_step.write(parameter.tensor, denom)
+        optimizer_step.record_in_place_operation(parameter.tensor, denom)
 
 
 def build_torch_optimizers(
@@ -90,7 +90,7 @@ OPTIMIZER = Optimizer(
     implementations=("foreach", "fused", "loop"),
     state_bytes=state_bytes,
     trainer_default="fused",
-    run_step=step,
+    run_step=replay_step,
     build_torch_optimizers=build_torch_optimizers,
     aliases=("adam", "adamw-torch-fused"),
     supports_element_shards=True,

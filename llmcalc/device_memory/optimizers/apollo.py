@@ -46,7 +46,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
             "scaled_grad": packed_bytes(tensor_count(projected_tensors), dtype),
         }
 
-    def step(optimizer_step: OptimizerStep) -> None:
+    def replay_step(optimizer_step: OptimizerStep) -> None:
         """Replays `AdamW.step`; temporary tensors live until the next parameter's replace them."""
         aten = optimizer_step.aten
         grad = denom = norm_grad = scaling_factors = scaled_grad = None
@@ -57,7 +57,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
                 grad = aten.new_tensor(projected_shape(parameter.grad, rank), dtype)
             if len(parameter.states) < 2:
-                parameter.states[1:] = optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
+                parameter.states[1:] = optimizer_step.allocate_states_like(grad, 2)  # exp_avg, exp_avg_sq
             denom = aten.new_like(parameter.states[2 if parameter.is_layer_matrix else -1])
             norm_grad = aten.new_like(denom)
             if parameter.is_layer_matrix:
@@ -69,14 +69,14 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
                 if not is_first_step:
                     norm_limit = aten.new_tensor((), dtype)
                     scaled_grad = aten.new_like(scaled_grad)
-                    optimizer_step.write(scaled_grad, norm_limit)
+                    optimizer_step.record_in_place_operation(scaled_grad, norm_limit)
                 with optimizer_step.allocating_states():
                     parameter.states[3:] = [aten.new_tensor((), dtype)]  # scaled_grad
                 norm_grad = scaled_grad
-            optimizer_step.write(parameter.tensor, grad, denom, norm_grad, scaling_factors)
+            optimizer_step.record_in_place_operation(parameter.tensor, grad, denom, norm_grad, scaling_factors)
 
     return low_rank_optimizer(
-        "apollo", rank, optimizer_name, state_bytes, step, "apollo_torch", "apollo_torch/apollo.py"
+        "apollo", rank, optimizer_name, state_bytes, replay_step, "apollo_torch", "apollo_torch/apollo.py"
     )
 
 
@@ -93,7 +93,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
             return aten.new_like(random_matrix)
     scaled_matrix = aten.new_like(random_matrix)
     del random_matrix
-    optimizer_step.write(scaled_matrix, fp32_gradient)
+    optimizer_step.record_in_place_operation(scaled_matrix, fp32_gradient)
     with optimizer_step.allocating_states():
         return aten.new_like(scaled_matrix, dtype=dtype)
 

@@ -56,7 +56,11 @@ def bitsandbytes_optimizer(
     paging_text = "the driver may move states to the host, where the device has no room for them"
     embeddings_text = "the Trainer gives embeddings fp32 states"
     state_layout = _StateLayout(moment_count, bits_per_state == 8, is_paged, has_fp32_tables)
-    notes = ((small_tensors_text, state_layout.in_8_bits), (embeddings_text, has_fp32_tables), (paging_text, is_paged))
+    notes = (
+        (small_tensors_text, state_layout.has_8bit_states),
+        (embeddings_text, has_fp32_tables),
+        (paging_text, is_paged),
+    )
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
@@ -65,9 +69,11 @@ def bitsandbytes_optimizer(
         reason_not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
         aliases=aliases,
         note="; ".join(note_text for note_text, is_relevant in notes if is_relevant),
-        state_format="uint8" if state_layout.in_8_bits else "float32",
-        state_format_note="its states are 8-bit, with fp32 scales" if state_layout.in_8_bits else "its states are fp32",
-        supports_element_shards=not state_layout.in_8_bits,
+        state_format="uint8" if state_layout.has_8bit_states else "float32",
+        state_format_note="its states are 8-bit, with fp32 scales"
+        if state_layout.has_8bit_states
+        else "its states are fp32",
+        supports_element_shards=not state_layout.has_8bit_states,
         supports_flat_shards=True,
         paged_bytes=state_layout.paged_bytes if is_paged else None,
         witness=source_code_witness(
@@ -76,7 +82,7 @@ def bitsandbytes_optimizer(
     )
 
 
-def is_large_tensor(tensor: ParamTensor, min_elements: int = LEAST_8BIT_ELEMENTS) -> Number:
+def one_if_large_tensor(tensor: ParamTensor, min_elements: int = LEAST_8BIT_ELEMENTS) -> Number:
     """Returns 1 if a tensor has at least this number of elements, otherwise 0."""
     return minimum(1, floor_div(tensor.size, min_elements))
 
@@ -85,18 +91,18 @@ def is_large_tensor(tensor: ParamTensor, min_elements: int = LEAST_8BIT_ELEMENTS
 class _StateLayout:
     """How an optimizer of bitsandbytes stores its states: their number, format and place.
 
-    moment_count: states per element. in_8_bits: whether large tensors have quantized states.
+    moment_count: states per element. has_8bit_states: whether large tensors have quantized states.
     is_paged, has_fp32_tables: as of `bitsandbytes_optimizer`.
     """
 
     moment_count: int
-    in_8_bits: bool
+    has_8bit_states: bool
     is_paged: bool
     has_fp32_tables: bool
 
     def has_float32_states(self, is_table: bool) -> bool:
         """Whether a tensor has fp32 states regardless of its size. is_table: whether it is an embedding table."""
-        return not self.in_8_bits or (self.has_fp32_tables and is_table)
+        return not self.has_8bit_states or (self.has_fp32_tables and is_table)
 
     def _split_by_format(self, tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
         """Returns the tensors with quantized states, if they are large, and the other tensors."""
@@ -115,7 +121,9 @@ class _StateLayout:
         tensors_with_quantized_states, tensors_with_fp32_states = self._split_by_format(tensors)
         quantized_bytes = sum_over_tensors(
             tensors_with_quantized_states,
-            lambda tensor: is_large_tensor(tensor) * tensor.size + 4 * (1 - is_large_tensor(tensor)) * tensor.size,
+            lambda tensor: (
+                one_if_large_tensor(tensor) * tensor.size + 4 * (1 - one_if_large_tensor(tensor)) * tensor.size
+            ),
         )
         bytes_by_state: StateBytesByName = {
             f"state{index + 1}": add(
@@ -123,17 +131,17 @@ class _StateLayout:
             )
             for index in range(self.moment_count)
         }
-        if self.in_8_bits:
+        if self.has_8bit_states:
             scale_bytes = 4 * sum_over_tensors(
                 tensors_with_quantized_states,
-                lambda tensor: is_large_tensor(tensor) * ceil_div(tensor.size, BLOCK_ELEMENTS),
+                lambda tensor: one_if_large_tensor(tensor) * ceil_div(tensor.size, BLOCK_ELEMENTS),
             )
             bytes_by_state |= {f"absmax{state_index + 1}": scale_bytes for state_index in range(self.moment_count)}
             bytes_by_state["qmaps"] = (
                 self.moment_count
                 * 4
                 * CODE_MAP_ENTRIES
-                * minimum(1, sum_over_tensors(tensors_with_quantized_states, is_large_tensor))
+                * minimum(1, sum_over_tensors(tensors_with_quantized_states, one_if_large_tensor))
             )
         return bytes_by_state
 
@@ -141,7 +149,9 @@ class _StateLayout:
         """Returns the bytes of states in CUDA managed memory, which the driver may move to the host."""
         tensors_with_quantized_states, tensors_with_fp32_states = self._split_by_format(tensors)
         pageable_bytes = [
-            sum_over_tensors(tensor_group, lambda tensor: is_large_tensor(tensor, LEAST_PAGED_ELEMENTS) * tensor.size)
+            sum_over_tensors(
+                tensor_group, lambda tensor: one_if_large_tensor(tensor, LEAST_PAGED_ELEMENTS) * tensor.size
+            )
             for tensor_group in (tensors_with_quantized_states, tensors_with_fp32_states)
         ]
         return self.moment_count * add(pageable_bytes[0], 4 * pageable_bytes[1])
@@ -153,7 +163,7 @@ class _StateLayout:
         aten = optimizer_step.aten
         max_state_count = 3 * self.moment_count  # of a tensor that owns the code maps: states, scales, maps
         has_code_maps = any(len(parameter.states) == max_state_count for parameter in optimizer_step.parameters)
-        for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
+        for parameter in optimizer_step.iterate_parameters(optimizer_step.updated_parameters):
             if parameter.states:
                 continue
             tensor = parameter.tensor
@@ -162,7 +172,7 @@ class _StateLayout:
             )
             state_format = UINT8 if is_quantized else FLOAT32
             if self.is_paged and tensor.numel >= LEAST_PAGED_ELEMENTS:
-                parameter.states = optimizer_step.new_paged_states_like(tensor, state_format, self.moment_count)
+                parameter.states = optimizer_step.allocate_paged_states_like(tensor, state_format, self.moment_count)
             with optimizer_step.allocating_states():
                 map_count = self.moment_count if is_quantized and not has_code_maps else 0
                 quantization_maps = [aten.new_tensor((CODE_MAP_ENTRIES,), FLOAT32) for _ in range(map_count)]

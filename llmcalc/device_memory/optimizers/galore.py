@@ -53,7 +53,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
             "exp_avg_sq": moment_bytes,
         }
 
-    def step(optimizer_step: OptimizerStep) -> None:
+    def replay_step(optimizer_step: OptimizerStep) -> None:
         """Replays `AdamW.step`; temporary tensors live until the next parameter's replace them."""
         aten = optimizer_step.aten
         grad = denom = norm_grad = None
@@ -64,19 +64,19 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
                 grad = aten.new_tensor(projected_shape(grad, min(rank, *grad.shape)), dtype)
             if len(parameter.states) < 2:
-                parameter.states += optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
+                parameter.states += optimizer_step.allocate_states_like(grad, 2)  # exp_avg, exp_avg_sq
             denom = aten.new_like(parameter.states[-1])
             norm_grad = aten.new_like(denom)
             if parameter.is_layer_matrix:
                 norm_grad = aten.new_like(aten.new_tensor(parameter.grad.shape, dtype))  # projected back, then scaled
-            optimizer_step.write(parameter.tensor, grad, denom, norm_grad)
+            optimizer_step.record_in_place_operation(parameter.tensor, grad, denom, norm_grad)
 
     return low_rank_optimizer(
         "galore",
         rank,
         optimizer_name,
         state_bytes,
-        step,
+        replay_step,
         "galore_torch",
         "galore_torch/adamw.py; without its decomposition's work buffers",
     )
@@ -102,7 +102,9 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     diagonal_matrix = aten.new_tensor((rank, rank), FLOAT32)
     projector_product = aten.new_tensor((row_count, rank) if is_right_projection else (rank, column_count), FLOAT32)
     del diagonal_matrix
-    optimizer_step.write(projector_product, fp32_gradient, left_vectors, right_vectors, singular_values)
+    optimizer_step.record_in_place_operation(
+        projector_product, fp32_gradient, left_vectors, right_vectors, singular_values
+    )
     if is_float32:
         return square_matrix
     with optimizer_step.allocating_states():

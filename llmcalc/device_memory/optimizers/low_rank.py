@@ -81,7 +81,7 @@ def parameters_in_update_order(optimizer_step: OptimizerStep) -> Iterator[Optimi
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
     decayed_parameters = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]
     matrices = [parameter for parameter in optimizer_step.updated_parameters if parameter.is_layer_matrix]
-    yield from optimizer_step.parameters_in_turn([*vectors, *decayed_parameters, *matrices])
+    yield from optimizer_step.iterate_parameters([*vectors, *decayed_parameters, *matrices])
 
 
 def is_projected_from_the_right(gradient: Tensor) -> bool:

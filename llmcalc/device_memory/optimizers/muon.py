@@ -49,7 +49,7 @@ def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
     return total_flops
 
 
-def step(optimizer_step: OptimizerStep) -> None:
+def replay_step(optimizer_step: OptimizerStep) -> None:
     """Replays `Muon.step` with Nesterov momentum for layer matrices, then AdamW's step for other parameters."""
     _update_matrices(
         optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if parameter.is_layer_matrix]
@@ -60,12 +60,12 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
-        parameter.states = parameter.states or optimizer_step.new_states_like(parameter.grad)  # momentum_buffer
-    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
+    for parameter in optimizer_step.iterate_parameters(trained_parameters):
+        parameter.states = parameter.states or optimizer_step.allocate_states_like(parameter.grad)  # momentum_buffer
+    for parameter in optimizer_step.iterate_parameters(trained_parameters):
         momentum_update = optimizer_step.aten.new_like(parameter.grad, parameter.states[0])
         momentum_update = _zeropower_via_newtonschulz(optimizer_step, momentum_update)
-        optimizer_step.write(parameter.tensor, momentum_update)
+        optimizer_step.record_in_place_operation(parameter.tensor, momentum_update)
 
 
 def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> 
     if grad.shape[0] > grad.shape[1]:
         ortho_grad = aten.transpose(ortho_grad, 0, 1)
     # divided by its norm, which is at least eps
-    optimizer_step.write(ortho_grad, aten.new_like(aten.new_tensor((), BFLOAT16)))
+    optimizer_step.record_in_place_operation(ortho_grad, aten.new_like(aten.new_tensor((), BFLOAT16)))
     for _ in range(NEWTON_SCHULZ_ITERATIONS):
         gram_matrix = aten.mm(ortho_grad, aten.transpose(ortho_grad, 0, 1))
         gram_update = aten.addmm(gram_matrix, gram_matrix, gram_matrix)
@@ -105,7 +105,7 @@ OPTIMIZER = Optimizer(
     name="muon",
     implementations=("foreach", "fused", "loop"),
     state_bytes=state_bytes,
-    run_step=step,
+    run_step=replay_step,
     build_torch_optimizers=build_torch_optimizers,
     note="momentum for the weight matrices of linear layers in the layers; AdamW for embeddings, output head, norms, "
     "biases and other vectors, and for stacked experts",

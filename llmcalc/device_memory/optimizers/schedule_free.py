@@ -25,8 +25,8 @@ def state_bytes(state_names: tuple[str, ...], tensors: Sequence[TrainedTensor], 
 
 def allocate_states(state_names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
     """Allocates optimizer states that do not exist yet; `SGDScheduleFree.step` allocates nothing else."""
-    for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
-        parameter.states = parameter.states or optimizer_step.new_states_like(parameter.tensor, len(state_names))
+    for parameter in optimizer_step.iterate_parameters(optimizer_step.updated_parameters):
+        parameter.states = parameter.states or optimizer_step.allocate_states_like(parameter.tensor, len(state_names))
 
 
 def adamw_step(state_names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
@@ -35,13 +35,13 @@ def adamw_step(state_names: tuple[str, ...], optimizer_step: OptimizerStep) -> N
     aten, updated_parameters = optimizer_step.aten, optimizer_step.updated_parameters
     if optimizer_step.implementation == "foreach":
         denominators = [
-            aten.new_like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(updated_parameters)
+            aten.new_like(parameter.states[-1]) for parameter in optimizer_step.iterate_parameters(updated_parameters)
         ]
-        optimizer_step.write(updated_parameters, denominators)
+        optimizer_step.record_in_place_operation(updated_parameters, denominators)
         return
-    for parameter in optimizer_step.parameters_in_turn(updated_parameters):
+    for parameter in optimizer_step.iterate_parameters(updated_parameters):
         denominator = aten.new_like(parameter.states[-1])
-        optimizer_step.write(parameter.grad, denominator)
+        optimizer_step.record_in_place_operation(parameter.grad, denominator)
 
 
 OPTIMIZERS = {
@@ -49,10 +49,10 @@ OPTIMIZERS = {
         name=f"schedule-free-{name}",
         implementations=("foreach", "loop"),
         state_bytes=partial(state_bytes, state_names),
-        run_step=partial(step, state_names),
+        run_step=partial(replay_step, state_names),
         reason_not_in_torch="schedulefree is not a part of torch",
         supports_element_shards=True,
         witness=source_code_witness(f"schedulefree/{name}_schedulefree.py", STEP_COMPARISON_TEST),
     )
-    for name, step, state_names in (("adamw", adamw_step, ("z", "exp_avg_sq")), ("sgd", allocate_states, ("z",)))
+    for name, replay_step, state_names in (("adamw", adamw_step, ("z", "exp_avg_sq")), ("sgd", allocate_states, ("z",)))
 }

@@ -18,7 +18,7 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByNam
     return {"momentum_buffer": packed_bytes(total_elements(tensors), dtype)}
 
 
-def step(optimizer_step: OptimizerStep) -> None:
+def replay_step(optimizer_step: OptimizerStep) -> None:
     """Replays `SGD.step` without weight decay, which only copies the first gradients to the momentum buffers.
 
     Only the order in which the buffers are made depends on the implementation: by groups, or tensor after tensor.
@@ -26,8 +26,10 @@ def step(optimizer_step: OptimizerStep) -> None:
     if optimizer_step.has_momentum:
         is_foreach, updated_parameters = optimizer_step.implementation == "foreach", optimizer_step.updated_parameters
         for tensor_group in optimizer_step.group_by_dtype(updated_parameters) if is_foreach else [updated_parameters]:
-            for parameter in optimizer_step.parameters_in_turn(tensor_group):
-                parameter.states = parameter.states or optimizer_step.new_states_like(parameter.grad)  # momentum_buffer
+            for parameter in optimizer_step.iterate_parameters(tensor_group):
+                parameter.states = parameter.states or optimizer_step.allocate_states_like(
+                    parameter.grad
+                )  # momentum_buffer
 
 
 def build_torch_optimizers(
@@ -48,7 +50,7 @@ OPTIMIZER = Optimizer(
     name="sgd",
     implementations=("foreach", "fused", "loop"),
     state_bytes=state_bytes,
-    run_step=step,
+    run_step=replay_step,
     build_torch_optimizers=build_torch_optimizers,
     has_momentum=True,
     state_format_note="without --momentum it keeps no state",

@@ -75,7 +75,7 @@ class OptimizerStep:
         """The parameters that have gradients, which the step updates."""
         return [parameter for parameter in self.parameters if parameter.gradient is not None]
 
-    def parameters_in_turn(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
+    def iterate_parameters(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
         """Yields the parameters in order; allocations until the next one are counted under the parameter's path."""
         memory_meter = self.aten.graph.meter
         for parameter in parameters:
@@ -87,19 +87,19 @@ class OptimizerStep:
         """Returns a context manager in which new storages are counted as optimizer states."""
         return count_storages_as(self.aten.graph.meter, "optimizer")
 
-    def new_states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
+    def allocate_states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
         """Allocates optimizer states with a tensor's shape, in the states' format. state_count: number of states."""
         with self.allocating_states():
             return [self.aten.new_like(tensor, dtype=self.state_format) for _ in range(state_count)]
 
-    def new_paged_states_like(self, tensor: Tensor, dtype: Dtype, state_count: int) -> list[Tensor]:
+    def allocate_paged_states_like(self, tensor: Tensor, dtype: Dtype, state_count: int) -> list[Tensor]:
         """Allocates optimizer states in managed memory. state_count: number of states."""
         if self.pages_states:
             return [empty(NoMeter(), tensor.shape, dtype) for _ in range(state_count)]
         with self.allocating_states():
             return [self.aten.new_like(tensor, dtype=dtype) for _ in range(state_count)]
 
-    def write(self, written_object: object, *read_tensors: object) -> None:
+    def record_in_place_operation(self, written_object: object, *read_tensors: object) -> None:
         """Records an in-place operation that reads tensors and writes `written_object`, and allocates no memory."""
 
     def group_by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:

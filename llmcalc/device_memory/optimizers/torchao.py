@@ -17,7 +17,7 @@ from ...algebra import Number, floor_div, minimum
 from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over_tensors
 from ...evidence import source_code_witness
 from ...ops import ParamTensor
-from .bitsandbytes import BLOCK_ELEMENTS, LEAST_8BIT_ELEMENTS, is_large_tensor
+from .bitsandbytes import BLOCK_ELEMENTS, LEAST_8BIT_ELEMENTS, one_if_large_tensor
 from .record import STEP_COMPARISON_TEST, Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         moment_bytes = code_bytes + other_state_bytes
         return {"exp_avg": moment_bytes, "exp_avg_sq": moment_bytes, "scales": 2 * scale_bytes, "qmaps": map_bytes}
 
-    def step(optimizer_step: OptimizerStep) -> None:
+    def replay_step(optimizer_step: OptimizerStep) -> None:
         """Replays `_AdamBase.step`, which allocates the states just before a tensor's first update."""
         from ...simulator.tensor import FLOAT32, INT64, UINT8
 
         aten = optimizer_step.aten
-        for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
+        for parameter in optimizer_step.iterate_parameters(optimizer_step.updated_parameters):
             element_count, stored_tensor = parameter.tensor.numel, parameter.tensor
             is_quantized = element_count >= LEAST_8BIT_ELEMENTS and element_count % BLOCK_ELEMENTS == 0
             with optimizer_step.allocating_states():
@@ -69,7 +69,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         name=optimizer_name,
         implementations=("loop",),
         state_bytes=state_bytes,
-        run_step=step,
+        run_step=replay_step,
         reason_not_in_torch="torchao is not a part of torch",
         aliases=aliases,
         supports_row_shards=True,  # `_new_buffer` quantizes the states of the local tensor
@@ -92,7 +92,7 @@ def _run_compiled_step(optimizer_step: OptimizerStep, element_count: Number, cod
 def _is_quantized(tensor: ParamTensor) -> Number:
     """Returns 1 if a tensor is large enough for quantized states, otherwise 0."""
     remainder = tensor.size - BLOCK_ELEMENTS * floor_div(tensor.size, BLOCK_ELEMENTS)
-    return is_large_tensor(tensor) * (1 - minimum(1, remainder))
+    return one_if_large_tensor(tensor) * (1 - minimum(1, remainder))
 
 
 OPTIMIZERS = {

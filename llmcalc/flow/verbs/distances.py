@@ -7,7 +7,7 @@ from ...workload.rows import Rows
 from ..axis import Axis, JoinedShapes
 from ..recorder import Recorder
 from ..value import Value
-from .pairs import value_of_pairs
+from .pairs import query_key_pair_value
 
 
 class DistanceVerbs(Recorder):
@@ -15,11 +15,11 @@ class DistanceVerbs(Recorder):
 
     def alibi(self, q: Value, k: Value) -> Value:
         """Records ALiBi's penalty for each head, query and key."""
-        return self.step("alibi", "", (q, k), value_of_pairs(q.rows, q.axes[0], is_constant=True))
+        return self.step("alibi", "", (q, k), query_key_pair_value(q.rows, q.axes[0], is_constant=True))
 
     def distance_bias(self, table: Value, q: Value) -> Value:
         """Records T5's relative bias: a table row for the distance bucket of each query and key."""
-        output_value = value_of_pairs(q.rows, *table.axes)
+        output_value = query_key_pair_value(q.rows, *table.axes)
         return self.step("distance_bias", "", (table, q), output_value, causal=self.causal)
 
     def sinusoids(self, x: Value, distances: Rows, *axes: Axis | JoinedShapes, is_stored: bool = False) -> Value:
@@ -50,14 +50,14 @@ class DistanceVerbs(Recorder):
         is_stored: whether a pass stores the distances. is_binned: whether far distances share bins.
         """
         step_options = {"clamped": is_clamped, "shifted": is_shifted, "stored": is_stored, "binned": is_binned}
-        return self.step("distances", "", (q, k), value_of_pairs(q.rows, is_constant=True), **step_options)
+        return self.step("distances", "", (q, k), query_key_pair_value(q.rows, is_constant=True), **step_options)
 
     def at_distance(self, scores: Value, distances: Value, *, is_by_key: bool = False) -> Value:
         """Records a gather that selects, for each query and key, the score at their distance.
 
         is_by_key: whether they are scores of every key by every distance; false by default.
         """
-        output_value = value_of_pairs(scores.rows, *scores.axes, is_batched=True)
+        output_value = query_key_pair_value(scores.rows, *scores.axes, is_batched=True)
         return self.step("at_distance", "", (scores, distances), output_value, by_key=is_by_key)
 
     def relative_shift(self, scores: Value, key_rows: Rows) -> Value:
@@ -66,7 +66,7 @@ class DistanceVerbs(Recorder):
         scores: the scores of each query at every distance. key_rows: the rows of the keys, which may differ from the
         queries'.
         """
-        output_value = value_of_pairs(scores.rows, *scores.axes, is_batched=True)
+        output_value = query_key_pair_value(scores.rows, *scores.axes, is_batched=True)
         return self.step("relative_shift", "", (scores,), output_value, keys=key_rows)
 
     def in_blocks(self, x: Value, block_size: Number, block_rows: Rows, *, has_neighbours: bool = False) -> Value:

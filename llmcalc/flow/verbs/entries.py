@@ -11,7 +11,7 @@ from ...workload.rows import Rows
 from ..axis import Axis, JoinedShapes, Shape
 from ..recorder import Recorder
 from ..value import Value
-from .pairs import value_of_pairs
+from .pairs import query_key_pair_value
 
 
 class EntryVerbs(Recorder):
@@ -23,7 +23,7 @@ class EntryVerbs(Recorder):
         includes_past: whether the rows of earlier passes are grouped again, false by default.
         """
         from ...workload.derived_rows import BlockRows
-        from ...workload.with_past import RowsWithPast
+        from ...workload.rows_with_past import RowsWithPast
 
         window_rows = RowsWithPast(source_rows=x.rows) if includes_past else x.rows
         return self.step(
@@ -59,7 +59,7 @@ class EntryVerbs(Recorder):
             lower_value = (
                 Value(x.rows, axes, is_constant=True)
                 if axes
-                else value_of_pairs(x.rows, is_constant=True, is_batched=True)
+                else query_key_pair_value(x.rows, is_constant=True, is_batched=True)
             )
         return self.step(
             "value_of_lower_layer",
@@ -71,11 +71,11 @@ class EntryVerbs(Recorder):
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
         """Records the mask of complete entries: those whose `rate` tokens all precede the query's token."""
-        return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, is_constant=True), rate=rate)
+        return self.step("whole_entries", "", (q, entries), query_key_pair_value(q.rows, is_constant=True), rate=rate)
 
     def candidates(self, keys: Value, mask: Value, block_size: Number) -> tuple[Value, Value]:
         """Records a choice of the keys in blocks that a lower layer selected; returns these keys and their mask."""
-        output_values = keys.view(*keys.axes), value_of_pairs(mask.rows, is_constant=True)
+        output_values = keys.view(*keys.axes), query_key_pair_value(mask.rows, is_constant=True)
         self.record("candidates", "", (keys, mask), output_values, block_size=block_size)
         return output_values
 
@@ -93,7 +93,7 @@ class EntryVerbs(Recorder):
         block_count_and_size: the number and the size of the blocks of entries that it finds for the layers above; none
             by default.
         """
-        output_value = value_of_pairs(weights.rows, is_constant=True, is_batched=True)
+        output_value = query_key_pair_value(weights.rows, is_constant=True, is_batched=True)
         return self.step(
             "choose_entries", "", (scores, weights, mask), output_value, top_k=top_k, finds=block_count_and_size
         )

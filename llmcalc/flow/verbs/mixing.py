@@ -10,7 +10,7 @@ from ...algebra import Number
 from ...ops.base import Op
 from ..recorder import Recorder
 from ..value import Value
-from .pairs import value_of_pairs
+from .pairs import query_key_pair_value
 
 
 class MixingVerbs(Recorder):
@@ -118,7 +118,7 @@ class MixingVerbs(Recorder):
         key_rows = k.rows if is_cross_attention else None
         op = core(heads.size, self.element_count(tuple(qk_axes)), v_dim, rows=q.rows, keys=key_rows, **key_limits)
         step_inputs = (q, k) if weights is None else (q, k, weights)
-        output_value = value_of_pairs(q.rows, *((heads,) if weights is None else ()), is_batched=True)
+        output_value = query_key_pair_value(q.rows, *((heads,) if weights is None else ()), is_batched=True)
         return self.step("scores", node_name, step_inputs, output_value, op=op)
 
     def strongest(self, strength: Value, q: Value, k: Value, *, key_limit: Number, window: Number = None) -> Value:
@@ -126,7 +126,7 @@ class MixingVerbs(Recorder):
 
         strength: that of each key and head. window: as in `attention`.
         """
-        output_value = value_of_pairs(q.rows, *strength.axes, is_batched=True)
+        output_value = query_key_pair_value(q.rows, *strength.axes, is_batched=True)
         return self.step(
             "strongest", "", (strength, q, k), output_value, key_limit=key_limit, causal=True, window=window
         )
@@ -145,13 +145,13 @@ class MixingVerbs(Recorder):
 
         lends_selection: whether higher layers may reuse the selection, false by default.
         """
-        output_values = value_of_pairs(q.rows, is_constant=True, is_batched=True), *map(_view_of_keys, keys)
+        output_values = query_key_pair_value(q.rows, is_constant=True, is_batched=True), *map(_view_of_keys, keys)
         self.record("selected", "", (q, *keys), output_values, causal=True, lends=lends_selection)
         return output_values
 
     def select_blocks(self, scores: Value, k: Value, block_size: Number, block_count: Number) -> Value:
         """Records, per query and head, the mask of the `block_count` best-scored blocks of `block_size` keys."""
-        output_value = value_of_pairs(scores.rows, *scores.axes, is_constant=True, is_batched=True)
+        output_value = query_key_pair_value(scores.rows, *scores.axes, is_constant=True, is_batched=True)
         return self.step("select_blocks", "", (scores, k), output_value, block=block_size, blocks=block_count)
 
     def only_selected(self, mask: Value, *keys: Value, block_size: Number, block_count: Number) -> tuple[Value, ...]:

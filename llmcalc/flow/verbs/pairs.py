@@ -7,7 +7,7 @@ from ..axis import Axis, JoinedShapes
 from ..value import Value
 
 
-def value_of_pairs(
+def query_key_pair_value(
     query_rows: Rows, *axes: Axis | JoinedShapes, is_constant: bool = False, is_batched: bool = False
 ) -> Value:
     """Returns a value with one element per query and key. is_batched: whether sequences differ; default false."""

@@ -107,7 +107,7 @@ class ParameterCoordinator:
     parameters_by_module: path of a module → its parameters.
     parameter_by_tensor_id: id of a whole parameter's tensor → the parameter.
     module_order: the trace: modules in the order of their use.
-    is_recording, is_recorded: whether the trace is being recorded, and whether it is complete.
+    is_recording, needs_autograd_node: whether the trace is being recorded, and whether it is complete.
     prefetch_queue: parameters of the trace that were not gathered ahead yet, each with its step.
     step_index: the current step of the trace.
     gathered_elements: elements of gathered parameters.
@@ -126,7 +126,7 @@ class ParameterCoordinator:
         self.parameter_by_tensor_id: dict[int, Parameter] = {}
         self.module_order: list[ModulePath] = []
         self.is_recording: bool = False
-        self.is_recorded: bool = False
+        self.needs_autograd_node: bool = False
         self.prefetch_queue: deque[tuple[Parameter, int]] = deque()
         self.step_index: int = 0
         self.gathered_elements: int = 0
@@ -160,10 +160,10 @@ class ParameterCoordinator:
             if parameter.gather_handle is not None:
                 self._wait_for_all_gather(parameter)
                 self._release(parameter)
-        self.is_recorded = self.is_recorded or self.is_recording
-        self.is_recording = not self.is_recorded
+        self.needs_autograd_node = self.needs_autograd_node or self.is_recording
+        self.is_recording = not self.needs_autograd_node
         self.prefetch_queue = deque()
-        if self.is_recorded:
+        if self.needs_autograd_node:
             for module_position, module in enumerate(self.module_order):
                 self.prefetch_queue += ((parameter, module_position) for parameter in self.parameters_by_module[module])
         for parameter in self.parameters:
@@ -182,7 +182,7 @@ class ParameterCoordinator:
             if parameter.gather_handle is not None:
                 self._wait_for_all_gather(parameter)
         if (
-            self.is_recorded
+            self.needs_autograd_node
             and self.step_index < len(self.module_order)
             and self.module_order[self.step_index] == module_path
         ):
@@ -274,7 +274,9 @@ class ParameterCoordinator:
     def release_module(self, module_path: ModulePath) -> None:
         """Releases a module's parameters that are not read again soon (`release_sub_module`)."""
         for parameter in (
-            self._parameters_to_release(module_path) if self.is_recorded else self.parameters_by_module[module_path]
+            self._parameters_to_release(module_path)
+            if self.needs_autograd_node
+            else self.parameters_by_module[module_path]
         ):
             self._release(parameter)
 

@@ -17,7 +17,7 @@ from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import CountedSteps, TrainingConfig, count_steps
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ...simulator.layer_loops import layer_stacks
+from ...simulator.layer_stacks import layer_stacks
 from ...simulator.meter import Meter
 from ...simulator.repeat_microbatches import EventMeter
 from ...simulator.replay_result import ReplayResult
@@ -148,7 +148,7 @@ def _replay_on_allocator(
     replayed_rank: ReplayedRank | None = stored_replays.pop(rank_key, None)  # by the other kind of allocator
     if replayed_rank is None:
         replayed_rank = replay_zero(training_run, memory_meter)
-        if not cuda_runtime.is_run_of_search:
+        if not cuda_runtime.belongs_to_search:
             stored_replays[rank_key] = replayed_rank
     counted_steps, host_memory = replayed_rank
     replay_result = counted_steps.result_on_allocator(cuda_runtime.has_expandable_segments)
@@ -170,7 +170,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
             f"{MAX_REPLAYED_LAYERS:,}"
         )
     settings = settings_in_layout(layout, training_run.framework_settings, training_run.version)
-    if memory_estimate.settings.optimizer_offload:  # ZeRO-Offload
+    if memory_estimate.settings.optimizer_offload:  # ZeRO-HostOffload
         settings = replace(settings, offload_optimizer="cpu")
         memory_estimate = memory_estimate.with_changes(optimizer_offload=None)
     config = memory_estimate.training(cuda_runtime)

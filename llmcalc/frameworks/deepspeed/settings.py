@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from ...errors import InputError
 
 Auto: TypeAlias = Literal["auto"]
-Offload: TypeAlias = Literal["none", "cpu", "nvme"]
+HostOffload: TypeAlias = Literal["none", "cpu", "nvme"]
 
 VERSION = "0.19.8"
 """The version of deepspeed whose code is modelled."""
@@ -67,8 +67,8 @@ class DeepSpeedSettings:
     round_robin_gradients: bool = False
     parameter_alignment: bool = False
     compute_grad_norm: bool = True
-    offload_optimizer: Offload = "none"
-    offload_param: Offload = "none"
+    offload_optimizer: HostOffload = "none"
+    offload_param: HostOffload = "none"
     offload_optimizer_pin_memory: bool = False
     offload_param_pin_memory: bool = False
     sub_group_size: int = 1_000_000_000

@@ -93,7 +93,7 @@ class ZeroRun(TrainingRun):
         recorded_microbatches = min(self.training_config.microbatches, 2)
         for i in range(recorded_microbatches):
             if i:
-                self.next_batch()
+                self.replace_batch()
             self.is_last_microbatch = i == recorded_microbatches - 1
             self.forward_and_backward()
 

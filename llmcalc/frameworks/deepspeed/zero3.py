@@ -156,7 +156,7 @@ class Stage3Run(ZeroRun):
         self.coordinator.end_backward()
 
     @property
-    def gradient_hook(self) -> Callable[[Tensor], None]:
+    def gradient_complete_hook(self) -> Callable[[Tensor], None]:
         """The hook that runs once a parameter's gradient is complete."""
         return self.reduce_independent
 

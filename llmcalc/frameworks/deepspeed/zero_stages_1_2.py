@@ -146,7 +146,7 @@ class PartitionedRun(ZeroRun):
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[MemoryTerm, ...]:
-        """Returns the host memory of partition, gradients, optimizer states, and ZeRO-Offload's buffers.
+        """Returns the host memory of partition, gradients, optimizer states, and ZeRO-HostOffload's buffers.
 
         Gradients of several micro-batches are accumulated for whole parameters (`buffer_to_accumulate_to_in_cpu`).
         """
@@ -192,7 +192,7 @@ class PartitionedRun(ZeroRun):
         return self.accumulation_dtype if self.has_separate_accumulation else self.dtype
 
     @property
-    def gradient_hook(self) -> Callable[[Tensor], None]:
+    def gradient_complete_hook(self) -> Callable[[Tensor], None]:
         """The hook that runs once a parameter's gradient is complete."""
         return self.process_gradients
 

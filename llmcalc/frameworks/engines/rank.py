@@ -12,14 +12,14 @@ from typing import Any, Literal, NamedTuple, Self
 from ...algebra import Number
 from ...components.mixers.compressed_attention import CompressedAttention
 from ...components.mixers.mla import MLA
-from ...components.position import Rope
+from ...components.rope import Rope
 from ...costs.cache import CacheGroup, kv
 from ...costs.context_length import longest_sequence
 from ...costs.quantization.base import QuantizationScheme, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...costs.trained_tensors import packed_bytes
 from ...device_memory.settings import Settings
-from ...device_memory.static import MemoryUse, quantization_scheme
+from ...device_memory.static import StaticMemory, quantization_scheme
 from ...device_memory.static import memory as static_memory
 from ...errors import InputError, MissingExtra
 from ...flow.module_names import replace_numbers
@@ -297,7 +297,7 @@ class EngineRank:
         """Returns the bytes of a model's weights under a scheme, or under the checkpoint's own scheme for None."""
         return int(self._weight_memory_of(model, scheme).weights)
 
-    def _weight_memory_of(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
+    def _weight_memory_of(self, model: ModelSpec, scheme: str | None) -> StaticMemory:
         included_parts = included_part_names(self.includes_mtp, self.includes_towers and bool(self.preset.model.towers))
         return static_memory(model, self._settings(scheme), self.preset.dtype, included_parts, self.preset.checkpoint)
 
@@ -309,7 +309,7 @@ class EngineRank:
         return Settings(phase="inference", **scheme_fields)
 
     @cached_property
-    def weight_memory(self) -> MemoryUse:
+    def weight_memory(self) -> StaticMemory:
         """The memory of the rank's weights. Raises `InputError` for weights that a quantization scheme cannot store."""
         return self._weight_memory_of(self.model, self.scheme)
 

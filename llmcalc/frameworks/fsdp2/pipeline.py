@@ -22,7 +22,7 @@ from ...parallel.layout import Layout, Stage
 from ...parallel.schedules import PassAction, effective_schedule
 from ...simulator.caching_allocator import CachingAllocator
 from ...simulator.event_log import EventRecorder
-from ...simulator.layer_loops import layer_stacks
+from ...simulator.layer_stacks import layer_stacks
 from ...simulator.lowering import STAGE_INPUT_KEY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
@@ -132,7 +132,7 @@ class FsdpModelChunk(ModelChunk):
     def _infer_shapes(self) -> None:
         """Replays the pass that infers shapes: a forward pass without autograd, whose input is zeros."""
         with self.graph.no_grad():
-            self.next_batch()
+            self.replace_batch()
             self.meter.place = AllocationPlace("forward")
             stage_inputs = self.lowering.create_stage_input(self.program)
             if stage_inputs is not None:

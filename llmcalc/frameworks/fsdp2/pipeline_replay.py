@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from ...device_memory.device_memory import without_garbage_collection
 from ...device_memory.training import replay_shorter_on_allocator, replay_steps_on_allocator
 from ...simulator.event_log import Event, EventRecorder
-from ...simulator.layer_loops import LayerStack
 from ...simulator.layer_pattern import RECORDED_REPEATS
+from ...simulator.layer_stacks import LayerStack
 from ...simulator.meter import Block
 from ...simulator.pass_trace import PassCase, PassId, PassTrace
 from ...simulator.record_microbatches import (
@@ -26,7 +26,7 @@ from ...simulator.record_microbatches import (
     output_without_storage,
 )
 from ...simulator.repeat_layers import NotRepeatingError
-from ...simulator.repeat_microbatches import EventMeter, PassPlayer
+from ...simulator.repeat_microbatches import EventMeter, PassReplayer
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
 from ..torch.pipeline_replay import RecordedRank, micro_batches_on_allocator, passes_cache_key, run_in_groups
@@ -71,7 +71,7 @@ class SchedulePassCounter(PassCounter):
         """Returns a pass's index in the schedule's run, at most 2, plus 3 if it is not the step's first run."""
         return min(pass_number - self.passes_before_schedule[chunk_index], 2) + 3 * (self.schedule_count > 1)
 
-    def _case_of_pass(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
+    def _pass_case(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns a key of a chunk's pass that is equal for passes that allocate and free the same memory."""
         previous_state = "flying" if self.backwards[chunk_index] < pass_number else "done"
         return (
@@ -102,7 +102,7 @@ class SchedulePassRecorder(SchedulePassCounter, PassRecorder):
         self.passes_before_schedule: list[int] = [0] * len(parameters)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
-    def _surviving_outputs(self, chunk_index: int, stage_output: Tensor) -> list[tuple[int, Tensor, int]]:
+    def _outputs_that_outlive_pass(self, chunk_index: int, stage_output: Tensor) -> list[tuple[int, Tensor, int]]:
         """Returns the tensors that outlive a pass: its output, and the parameters that it leaves gathered."""
         gathered_parameters = [
             output_without_storage(i, parameter.unsharded_param)
@@ -110,10 +110,10 @@ class SchedulePassRecorder(SchedulePassCounter, PassRecorder):
             if isinstance(parameter.unsharded_param.storage, GatheredStorage)
             and parameter.unsharded_param.storage.block is not None
         ]
-        return [*super()._surviving_outputs(chunk_index, stage_output), *gathered_parameters]
+        return [*super()._outputs_that_outlive_pass(chunk_index, stage_output), *gathered_parameters]
 
 
-class SchedulePassPlayer(SchedulePassCounter, PassPlayer):
+class SchedulePassPlayer(SchedulePassCounter, PassReplayer):
     """Replays recorded passes instead of running them. parameters: the gathered parameters of each chunk."""
 
     def __init__(
@@ -123,16 +123,16 @@ class SchedulePassPlayer(SchedulePassCounter, PassPlayer):
         layer_offsets: Sequence[int],
         parameters: Sequence[Sequence[Parameter]],
     ) -> None:
-        PassPlayer.__init__(self, memory_meter, pass_traces, layer_offsets)
+        PassReplayer.__init__(self, memory_meter, pass_traces, layer_offsets)
         self.schedule_count: int = 0
         self.passes_before_schedule: list[int] = [0] * len(layer_offsets)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
-    def _play_forward(
+    def _replay_forward(
         self, chunk_index: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None
     ) -> Tensor:
         """Replays a forward pass, and gives gathered parameters the storages that it allocates."""
-        pass_trace, first_storage = self._play_pass(chunk_index, pass_case, pass_id)
+        pass_trace, first_storage = self._replay_pass(chunk_index, pass_case, pass_id)
         if stage_input is not None and pass_trace.kind_of_input_after_pass is not None:
             stage_input.storage.block.kind = pass_trace.kind_of_input_after_pass
         (_, stage_output), *gathered_outputs = pass_trace.outputs

@@ -36,8 +36,8 @@ from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
 from ...simulator.adapters import Adapters
 from ...simulator.event_log import EventRecorder, RecordedEvents
-from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
+from ...simulator.layer_stacks import LayerStack, layer_stacks
 from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.simulated_work import SIMULATED_WORK
@@ -390,7 +390,7 @@ def step_collectives_of_rank(
         for collective in parameter_group.step_collectives(training_config.microbatches, reduction_count):
             add_collective(layer.path, collective, _layer_count_represented_by(layer, model_stacks))
     if isinstance(training_run.lowering, FsdpTensorParallelProfile):
-        training_run.next_batch()
+        training_run.replace_batch()
         training_run.forward_and_backward()
         for allocation_place, collective in training_run.lowering.messages:
             stack_paths = (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...simulator.event_log import Event
-from ...simulator.layer_loops import LayerStack, long_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
+from ...simulator.layer_stacks import LayerStack, long_stacks
 from ...simulator.record_microbatches import PassOutput, RecordedPass
 from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.shortened_passes import ShortenedPasses
@@ -118,6 +118,6 @@ class ShortenedStagePasses(ShortenedPasses):
         """
         if inner_repeat is None:
             return self.storage_in_full_pass(storage_number)
-        if storage_number not in self.repeated_events.first_storage_numbers:
+        if storage_number not in self.full_run.first_storage_numbers:
             raise NotRepeatingError
-        return self.repeated_events.first_storage_numbers[storage_number] + inner_repeat
+        return self.full_run.first_storage_numbers[storage_number] + inner_repeat

@@ -22,7 +22,7 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...parallel.rank_program import RankFlow
 from ...simulator.event_log import EventRecorder, RecordedEvents
-from ...simulator.layer_loops import layer_stacks
+from ...simulator.layer_stacks import layer_stacks
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import ContextParallelRing
 from ...simulator.tensor import DTYPES
@@ -362,7 +362,7 @@ class FsdpRun(TrainingRun):
         microbatch_count = min(self.training_config.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(microbatch_count):
             if i:
-                self.next_batch()
+                self.replace_batch()
             self.communication_state.reduces_gradients = reduces_each_micro_batch or i == microbatch_count - 1
             self.forward_and_backward()
 
@@ -452,7 +452,7 @@ def record_fsdp_run(create_run: Callable[[EventRecorder], FsdpRun]) -> RecordedE
     training_run = create_run(memory_meter := EventRecorder())
     training_run.set_up()
     set_up_events = memory_meter.take_events()
-    training_run.next_batch()
+    training_run.replace_batch()
     batch_events = memory_meter.take_events()
     training_run.run_micro_batches()
     recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.take_events())

@@ -14,7 +14,7 @@ from ...flow.program import ProgramItem, Step
 from ...flow.record import Flow
 from ...parallel.rank_program import AxisShard, axes_with_concatenated_parts, is_divided
 from ...simulator.lowering import ModulePath
-from ...simulator.profiles.dtensor import DTensorKernels, named_steps
+from ...simulator.profiles.dtensor import DTensorKernels, steps_with_module_path
 from ...simulator.strides import Shape
 from .lowering import FsdpProfile, ParamGroupKey, torchtitan_path
 from .param_groups import CommunicationState
@@ -76,7 +76,7 @@ def _path_without_indices(parameter: ModulePath) -> str:
 
 def _unsharded_shapes(program_items: Iterable[ProgramItem], module_path: str) -> Iterator[tuple[str, Shape]]:
     """Yields (path, shape) of each parameter that tensor parallelism divides, with its shape before division."""
-    for step_path, operation in named_steps(program_items, module_path):
+    for step_path, operation in steps_with_module_path(program_items, module_path):
         if operation.weight is not None and is_divided((*operation.weight.input_axes, *operation.weight.output_axes)):
             is_table = operation.verb in ("table", "unread_table")
             row_count, column_count = (

@@ -160,7 +160,7 @@ class _EncoderGraph:
         self.shape, self.uses_flash_attention = shape, uses_flash
         self.hidden_size = shape.tower.hidden_size
         self.patch_count = shape.grid_side**2
-        self.row_count = self.patch_count + shape.tower.vector_count
+        self.row_count = self.patch_count + shape.tower.prepended_vector_count
         self.graph = ComputeGraph()
         self.weight = Tensor(0, operation_name="weight", device=device)
         position_count = self.row_count * (4 if shape.graph_kind == "qwen" else 1)

@@ -7,9 +7,9 @@ from functools import partial
 
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
-from ...simulator.layer_loops import SHORT_RUN_REPEATS
+from ...simulator.layer_stacks import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
-from ...simulator.module_visits import PassVisits, VisitMeter, forward_with_repeat, passes_with_repeat
+from ...simulator.module_visits import PassVisits, VisitMeter, derive_passes_with_more_repeats, forward_with_repeat
 from ...simulator.simulated_work import SIMULATED_WORK
 from ...simulator.tensor import Tensor
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
@@ -131,7 +131,7 @@ class StageRun:
         if self._latest_passes is None or self.stage_layers.stack is None:
             return None
         saved_bytes, remaining_bytes, forward_visits, backward_visits = self._latest_passes
-        longer_passes = passes_with_repeat(forward_visits, backward_visits, self.stage_layers.stack)
+        longer_passes = derive_passes_with_more_repeats(forward_visits, backward_visits, self.stage_layers.stack)
         if longer_passes is None:
             return None
         longer_forward, longer_backward, repeat_bytes = longer_passes

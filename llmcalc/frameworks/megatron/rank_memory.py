@@ -11,13 +11,13 @@ from ...device_memory.device_memory import DeviceMemory, MemoryTerm, summarize_m
 from ...device_memory.host_memory import pinned_bytes
 from ...frozen import frozen
 from ...model import ModelSpec
-from ...simulator.caching_allocator import play_step_lists
+from ...simulator.caching_allocator import replay_step_lists
 from ...simulator.event_log import EventRecorder
-from ...simulator.layer_loops import layer_stacks
+from ...simulator.layer_stacks import layer_stacks
 from ...simulator.meter import AllocationPlace
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.repeat_layers import NotRepeatingError
-from ...simulator.repeat_microbatches import EventMeter, PassPlayer
+from ...simulator.repeat_microbatches import EventMeter, PassReplayer
 from ...simulator.replay_result import STEP_PHASES, ReplayResult
 from .kernel_choices import uses_expandable_segments
 from .kernels import Parameter
@@ -105,7 +105,7 @@ def replay_rank(
         model_chunk.lowering.first_layer_index - layers_before
         for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before_by_chunk, strict=True)
     ]
-    rank_run.pass_recorder = PassPlayer(
+    rank_run.pass_recorder = PassReplayer(
         memory_meter, recorded_rank.pass_traces, layer_offsets, recorded_rank.distinguishes_previous_pass
     )
     try:
@@ -198,7 +198,7 @@ def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter) -> ReplayResul
     memory_meter.place = AllocationPlace("after")
     memory_meter.end_event_list()
     is_expandable = uses_expandable_segments(rank_run.settings)
-    device = play_step_lists(memory_meter.step_lists, memory_meter.storage_count, is_expandable)
+    device = replay_step_lists(memory_meter.step_lists, memory_meter.storage_count, is_expandable)
     replay_result = ReplayResult(final_bytes=device.allocated, reserved_bytes=device.peak_reserved)
     replay_result.peaks = {
         path: path_peak for path, path_peak in memory_meter.peaks.items() if path.phase in STEP_PHASES

@@ -26,7 +26,7 @@ from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import ModulePath
 from ...simulator.meter import AllocationPlace, Meter, NoMeter
 from ...simulator.record_microbatches import PassRecorder
-from ...simulator.repeat_microbatches import PassPlayer
+from ...simulator.repeat_microbatches import PassReplayer
 from ...simulator.tensor import (
     BFLOAT16,
     BOOL,
@@ -193,7 +193,7 @@ class RankRun:
         self.step_gather_element_counts: list[int] = []
         self.reported_losses: list[Storage] = []
         self.rope_tables: list[Storage] = []
-        self.pass_recorder: PassRecorder | PassPlayer | None = None
+        self.pass_recorder: PassRecorder | PassReplayer | None = None
         self.retains_batches: bool = retains_batches(settings) and self.coordinates.tp == 0
         self.sharded_weights: ShardedWeights | None = None
         self.parameter_paths: dict[int, ModulePath] = {}

@@ -18,8 +18,8 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.rank_program import RankFlow, stage_program_key
 from ...simulator.event_log import WORKSPACE_EVENT, EventRecorder
-from ...simulator.layer_loops import LayerStack, long_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS, shortened_layers
+from ...simulator.layer_stacks import LayerStack, long_stacks
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import RecordedPasses
 from ...simulator.repeat_layers import NotRepeatingError

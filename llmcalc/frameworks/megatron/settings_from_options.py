@@ -25,7 +25,7 @@ from ...parallel.layout_request import version_date
 from ...parallel.rank_program import divides_state_space_groups, model_axes
 from ...units import dtype, short_dtype
 from ...workload.lora import PARALLEL_LIBRARIES
-from ...workload.recompute import recompute_of
+from ...workload.recompute import parse_recompute
 from ...workload.setting import declarations_of, option
 from ..framework import RunOnRanks
 from .named_arguments import NamedModelArguments
@@ -44,7 +44,7 @@ ARGUMENTS_BY_RECOMPUTE_MODE: dict[str, dict[str, Any]] = {
 
 def recompute_arguments_of(recompute_value: str) -> dict[str, Any]:
     """Returns Megatron's arguments for a value of `--recompute`. Raises `InputError` for a value without equivalent."""
-    modules = recompute_of(recompute_value).modules
+    modules = parse_recompute(recompute_value).modules
     if modules:
         return {"recompute_granularity": "selective", "recompute_modules": tuple(sorted(modules))}
     if recompute_value not in ARGUMENTS_BY_RECOMPUTE_MODE:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...accelerator import Hardware
-from ...components.mixers.kda import KimiDeltaAttention
+from ...components.mixers.kimi_delta_attention import KimiDeltaAttention
 from ..engines.rank import EngineRank, mixers_with_layer_counts
 from .versions import SGLangRules
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ...components.mixers.gated_delta_net import GatedDeltaNet
-from ...components.mixers.kda import KimiDeltaAttention
+from ...components.mixers.kimi_delta_attention import KimiDeltaAttention
 from ...components.mixers.mamba import Mamba
 from ...components.mixers.mamba2 import Mamba2
 from ...components.mixers.selective_mamba2 import SelectiveMamba2

@@ -10,9 +10,9 @@ from ...device_memory.training import TrainingConfig
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
 from ...simulator.event_log import EventRecorder
-from ...simulator.layer_loops import SHORT_RUN_REPEATS
+from ...simulator.layer_stacks import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
-from ...simulator.module_visits import PassVisits, VisitMeter, passes_without_repeat
+from ...simulator.module_visits import PassVisits, VisitMeter, derive_passes_with_fewer_repeats
 from ...simulator.profiles.context_parallel import RingAttentionKernels, context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.profiles.dtensor import DTensorKernels
 from ...simulator.simulated_work import SIMULATED_WORK
@@ -123,7 +123,7 @@ class StageRun:
             return None
         saved_bytes, forward_visits, backward_visits = self._latest_passes
         work_units = forward_visits.work_units + backward_visits.work_units
-        shorter_passes = passes_without_repeat(forward_visits, backward_visits, self.stage_layers.stack)
+        shorter_passes = derive_passes_with_fewer_repeats(forward_visits, backward_visits, self.stage_layers.stack)
         if shorter_passes is None:
             return None
         forward_visits, backward_visits, repeat_bytes = shorter_passes

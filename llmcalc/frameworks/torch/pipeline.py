@@ -23,14 +23,14 @@ from ...parallel.rank_program import rank_program
 from ...parallel.schedules import PassAction, effective_schedule, pipeline, torch_group_size
 from ...simulator.autograd import backward, record
 from ...simulator.event_log import Event, EventRecorder, RecordedEvents
-from ...simulator.layer_loops import LayerStack, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
+from ...simulator.layer_stacks import LayerStack, program_stacks
 from ...simulator.lowering import STAGE_INPUT_KEY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.dtensor import DTensorKernels
 from ...simulator.profiles.eager import EagerKernels
 from ...simulator.record_microbatches import PassRecorder
-from ...simulator.repeat_microbatches import PassPlayer
+from ...simulator.repeat_microbatches import PassReplayer
 from ...simulator.replay_result import STEP_PHASES
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, count_storages_as, empty
 from ...workload.rows import TOKENS
@@ -84,7 +84,7 @@ class ModelChunk(TrainingRun):
         super().__init__(rank_setup.spec, rank_setup.training_config, memory_meter=memory_meter, program=rank_flow)
         self.lowering.first_layer_index = stage.layers.start
         self.chunk_index = 0
-        self.pass_recorder: PassRecorder | PassPlayer | None = None
+        self.pass_recorder: PassRecorder | PassReplayer | None = None
         self.step_tokens: Tensor | None = None
         self.receive_buffers: list[Tensor] = []
         self.gradients: list[Tensor] = []
@@ -98,7 +98,7 @@ class ModelChunk(TrainingRun):
 
     def forward_micro_batch(self) -> MicroBatchInFlight:
         """Runs the forward pass of a micro-batch, with the loss on the last stage."""
-        self.next_batch()
+        self.replace_batch()
         self.meter.place = AllocationPlace("forward")
         stage_input = self.lowering.create_stage_input(self.program)
         if self.stage.has_embedding and self.stage.has_head:
@@ -174,7 +174,7 @@ class ModelChunk(TrainingRun):
 
     def forward_one_chunk(self, i: int) -> Tensor:
         """Runs the forward pass of micro-batch `i`, and returns and stores the output."""
-        self.next_batch()
+        self.replace_batch()
         self.meter.place = AllocationPlace("forward")
         if self.receive_buffers:
             self.lowering.inputs[STAGE_INPUT_KEY] = self.receive_buffers[i]

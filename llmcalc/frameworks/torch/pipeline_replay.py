@@ -14,8 +14,8 @@ from ...simulator.event_log import Event, EventRecorder
 from ...simulator.lowering import ParameterSet
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import PassRecorder
-from ...simulator.repeat_layers import NotRepeatingError, RepeatAnalysis, RepeatedEvents
-from ...simulator.repeat_microbatches import EventMeter, PassPlayer
+from ...simulator.repeat_layers import FullRunEvents, NotRepeatingError, RepeatAnalysis
+from ...simulator.repeat_microbatches import EventMeter, PassReplayer
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, Tensor
 from .messages import bucket_sizes
@@ -81,25 +81,25 @@ def replay_rank_on_allocator(
     rank_setup: RankSetup,
     has_expandable_segments: bool,
     recorded_ranks: RecordedRanks,
-    is_run_of_search: bool = False,
+    belongs_to_search: bool = False,
 ) -> ReplayResult:
     """Replays recorded passes of a rank on the caching allocator, which gives the same result as running all passes.
 
     has_expandable_segments: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
-    is_run_of_search: as in `CudaRuntime`; then the steps are not stored for the other allocator.
+    belongs_to_search: as in `CudaRuntime`; then the steps are not stored for the other allocator.
     """
     stage_number = rank_setup.layout.coordinates(rank_setup.rank).pp
     cache_key = passes_cache_key(RankRun(rank_setup, EventMeter()))
-    is_recorded = (
+    needs_autograd_node = (
         rank_setup.training_config.microbatches > MICROBATCHES_RUN_IN_FULL
         and not rank_setup.training_config.optimizer_in_backward
     )
     if cache_key not in recorded_ranks:
-        recorded_ranks[cache_key] = record_rank(rank_setup) if is_recorded else RecordedRank(None, (), ())
+        recorded_ranks[cache_key] = record_rank(rank_setup) if needs_autograd_node else RecordedRank(None, (), ())
     recorded_rank = recorded_ranks[cache_key]
     if (stage_number, has_expandable_segments) not in recorded_rank.replay_results:
-        stores_steps = rank_setup.layout.pp == 1 and not is_run_of_search
+        stores_steps = rank_setup.layout.pp == 1 and not belongs_to_search
         recorded_rank.replay_results[stage_number, has_expandable_segments] = _replay_rank(
             rank_setup, has_expandable_segments, recorded_rank, stores_steps
         )
@@ -163,22 +163,22 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
         for weight in model_chunk.parameters
     }
 
-    def bucket_events(repeated_events: RepeatedEvents) -> list[Event]:
+    def bucket_events(full_run: FullRunEvents) -> list[Event]:
         if rank_setup.layout.dp == 1:
             return []
         full_run_gradient_bytes = {
             full_run_storage: gradient_bytes
             for storage_number, gradient_bytes in gradient_bytes_by_storage.items()
-            for full_run_storage in repeated_events.numbers_in_full_run(storage_number)
+            for full_run_storage in full_run.numbers_in_full_run(storage_number)
         }
-        set_up_events = repeated_events.events_of_full_run(recorded_events.set_up)
+        set_up_events = full_run.events_of_full_run(recorded_events.set_up)
         ordered_gradient_bytes = [
             full_run_gradient_bytes[allocated_storage]
             for allocated_storage, nbytes, _ in set_up_events
             if nbytes >= 0 and allocated_storage in full_run_gradient_bytes
         ]
         return [
-            (repeated_events.storage_count + i, bucket_bytes, "communication")
+            (full_run.storage_count + i, bucket_bytes, "communication")
             for i, bucket_bytes in enumerate(bucket_sizes(reversed(ordered_gradient_bytes)))
         ]
 
@@ -197,7 +197,7 @@ def _replay_recorded(
     rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, pass_traces: Mapping[PassCase, PassTrace]
 ) -> None:
     """Sets up a training run whose passes are replayed from recorded events. pass_traces: the recorded events."""
-    pass_player = PassPlayer(memory_meter, pass_traces, recorded_rank.layer_offsets(rank_run.chunks))
+    pass_player = PassReplayer(memory_meter, pass_traces, recorded_rank.layer_offsets(rank_run.chunks))
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
         model_chunk.pass_recorder, model_chunk.lowering.known_parameters = pass_player, parameters
     rank_run.set_up()

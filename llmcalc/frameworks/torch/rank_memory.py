@@ -8,7 +8,7 @@ from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.device_memory import TORCH_VERSION, DeviceMemory, MemoryTerm, summarize_memory
 from ...device_memory.host_memory import with_paged_states
 from ...errors import InputError
-from ...simulator.layer_loops import layer_stacks
+from ...simulator.layer_stacks import layer_stacks
 from ..framework import RunOnRanks
 from ..fsdp2.settings import titan_settings
 from .pipeline import RankSetup, check_torch
@@ -26,7 +26,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     rank_setup = RankSetup(spec, training_config, training_run.layout, rank, cuda_runtime.workspace_bytes)
     recorded_ranks = training_run.recorded_ranks(cuda_runtime)
     replay_result = replay_rank_on_allocator(
-        rank_setup, cuda_runtime.has_expandable_segments, recorded_ranks, cuda_runtime.is_run_of_search
+        rank_setup, cuda_runtime.has_expandable_segments, recorded_ranks, cuda_runtime.belongs_to_search
     )
     citation = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     tensors_term = MemoryTerm("tensors", 0, "source", citation, TORCH_VERSION)

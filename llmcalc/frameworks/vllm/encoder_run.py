@@ -218,7 +218,7 @@ def _processed_images(
     processed_images = []
     for image_height, image_width in image_sizes:
         try:
-            processed_images.append(image_resizing.encode(image_height, image_width, patch_size))
+            processed_images.append(image_resizing.input_sizes(image_height, image_width, patch_size))
         except InputError:
             continue
     if not processed_images:

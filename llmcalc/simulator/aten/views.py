@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...algebra import Number
 from .. import strides as layout
-from ..autograd import AutogradGraph, record, record_all
+from ..autograd import AutogradGraph, record, record_multiple_outputs
 from ..strides import Shape, broadcast_shape, contiguous_strides, is_dense, is_size_one, numel
 from ..tensor import AutogradNode, BackwardFunction, Dtype, NeedsInputGrad, OptionalGradient, Tensor, promoted_dtype
 
@@ -142,7 +142,9 @@ class ViewOperations:
             del zero_gradients
             return (joined_gradient,)
 
-        record_all(self.graph, "split", (x,), views, join_gradients if len(views) > 1 else lambda g, _: (g,))
+        record_multiple_outputs(
+            self.graph, "split", (x,), views, join_gradients if len(views) > 1 else lambda g, _: (g,)
+        )
         return views
 
     def unbind(self, x: Tensor, axis: int = 0) -> list[Tensor]:
@@ -158,7 +160,7 @@ class ViewOperations:
             del zero_gradients
             return (stacked_gradient,)
 
-        record_all(
+        record_multiple_outputs(
             self.graph,
             "unbind",
             (x,),

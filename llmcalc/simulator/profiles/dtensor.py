@@ -134,7 +134,7 @@ class DTensorKernels(EagerKernels):
     def _check_token_sharding_rules(self, program: RankFlow) -> None:
         """Raises `InputError` for a module that torchtitan's plan does not cover if tokens are sharded."""
         assert self.placement_tracker is not None
-        for step_name, operation in named_steps(program.root.items):
+        for step_name, operation in steps_with_module_path(program.root.items):
             creates_rows = (
                 not operation.input_values
                 and bool(operation.output_values)
@@ -409,7 +409,7 @@ class DTensorKernels(EagerKernels):
         if not vocabulary_axes or vocabulary_axes[0].rank_count == 1:
             return super().look_up_rows(operation, weight, index)
         vocabulary_size, embedding_width = vocabulary_axes[0].full_size, weight.shape[1]
-        mask, masked_tensor = self._mask_tensor(index)
+        mask, masked_tensor = self._allocate_table_mask(index)
         masked_rows = self.graph.new_tensor((*index.shape, embedding_width), weight.dtype)
         del masked_tensor, mask
         if self.token_ranks > 1:
@@ -433,8 +433,8 @@ class DTensorKernels(EagerKernels):
             embeddings.node.inputs[0] = (table_shape, weight.dtype)
         return embeddings
 
-    def _mask_tensor(self, index_tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes the mask of indices of other ranks (`_MaskPartial._mask_tensor`).
+    def _allocate_table_mask(self, index_tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes the mask of indices of other ranks (`_MaskPartial._allocate_table_mask`).
 
         Returns them with the indices relative to this rank's first row.
         """
@@ -480,13 +480,13 @@ class DTensorKernels(EagerKernels):
     def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Computes the loss of vocabulary-parallel log-probabilities (torch/distributed/tensor/parallel/loss.py)."""
         new_tensor, (tokens, _) = self.graph.new_tensor, x.shape
-        _safe_target = self._zero_where_ignored((tokens,), INT64)
-        vocabulary_mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
+        _safe_target = self._allocate_mask_for_ignored_labels((tokens,), INT64)
+        vocabulary_mask, _masked_target = self._allocate_table_mask(new_view((tokens, 1), _safe_target))
         result_partial = new_tensor((tokens, 1), x.dtype)
         del vocabulary_mask
         _result_reduced = self.all_reduce(result_partial)
         losses = new_tensor((tokens,), x.dtype)
-        losses = self._zero_where_ignored((tokens,), x.dtype)
+        losses = self._allocate_mask_for_ignored_labels((tokens,), x.dtype)
         counted_token_mask = new_tensor((tokens,), BOOL)
         label_count = new_tensor((), INT64)
         del counted_token_mask
@@ -498,7 +498,7 @@ class DTensorKernels(EagerKernels):
         losses = mean_loss
         return losses, total_weight
 
-    def _zero_where_ignored(self, shape: Shape, dtype: Dtype) -> Tensor:
+    def _allocate_mask_for_ignored_labels(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Replaces ignored labels by zero: `torch.where(target != ignore_index, …, 0)`."""
         _mask = self.graph.new_tensor(shape, BOOL)
         return self.graph.new_tensor(shape, dtype)
@@ -507,14 +507,14 @@ class DTensorKernels(EagerKernels):
         """Computes the gradient of vocabulary-parallel logits (torch/distributed/tensor/parallel/loss.py)."""
         new_tensor, (tokens, _) = self.graph.new_tensor, x.shape
         grad_output = new_tensor((), x.dtype)
-        _safe_target = self._zero_where_ignored((tokens, 1), INT64)
+        _safe_target = self._allocate_mask_for_ignored_labels((tokens, 1), INT64)
         _grad_input = new_tensor(x.shape, x.dtype)
-        _mask, _masked_labels = self._mask_tensor(new_view((tokens,), _safe_target))
+        _mask, _masked_labels = self._allocate_table_mask(new_view((tokens,), _safe_target))
         mask_as_numbers = new_tensor((tokens,), x.dtype)
         _grad_update = new_tensor((tokens,), x.dtype)
         del mask_as_numbers
         _arange_1d = new_tensor((tokens,), INT64)
-        grad_output = self._zero_where_ignored((tokens, 1), x.dtype)
+        grad_output = self._allocate_mask_for_ignored_labels((tokens, 1), x.dtype)
         exponentials = new_tensor(x.shape, x.dtype)
         _gradient_sum = new_tensor(x.shape, x.dtype)
         del exponentials
@@ -523,11 +523,11 @@ class DTensorKernels(EagerKernels):
         return logit_gradient
 
 
-def named_steps(scope_items: Iterable[ProgramItem], path: str = "") -> Iterator[tuple[str, Step]]:
+def steps_with_module_path(scope_items: Iterable[ProgramItem], path: str = "") -> Iterator[tuple[str, Step]]:
     """Yields the operations that run, each with its module path."""
     for scope_item in scope_items:
         if isinstance(scope_item, AlternativeBranches):
-            yield from named_steps(next(iter(scope_item.branches.values())).items, path)
+            yield from steps_with_module_path(next(iter(scope_item.branches.values())).items, path)
         elif scope_item.node_fields.get("optional") or scope_item.node_fields.get("role") in UNEXECUTED_ROLES:
             continue
         else:
@@ -535,7 +535,7 @@ def named_steps(scope_items: Iterable[ProgramItem], path: str = "") -> Iterator[
             if isinstance(scope_item, Step):
                 yield step_path, scope_item
             else:
-                yield from named_steps(scope_item.items, step_path)
+                yield from steps_with_module_path(scope_item.items, step_path)
 
 
 def check_equal_shards(program: RankFlow) -> None:

@@ -521,7 +521,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
             uncounted_towers, *uncounted_encoders, *(family_record.ignored_fields for family_record in family_records)
         )
     )
-    uncounted_notes = [
+    uncounted_memory_notes = [
         f"{ignored_field}: {tower_notes.format(short_repr(config_fields[ignored_field]))}"
         for config_fields, notes_by_field in (
             (config_data, uncounted_towers),
@@ -534,7 +534,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         *draft_notes,
         *config.notes,
         *projection_notes,
-        *uncounted_notes,
+        *uncounted_memory_notes,
         *_remark_on_fixed_text_type(root_model_type, root_config),
         *_remark_on_sizes_beside_section(root_model_type, root_config),
         *_tying_remark(root_model_type, root_config, model_fields),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...components.base import LARGEST_SIZE
-from ...components.stack import BASE_LAYER_NAME, MAX_VARIANTS, table_with_changes
+from ...components.stack import BASE_LAYER_NAME, MAX_VARIANTS, merge_tables
 from ...errors import InputError, short_repr
 from .config import Config, is_json_integer, is_number
 from .head_kinds import HEAD_ENDINGS, architecture_of, names_another_head
@@ -233,7 +233,7 @@ def _without_single_variant(stack_table: Table) -> Table:
     }
     return {
         **other_fields,
-        "block": table_with_changes(stack_table["block"], stack_table["variants"][used_kinds.pop()]),
+        "block": merge_tables(stack_table["block"], stack_table["variants"][used_kinds.pop()]),
     }
 
 
@@ -727,7 +727,7 @@ def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> T
     """
     used_configs = {layer_kind: layer_configs[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
     for block in used_configs.values():
-        if all(table_with_changes(block, layer) == layer for layer in used_configs.values()):
+        if all(merge_tables(block, layer) == layer for layer in used_configs.values()):
             changes_by_kind = {
                 layer_kind: {name: value for name, value in layer.items() if block.get(name) != value}
                 for layer_kind, layer in used_configs.items()

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 from ...components.base import Part
 from ...components.mixers.attention import Attention
-from ...components.mtp import MultiTokenPrediction
+from ...components.multi_token_prediction import MultiTokenPrediction
 from ...components.norm import Norm
-from ...components.position import Rope
+from ...components.rope import Rope
 from ...components.stack import Stack
 from ...model import ModelSpec
 

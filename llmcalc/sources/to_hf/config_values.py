@@ -18,7 +18,7 @@ from ...components.mixers.attention import Attention
 from ...components.mixers.mla import MLA
 from ...components.networks.feed_forward import FeedForward
 from ...components.networks.moe import MoE
-from ...components.position import Rope
+from ...components.rope import Rope
 from ...components.stack import Stack
 from ...model import ModelSpec
 from ..huggingface.absent_value import AbsentValue, require_present

@@ -13,7 +13,7 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...units import DTYPE_BITS
 from ..checks import LOSS_QUANTITY, MEMORY_PREFIX, Check, Verdict
-from ..difference_explanation import list_sizes
+from ..difference_explanation import list_named_sizes
 from ..reference import MAX_CPU_BYTES, default_seq, max_prompt_length, require_torch
 from ..untested import untested_parts
 from .job import JOB_DTYPE, TrainingJob, simulate_rank
@@ -72,7 +72,7 @@ def verify_jobs(training_jobs: Sequence[TrainingJob], model_name: str = "model")
     """Runs jobs with equal numbers of processes one after another, and compares the results."""
     start_time = time.perf_counter()
     if is_started_by_torchrun():
-        from .work import run_jobs
+        from .worker import run_jobs
 
         process_count = int(os.environ["WORLD_SIZE"])
         if any(training_job.layout.world_size != process_count for training_job in training_jobs):
@@ -93,15 +93,15 @@ def compare_job_results(
     training_job: TrainingJob, job_results: dict[str, Any], model_name: str = "model", seconds: float = 0.0
 ) -> Verdict:
     """Returns the checks of a job: each rank's memory, and the loss."""
-    witness_name = f"gloo, {training_job.layout.world_size} processes"
+    witness_label = f"gloo, {training_job.layout.world_size} processes"
     checks = [
-        Check(f"rank {rank}", MEMORY_PREFIX + quantity_name, simulated_bytes[quantity_name], byte_count, witness_name)
+        Check(f"rank {rank}", MEMORY_PREFIX + quantity_name, simulated_bytes[quantity_name], byte_count, witness_label)
         for rank, (simulated_bytes, measured_bytes) in enumerate(job_results["ranks"])
         for quantity_name, byte_count in measured_bytes.items()
     ]
     loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
-        Check(f"step {step_number}", LOSS_QUANTITY, single_loss, loss, witness_name, tolerance=LOSS_TOLERANCE)
+        Check(f"step {step_number}", LOSS_QUANTITY, single_loss, loss, witness_label, tolerance=LOSS_TOLERANCE)
         for step_number, (single_loss, loss) in enumerate(loss_pairs, start=1)
     ]
     verdict_info = {
@@ -115,6 +115,6 @@ def compare_job_results(
         checks,
         seconds,
         verdict_info,
-        list_sizes(training_job.spec),
+        list_named_sizes(training_job.spec),
         untested=untested_parts(training_job.spec),
     )

@@ -142,7 +142,7 @@ def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
     for step_index in range(STEP_COUNT):
         memory_meter.peaks = {}
         if isinstance(rank_run, FsdpRun):
-            rank_run.next_batch()
+            rank_run.replace_batch()
             rank_run.run_micro_batches()
         else:
             rank_run.run_passes()

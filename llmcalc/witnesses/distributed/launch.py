@@ -34,7 +34,7 @@ def rank_of_process() -> int:
 def run_processes(
     training_jobs: Sequence[TrainingJob],
     time_limit: float = TIME_LIMIT_SECONDS,
-    worker_module: str = "llmcalc.witnesses.distributed.work",
+    worker_module: str = "llmcalc.witnesses.distributed.worker",
 ) -> Any:
     """Runs jobs with the same number of ranks in new processes, and returns the output of rank 0.
 
@@ -51,7 +51,7 @@ def run_processes(
             port = _free_port()
             for rank in range(process_count):
                 processes.append(_start_processes(rank, process_count, port, [worker_module, str(jobs_file)], folder))
-            _wait_for_processes(processes, time.monotonic() + time_limit, folder, time_limit)
+            _wait_until_processes_end(processes, time.monotonic() + time_limit, folder, time_limit)
         finally:
             _end_processes(processes)
         return json.loads(Path(folder, "out.0").read_text())
@@ -84,7 +84,7 @@ def _start_processes(
         )
 
 
-def _wait_for_processes(
+def _wait_until_processes_end(
     processes: list[subprocess.Popen[bytes]], deadline: float, job_folder: str, time_limit: float
 ) -> None:
     """Waits for the end of all processes. Raises `InputError` for a failed process or a timeout."""

@@ -86,7 +86,7 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
     """Returns module path → tensor-parallel style; empty for modules that are not sharded here, such as containers."""
     parent_path, _, linear_name = module_name.rpartition(".")
     if linear_name == "embed_tokens" and not parent_path:
-        if isinstance(submodule, StageInput):
+        if isinstance(submodule, StageInputModule):
             return {}
         return {module_name: RowwiseParallel(input_layouts=Replicate())}
     if linear_name == "lm_head":
@@ -119,8 +119,8 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshards: bool, dtype: torch.dty
     for layer_index, layer in enumerate(module.layers):
         is_last_layer = layer_index == len(module.layers) - 1
         fully_shard(layer, mesh=mesh, mp_policy=precision_policy, reshard_after_forward=reshards and not is_last_layer)
-        layer.forward = partial(_unwrap_state, layer.forward)
-        layer.register_forward_pre_hook(_wrap_state, prepend=True)
+        layer.forward = partial(_unwrap_shared_state, layer.forward)
+        layer.register_forward_pre_hook(_wrap_shared_state, prepend=True)
     fully_shard(module, mesh=mesh, mp_policy=precision_policy, reshard_after_forward=False)
     layers = list(module.layers)
     for layer_index, layer in enumerate(layers):
@@ -130,22 +130,24 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshards: bool, dtype: torch.dty
             layer.set_modules_to_backward_prefetch(layers[layer_index - prefetch : layer_index][::-1])
 
 
-class SharedState:
+class SharedLayerState:
     """A wrapper of values that layers pass on beside their output, so that FSDP does not copy them for each layer."""
 
     def __init__(self, layer_state: Any) -> None:
         self.layer_state = layer_state
 
 
-def _wrap_state(layer: nn.Module, inputs: tuple[Any, Any]) -> tuple[Any, SharedState]:
-    return inputs[0], SharedState(inputs[1])
+def _wrap_shared_state(layer: nn.Module, inputs: tuple[Any, Any]) -> tuple[Any, SharedLayerState]:
+    return inputs[0], SharedLayerState(inputs[1])
 
 
-def _unwrap_state(forward: Callable[..., torch.Tensor], x: torch.Tensor, shared_state: SharedState) -> torch.Tensor:
+def _unwrap_shared_state(
+    forward: Callable[..., torch.Tensor], x: torch.Tensor, shared_state: SharedLayerState
+) -> torch.Tensor:
     return forward(x, shared_state.layer_state)
 
 
-class StageInput(nn.Module):
+class StageInputModule(nn.Module):
     """The input module of a later pipeline stage: returns the hidden states of the previous stage."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -164,6 +166,6 @@ def remove_other_stages(module: Any, layers: range, is_first_stage: bool, is_las
     if not is_last_stage:
         del module.lm_head
     if not is_first_stage:
-        module.embed_tokens = StageInput()
+        module.embed_tokens = StageInputModule()
         module._only[0]._token_types = ()
     module.forward = partial(module.forward, grouped_experts=True)

@@ -94,7 +94,7 @@ def pixels(kind: str, spec: ModelSpec, height: int, width: int) -> dict[str, tor
     """Returns the class's input for an image."""
     rule, tower = next((tower.image, tower) for tower in spec.towers.values() if getattr(tower, "image", None))
     patches, side = tower.patches, tower.patches.patch_size
-    encoded: InputSizes = rule.encode(height, width, side)
+    encoded: InputSizes = rule.input_sizes(height, width, side)
     flat = patches.num_channels * patches.temporal_patch_size * side**2
     if rule.type == "smart_resize":
         grid = torch.tensor([[1, encoded.rows, encoded.columns]])
@@ -182,7 +182,7 @@ def products_for_nothing(spec: ModelSpec, height: int, width: int) -> int:
         return 2 * rule.max_tokens * rule.max_tokens * rule.merge**2 * tower.output_width
     if rule.type == "covering":
         table: Any = spec.towers["visual_embeddings_table"]
-        encoded = rule.encode(height, width, tower.patches.patch_size)
+        encoded = rule.input_sizes(height, width, tower.patches.patch_size)
         rows = encoded.tile_or_clip_count * encoded.rows * encoded.columns // rule.merge**2
         return 2 * rows * table.output_marks * table.output_width
     return 0
@@ -197,7 +197,7 @@ def test_flops_of_audio_are_those_of_the_class(kind: str, shape: dict[str, Any])
     for seconds in lengths:
         closed = encoded_inputs(spec, Inputs(audio=seconds)).total(forward_flops_of)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            run_audio(kind, model, spec, rule.encode(seconds))
+            run_audio(kind, model, spec, rule.input_sizes(seconds))
         assert closed == counter.get_total_flops(), seconds
 
 
@@ -213,7 +213,7 @@ def test_flops_of_audio_of_gemma3n_are_those_of_its_encoder_and_embedder() -> No
     encoder = Gemma3nAudioEncoder(fields).eval()
     embedder = Gemma3nMultimodalEmbedder(fields, settings.Gemma3nTextConfig(**config["text_config"]))
     for seconds in (0.31, 1.9):
-        frames = rule_of(spec, "audio").encode(seconds).rows
+        frames = rule_of(spec, "audio").input_sizes(seconds).rows
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             output = encoder(torch.ones(1, frames, 21), torch.zeros(1, frames).bool())
             embedder(inputs_embeds=output.last_hidden_state)

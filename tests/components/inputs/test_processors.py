@@ -508,7 +508,7 @@ def test_an_image_is_cut_as_the_processor_cuts_it(kind: str) -> None:
     table, patch_size, measure = CASES[kind]
     rule = RULES.validate_python(table)
     for height, width in SIZES:
-        encoded = rule.encode(height, width, patch_size)
+        encoded = rule.input_sizes(height, width, patch_size)
         sizes = encoded.tile_or_clip_count, encoded.rows * encoded.columns, encoded.tokens
         assert sizes == measure(height, width), (height, width)
 
@@ -519,14 +519,14 @@ def test_keye_enlarges_a_small_side_to_a_token(height: int, width: int, rows: in
 
     28 × 9 pixels become 87 × 28, which are enlarged as well: 3.5 and 1.1 tokens, rounded up.
     """
-    encoded = RULES.validate_python(CASES["keye_vl1_5"][0]).encode(height, width, 14)
+    encoded = RULES.validate_python(CASES["keye_vl1_5"][0]).input_sizes(height, width, 14)
     assert (encoded.rows, encoded.columns, encoded.tokens) == (2 * rows, 2 * columns, rows * columns)
 
 
 def test_an_image_without_a_side_is_refused() -> None:
     """Phi-3-vision scales the longer side to 16 tiles of 336 pixels: the shorter one has 5,376 / 6,000 pixels."""
     with pytest.raises(InputError, match="--image 6000x1: the processor makes a side without pixels"):
-        RULES.validate_python(CASES["phi3_v"][0]).encode(1, 6000, 14)
+        RULES.validate_python(CASES["phi3_v"][0]).input_sizes(1, 6000, 14)
 
 
 def test_every_rule_is_compared_with_a_processor() -> None:
@@ -536,14 +536,14 @@ def test_every_rule_is_compared_with_a_processor() -> None:
 
 def test_a_square_has_the_patches_of_its_side() -> None:
     """896 / 14 = 64 patches a side; Gemma 3 writes two line ends, a start and an end around 256 embeddings."""
-    encoded = RULES.validate_python({"size": 896, "tokens": 256, "marks": 4}).encode(10, 2000, 14)
+    encoded = RULES.validate_python({"size": 896, "tokens": 256, "marks": 4}).input_sizes(10, 2000, 14)
     assert (encoded.tile_or_clip_count, encoded.rows, encoded.columns, encoded.tokens) == (1, 64, 64, 260)
 
 
 def test_several_images_of_llava_onevision_are_read_whole() -> None:
     rule = RULES.validate_python(CASES["llava_onevision"][0])
-    assert rule.rule_for_several_images().encode(768, 1024, 14).tokens == 729 + 1
-    assert rule.encode(768, 1024, 14).tile_or_clip_count == 7
+    assert rule.rule_for_several_images().input_sizes(768, 1024, 14).tokens == 729 + 1
+    assert rule.input_sizes(768, 1024, 14).tile_or_clip_count == 7
 
 
 @pytest.mark.parametrize("seconds", [0.02, 0.5, 1, 7.13, 29.99, 30])
@@ -556,7 +556,7 @@ def test_audio_of_qwen2_audio_is_cut_as_its_processor_cuts_it(seconds: float) ->
         signal, sampling_rate=16_000, return_attention_mask=True, padding="max_length", return_tensors="np"
     )
     frames = int(features["attention_mask"].sum())
-    encoded = AudioClips(merge=2).encode(seconds)
+    encoded = AudioClips(merge=2).input_sizes(seconds)
     assert encoded.tokens == max(1, (((frames - 1) // 2 + 1) - 2) // 2 + 1)
     assert (encoded.tile_or_clip_count, encoded.rows) == (1, features["input_features"].shape[-1])
 
@@ -586,7 +586,7 @@ def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(nam
         signal = np.zeros(round(seconds * 16_000), np.float32)
         settings = {"sampling_rate": 16_000, "return_attention_mask": True, "padding": "max_length"}
         inputs, texts = cls._process_audio(fields, [signal], **settings, return_tensors="pt")
-        encoded = rule.encode(seconds)
+        encoded = rule.input_sizes(seconds)
         assert encoded.tokens == texts[0].count("<")
         assert (encoded.tile_or_clip_count, encoded.rows) == (
             len(inputs["input_features"]),
@@ -594,7 +594,7 @@ def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(nam
         )
     longest = most_seconds // 30 * 30
     with pytest.raises(InputError, match=f"at most {most_seconds // 30} clips; expected at most {longest}"):
-        rule.encode(most_seconds + 1)
+        rule.input_sizes(most_seconds + 1)
 
 
 def gemma4_tokens(features: Any) -> int:
@@ -633,7 +633,7 @@ def test_audio_is_framed_as_the_extractor_of_its_model_frames_it(name: str) -> N
     for seconds in (0.5, 1.0013, 7.13, 30):
         signal = np.zeros(round(seconds * 16_000), np.float32)
         features = extract([signal], sampling_rate=16_000, return_tensors="pt" if "phi4" in name else "np")
-        encoded = rule.encode(seconds)
+        encoded = rule.input_sizes(seconds)
         assert (encoded.rows, encoded.tokens) == (features[key].shape[1], tokens(features)), seconds
 
 
@@ -656,14 +656,14 @@ def test_audio_is_cut_into_chunks_as_the_omni_processors_cut_it(table: Any, padd
         signal = np.zeros(round(seconds * 16_000), np.float32)
         settings = {"sampling_rate": 16_000, "return_attention_mask": True, "padding": padding}
         frames = int(extract(signal, **settings, return_tensors="np")["attention_mask"].sum())
-        encoded = AudioChunks(**table).encode(seconds)
+        encoded = AudioChunks(**table).input_sizes(seconds)
         assert (encoded.rows, encoded.tokens) == (frames, module._get_feat_extract_output_lengths(frames)), seconds
 
 
 @pytest.mark.parametrize(("seconds", "clips"), [(1, 1), (30, 1), (30.5, 2), (95, 4)])
 def test_audio_of_voxtral_is_padded_to_clips(seconds: float, clips: int) -> None:
     """A clip of 30 s is 3,000 frames, 1,500 positions and 375 tokens."""
-    encoded = AudioClips(merge=4, padded=True, several=True).encode(seconds)
+    encoded = AudioClips(merge=4, padded=True, several=True).input_sizes(seconds)
     assert (encoded.tile_or_clip_count, encoded.rows, encoded.tokens) == (clips, 3000, 375 * clips)
 
 
@@ -675,19 +675,19 @@ def test_audio_of_ultravox_is_read_in_its_length(
     seconds: float, parts: int, frames: int, tokens: int, padded_frames: int
 ) -> None:
     """`audio_token_len` of its processor is ceil(frames / 16) of each chunk; the projector pads positions to eights."""
-    encoded = AudioClips(merge=8, several=True, fits=True).encode(seconds)
+    encoded = AudioClips(merge=8, several=True, fits=True).input_sizes(seconds)
     assert encoded == InputSizes(parts, frames, 1, tokens, padded_frames)
 
 
 def test_longer_audio_than_a_clip_is_refused() -> None:
     with pytest.raises(InputError, match="--audio 31: the model reads one clip of at most 30 seconds"):
-        AudioClips(merge=2).encode(31)
+        AudioClips(merge=2).input_sizes(31)
 
 
 def test_an_image_that_is_too_flat_is_refused() -> None:
     table, patch_size, _ = CASES["qwen2_5_vl"]
     with pytest.raises(InputError, match="sides differ by a factor of at most 200"):
-        RULES.validate_python(table).encode(10, 2100, patch_size)
+        RULES.validate_python(table).input_sizes(10, 2100, patch_size)
 
 
 @pytest.mark.parametrize(

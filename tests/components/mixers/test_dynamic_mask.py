@@ -20,7 +20,7 @@ from llmcalc.ops import Linear
 from llmcalc.ops.products import ExpertRows
 from llmcalc.ops.sparse import MaskedAttentionCore
 from llmcalc.sources.huggingface.description import read_config
-from llmcalc.workload.with_past import RowsWithPast
+from llmcalc.workload.rows_with_past import RowsWithPast
 from tests.builders import run_config
 from tests.samples import in_one_test
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 import llmcalc
 from llmcalc import ops
-from llmcalc.components.layers.zamba import ZambaLayer
+from llmcalc.components.layers.zamba_layer import ZambaLayer
 from llmcalc.components.mixers.mamba2 import Mamba2
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec

@@ -9,11 +9,15 @@ import pytest
 import torch
 
 from llmcalc.components.base import Component
-from llmcalc.components.layers.gemma4 import Gemma4Layer
+from llmcalc.components.layers.gemma4_layer import Gemma4Layer
 from llmcalc.components.layers.shortcut_layer import ShortcutLayer
 from llmcalc.components.mixers.mixture_of_attention import MixtureOfAttention
-from llmcalc.components.mtp import MultiTokenPrediction
-from llmcalc.components.networks.expert_dispatch import capacity_dispatch_class, dispatch_class, ends_of_groups
+from llmcalc.components.multi_token_prediction import MultiTokenPrediction
+from llmcalc.components.networks.expert_dispatch import (
+    capacity_dispatch_class,
+    expert_dispatch_class,
+    expert_group_ends,
+)
 from llmcalc.components.networks.moe import MoE
 from tests.contracts.test_parts import around_a_model
 
@@ -46,7 +50,7 @@ def test_grouped_experts_give_what_separate_experts_give(example: Component) -> 
 
 def test_prediction_modules_use_grouped_experts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    Dispatch = dispatch_class()
+    Dispatch = expert_dispatch_class()
     begin = Dispatch.__init__
     monkeypatch.setattr(
         Dispatch, "__init__", lambda self, c, grouped, *rest: (seen.append(grouped), begin(self, c, grouped, *rest))[1]
@@ -60,10 +64,10 @@ def test_prediction_modules_use_grouped_experts_too(monkeypatch: pytest.MonkeyPa
 
 def test_rows_go_to_the_experts_in_order_and_back() -> None:
     chosen = torch.tensor([[[2, 0], [0, 3], [2, 3]]])
-    sent = dispatch_class()(chosen, True)
+    sent = expert_dispatch_class()(chosen, True)
     assert sent.expert.tolist() == [0, 0, 2, 2, 3, 3]
     assert sent.token.tolist() == [0, 1, 0, 2, 1, 2]
-    assert ends_of_groups(sent.expert, 5).tolist() == [2, 2, 4, 6, 6]  # no token chooses experts 1 and 4
+    assert expert_group_ends(sent.expert, 5).tolist() == [2, 2, 4, 6, 6]  # no token chooses experts 1 and 4
     rows = torch.randn(6, 4)
     assert torch.equal(sent.sort_by_token(sent.sort_by_expert(rows)), rows)
 

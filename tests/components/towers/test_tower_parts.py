@@ -18,7 +18,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.runtime import PassState
 from llmcalc.components.towers import TOWERS, TowerName
 from llmcalc.components.towers.mobilenet import MobileNet
-from llmcalc.components.towers.patches import PatchEmbedder
+from llmcalc.components.towers.patch_embedder import PatchEmbedder
 from llmcalc.components.towers.projector import Projector, ProjectorLayer
 from llmcalc.components.towers.sam import SamEncoder
 from llmcalc.components.towers.vision import VisionTower

@@ -13,7 +13,7 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.towers.audio import AudioTower
 from llmcalc.components.towers.conformer import Conformer
 from llmcalc.components.towers.image_tokenizer import ImageTokenizer
-from llmcalc.components.towers.patches import PatchEmbedder
+from llmcalc.components.towers.patch_embedder import PatchEmbedder
 from llmcalc.components.towers.projector import Projector, ProjectorLayer
 from llmcalc.components.towers.vision import Patches, PatchPositions
 from llmcalc.costs.flops import forward_flops_of

@@ -17,16 +17,20 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByNam
     return {"exp_avg": packed_bytes(total_elements(tensors), dtype)}
 
 
-def step(run: OptimizerStep) -> None:
+def replay_step(run: OptimizerStep) -> None:
     """The update of each tensor is made beside it."""
-    for one in run.parameters_in_turn(run.updated_parameters):
+    for one in run.iterate_parameters(run.updated_parameters):
         if not one.states:
             with run.allocating_states():
                 one.states.append(run.aten.new_like(one.tensor, dtype=run.state_format))
         update = run.aten.new_like(one.states[0])
-        run.write(one.tensor, update)
+        run.record_in_place_operation(one.tensor, update)
 
 
 OPTIMIZER = Optimizer(
-    name="signum", implementations=("loop",), state_bytes=state_bytes, run_step=step, supports_element_shards=True
+    name="signum",
+    implementations=("loop",),
+    state_bytes=state_bytes,
+    run_step=replay_step,
+    supports_element_shards=True,
 )

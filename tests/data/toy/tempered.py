@@ -13,7 +13,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import HeadDim, Heads, HeadSizes, KVHeads, ModelProperties, TokenMixer, Window
-from ..runtime import PassState, attention_mask, cache_class, vector_module
+from ..runtime import PassState, attention_mask, tensor_cache_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -103,7 +103,7 @@ def _reference() -> type[nn.Module]:
             self.q_proj, self.k_proj = nn.Linear(hidden, a * d, bias=False), nn.Linear(hidden, k * d, bias=False)
             self.v_proj, self.o_proj = nn.Linear(hidden, k * d, bias=False), nn.Linear(a * d, hidden, bias=False)
             self.temperature: Any = vector_module(torch.ones(a))
-            self.core, self.cache = Core(), cache_class()(spec.sliding_window)
+            self.core, self.cache = Core(), tensor_cache_class()(spec.sliding_window)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             def heads(y: Tensor) -> Tensor:

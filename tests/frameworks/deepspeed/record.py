@@ -283,12 +283,14 @@ def built(case: Case, device: str) -> tuple[Any, Any]:
     import torch
 
     from llmcalc.witnesses import kernel_variants, training_loop
-    from llmcalc.workload.recompute import recompute_of
+    from llmcalc.workload.recompute import parse_recompute
 
     if case.of == "reference":
         dtype = "bfloat16" if case.config["bf16"]["enabled"] else "float32"
         module = training_loop.build_reference(model(), dtype, device)
-        kernel_variants.use_kernels(module, EAGER_CHOICES, recompute_of(case.recompute), case.trained_beside, device)
+        kernel_variants.apply_kernel_choices(
+            module, EAGER_CHOICES, parse_recompute(case.recompute), case.trained_beside, device
+        )
         return module, lambda engine, ids: engine(ids, None, with_mtp=False, grouped_experts=True, expert_capacity=None)
     import transformers
 

@@ -12,7 +12,7 @@ from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.deepspeed.zero import ZeroSetup
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.meter import Meter
-from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.recompute import parse_recompute
 from tests.frameworks.deepspeed.record import ALIKE, BATCH, SEQ, Case
 
 PHASES = ("forward", "backward", "step")
@@ -35,7 +35,7 @@ def training(case: Case) -> TrainingConfig:
         seq=SEQ,
         microbatches=case.config["gradient_accumulation_steps"],
         dtype="bfloat16" if case.config["bf16"]["enabled"] else "float32",
-        recompute=recompute_of(case.recompute),
+        recompute=parse_recompute(case.recompute),
         adapters=case.trained_beside,
         kernel_choices=case.kernel_choices,
     )
@@ -57,7 +57,7 @@ def replayed(case: Case, rank: int) -> dict[str, int]:
     bytes_by_moment = {"set_up": meter.live_bytes}
     for _ in range(ALIKE):
         meter.peaks = {}
-        run.next_batch()
+        run.replace_batch()
         run.run_micro_batches()
         bytes_by_moment["after_backward"] = meter.live_bytes
         run.update()

@@ -17,7 +17,7 @@ from llmcalc.frameworks.deepspeed.zero import ZeroSetup
 from llmcalc.frameworks.nccl import with_nccl_buffers
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.layer_loops import layer_stacks
+from llmcalc.simulator.layer_stacks import layer_stacks
 from llmcalc.simulator.repeat_microbatches import EventMeter
 from tests.device_memory.published import A100, DATA, FINE_TUNING, GB, QWEN_MODELS, Outcome, Row, qwen_run, rows, spec
 

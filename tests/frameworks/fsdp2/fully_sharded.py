@@ -247,7 +247,7 @@ def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: Fsd
     with default_dtype(getattr(torch, fsdp.frozen_dtype or fsdp.dtype)):
         model: Any = spec.reference()
     adapters = None if training.adapters is None else replace(training.adapters, dtype=DTYPES[fsdp.dtype])
-    kernel_variants.use_kernels(model, training.kernel_choices, training.recompute, adapters)
+    kernel_variants.apply_kernel_choices(model, training.kernel_choices, training.recompute, adapters)
     layers = shard_layers(model, training, layout, fsdp, mesh)
     modules = [model.get_submodule(name) for name in layers]
     for i, module in enumerate(modules):  # as in PyTorch's distributed/FSDP2/example.py
@@ -384,7 +384,7 @@ def steps_of(run: TrainingRun, training: TrainingConfig, fsdp: FsdpSettings = TO
         if isinstance(run, FsdpRun):
             run.communication_state.hook_callback = watch
         for batch in range(training.microbatches):
-            run.next_batch()
+            run.replace_batch()
             if isinstance(run, FsdpRun):
                 run.communication_state.reduces_gradients = (
                     fsdp.reduces_each_microbatch or batch == training.microbatches - 1

@@ -56,14 +56,14 @@ from llmcalc.parallel.messages import Message
 from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.kernel_choices import KernelChoices
-from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
+from llmcalc.simulator.layer_stacks import layer_stacks
 from llmcalc.simulator.meter import AllocationPlace, Meter
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses import kernel_variants
 from llmcalc.witnesses.cpu_events import GradientSums, read_events
-from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.recompute import parse_recompute
 from tests.comparisons import compares, under
 from tests.contracts.test_parts import around_a_model
 from tests.frameworks.fsdp2.fully_sharded import Followed, Seen, Tracker, by_torch, differences, replayed
@@ -155,7 +155,7 @@ class Case:
             optimizer=optimizer,
             implementation=implementation,
             has_momentum=optimizer == "sgd",
-            recompute=recompute_of(of["recompute"]),
+            recompute=parse_recompute(of["recompute"]),
             kernel_choices=KernelChoices(attention=attention),
         )
         layout = Layout(dp=of["ranks"] * of["replicas"], hsdp_replicas=of["replicas"], zero=3, reshard=of["reshard"])
@@ -252,7 +252,7 @@ LOW = frozenset({"q_proj", "v_proj", "down_proj"})
         ("llama3-8b", {}, Layout(zero=3), FsdpSettings(frozen_dtype="bfloat16")),
         (
             "qwen3-8b",
-            {"recompute": recompute_of("full-reentrant")},
+            {"recompute": parse_recompute("full-reentrant")},
             Layout(dp=8, hsdp_replicas=2, zero=3, reshard=False),
             FsdpSettings("bfloat16", "bfloat16", keeps_last_layer_gathered=False),
         ),
@@ -315,18 +315,18 @@ def test_frozen_layers_are_gathered_and_have_no_gradients(recompute: str, monkey
     spec, layout, fsdp = family("llama3-8b"), Layout(dp=2, zero=3), FsdpSettings("bfloat16")
     assert spec.decoder is not None
     last_layer = spec.decoder.num_hidden_layers - 1
-    use_kernels = kernel_variants.use_kernels
+    apply_kernel_choices = kernel_variants.apply_kernel_choices
 
     def freeze(module: Any, *arguments: Any) -> None:
-        use_kernels(module, *arguments)
+        apply_kernel_choices(module, *arguments)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(f"layers.{last_layer}." in name)
         if recompute == "full":  # as LLaMA-Factory's checkpoints, whose first argument wants a gradient
             layer = module.get_submodule(f"layers.{last_layer}")
             layer.register_forward_pre_hook(lambda _, arguments: (arguments[0].requires_grad_(True), *arguments[1:]))
 
-    monkeypatch.setattr(kernel_variants, "use_kernels", freeze)
-    training = TrainingConfig(batch=2, seq=7, recompute=recompute_of(recompute), first_trained_layer=last_layer)
+    monkeypatch.setattr(kernel_variants, "apply_kernel_choices", freeze)
+    training = TrainingConfig(batch=2, seq=7, recompute=parse_recompute(recompute), first_trained_layer=last_layer)
     theirs = by_torch(spec, training, layout, 0, fsdp)
     assert differences(replayed(spec, training, layout, 0, fsdp), theirs) == {}
 
@@ -349,7 +349,7 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
     setup = FsdpRankSetup(run.spec, training, Layout(dp=4, zero=3), 0, HOPPER_RUNTIME.workspace_bytes, fsdp)
     folded = counted_run_of_rank(setup, HOPPER_RUNTIME)
     assert folded.repeating_stacks
-    monkeypatch.setattr(RepeatAnalysis, "_order_of_releases", lambda self, origins: [])
+    monkeypatch.setattr(RepeatAnalysis, "_release_order_of_repeats", lambda self, origins: [])
     whole = counted_run_of_rank(setup, HOPPER_RUNTIME)
     assert not whole.repeating_stacks
     assert folded.memory(0, (), TENSOR_PARALLEL_STATUS) == whole.memory(0, (), TENSOR_PARALLEL_STATUS)
@@ -492,7 +492,7 @@ def test_equal_ranks_are_replayed_once(ranks: int, are_equal: bool) -> None:
 def test_a_whole_model_on_many_ranks() -> None:
     """Llama 3 8B with three of its layers: 128,256 rows of 128 ranks are even, and so are all others."""
     spec = with_layer_count(llmcalc.load("llama3-8b").model, 3)
-    training = TrainingConfig(batch=2, seq=8192, recompute=recompute_of("attention+matmuls"), kernel_choices=FLASH)
+    training = TrainingConfig(batch=2, seq=8192, recompute=parse_recompute("attention+matmuls"), kernel_choices=FLASH)
     layout = Layout(dp=128, zero=3)
     theirs = by_torch(spec, training, layout, 0, fake=True)
     assert differences(replayed(spec, training, layout, 0), theirs) == {}
@@ -532,7 +532,7 @@ def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute:
     """A layer that gathers others ahead of them holds them too, in both passes."""
     spec, training = (
         with_layer_count(family("llama3-8b"), 6),
-        TrainingConfig(batch=2, seq=7, optimizer="sgd", recompute=recompute_of(recompute)),
+        TrainingConfig(batch=2, seq=7, optimizer="sgd", recompute=parse_recompute(recompute)),
     )
     layout, fsdp = Layout(dp=4, zero=3, reshard=reshard), FsdpSettings(prefetched_layer_count=prefetch)
     ours = replayed(spec, training, layout, 1, fsdp)
@@ -617,7 +617,7 @@ def with_layer_count(spec: ModelSpec, layers: int) -> ModelSpec:
 def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatches: int, fsdp: FsdpSettings) -> None:
     """Bytes of every place and kind of a run of twelve layers, from one of four repeats."""
     spec = with_layer_count(family(name), 12)
-    training = TrainingConfig(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
+    training = TrainingConfig(batch=2, seq=7, microbatches=microbatches, recompute=parse_recompute(recompute))
     rank_model = sharding_of_rank(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
     stacks = layer_stacks(spec, training.recompute.every)
     layers = {0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)}
@@ -635,7 +635,7 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
 
 def test_an_answer_of_a_model_too_large_for_one_device() -> None:
     spec = llmcalc.load("llama3.1-405b").model
-    training = TrainingConfig(batch=1, seq=8192, recompute=recompute_of("full"), kernel_choices=FLASH)
+    training = TrainingConfig(batch=1, seq=8192, recompute=parse_recompute("full"), kernel_choices=FLASH)
     found = fsdp_memory(spec, training, Layout(dp=1024, zero=3))
     assert found.by_kind["communication"] > 3 * 2 * 3.1e9  # at the peak: a gathered layer, and a layer's sums in fp32
     assert sum(found.by_kind.values()) == found.peak_bytes
@@ -771,7 +771,7 @@ def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
         program=rank_program(spec, layout, 0),
     )
     run.set_up()
-    run.next_batch()
+    run.replace_batch()
     sent: list[int] = []
     exchange = run.lowering._exchange_rows
     run.lowering._exchange_rows = lambda rows: (sent.append(rows.shape[0]), exchange(rows))[1]  # type: ignore[method-assign]
@@ -897,7 +897,7 @@ LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
 def test_a_rank_of_divided_products(fsdp: FsdpSettings) -> None:
     """Layers that run again leave nothing behind, and few of them stand for all (processes: tests/witnesses)."""
     spec = with_layer_count(family("llama3-8b"), 12)
-    training = TrainingConfig(batch=2, seq=7, recompute=recompute_of("full"))
+    training = TrainingConfig(batch=2, seq=7, recompute=parse_recompute("full"))
     layout = Layout(tp=2, dp=3, zero=3)
     run = FsdpRun(
         spec, training, sharding_of_rank(training, layout, 1, fsdp), fsdp, program=rank_program(spec, layout, 1)
@@ -927,7 +927,7 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
     """The profiler's events: a parameter that is gathered is a plain tensor. The first two have tied embeddings."""
     spec, training, layout = (
         family(name),
-        TrainingConfig(batch=2, seq=7, recompute=recompute_of(recompute)),
+        TrainingConfig(batch=2, seq=7, recompute=parse_recompute(recompute)),
         Layout(dp=3, zero=3),
     )
     training = replace(training, implementation="fused")

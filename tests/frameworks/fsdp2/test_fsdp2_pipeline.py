@@ -32,9 +32,9 @@ from llmcalc.frameworks.registry import layout_of
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
-from llmcalc.simulator.layer_loops import layer_stacks
+from llmcalc.simulator.layer_stacks import layer_stacks
 from llmcalc.simulator.meter import Meter
-from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.recompute import parse_recompute
 from tests.comparisons import compares, under
 from tests.frameworks.torch.piped import by_torch, replayed
 from tests.rank_replays import replay_sharded_rank
@@ -100,7 +100,7 @@ def test_a_rank_holds_what_torch_does(case: Case) -> None:
         seq=8,
         microbatches=case.microbatches,
         implementation="foreach",
-        recompute=recompute_of(case.recompute),
+        recompute=parse_recompute(case.recompute),
     )
     run = spec, training, layout, layout.rank(pp=case.stage), case.fsdp, case.schedule_settings
     assert replayed(*run) == by_torch(*run)
@@ -141,7 +141,7 @@ def test_a_step_of_several_schedules_adds_up_shards() -> None:
 def test_many_layers_from_few(layout: Layout) -> None:
     """Of 24 layers, 4 of every stage are recorded; the allocator finds what it does when all are replayed."""
     spec = small(24)
-    training = TrainingConfig(batch=1, seq=64, microbatches=4, recompute=recompute_of("full"))
+    training = TrainingConfig(batch=1, seq=64, microbatches=4, recompute=parse_recompute("full"))
     tensors = MemoryTerm("tensors", 0, "exact", "")
     for expandable in (False, True):
         runtime = replace(HOPPER_RUNTIME, has_expandable_segments=expandable)

@@ -28,7 +28,7 @@ from llmcalc.frameworks.launch.read_launch_file import read_launch
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.kernel_choices import KernelChoices
-from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.recompute import parse_recompute
 
 DATA = Path(__file__).parents[2] / "data"
 ROWS = DATA / "measured_training.json"
@@ -82,7 +82,7 @@ def test_reserved_bytes(name: str) -> None:
             seq=run.seq,
             has_master_weights=True,
             implementation="fused",
-            recompute=recompute_of(run.recompute),
+            recompute=parse_recompute(run.recompute),
             kernel_choices=run.choices,
         ),
         run.version,

@@ -37,7 +37,7 @@ from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.dtensor import DTensorKernels
-from llmcalc.workload.recompute import recompute_of
+from llmcalc.workload.recompute import parse_recompute
 from tests.comparisons import compares, under
 from tests.frameworks.fsdp2.fully_sharded import Tracker, differences, replayed, steps_of
 from tests.frameworks.fsdp2.test_fsdp2 import Counts
@@ -74,7 +74,7 @@ class Case:
     @property
     def how(self) -> TrainingConfig:
         usual: dict[str, Any] = {"batch": 2, "seq": 8, "kernel_choices": KernelChoices()}
-        return TrainingConfig(recompute=recompute_of(self.recompute), **usual | self.more)
+        return TrainingConfig(recompute=parse_recompute(self.recompute), **usual | self.more)
 
     @property
     def laid(self) -> Layout:
@@ -164,7 +164,7 @@ class DividedRun(TrainingRun):
 def test_products_divided_without_shards(recompute: str) -> None:
     """What distributed tensors allocate by themselves: `--framework torch`."""
     spec, layout = MODELS["llama3-8b"], Layout(tp=2, sequence_parallel=True)
-    training = TrainingConfig(batch=2, seq=8, dtype="float32", recompute=recompute_of(recompute))
+    training = TrainingConfig(batch=2, seq=8, dtype="float32", recompute=parse_recompute(recompute))
     run = DividedRun(spec, training, memory_meter=Meter(), program=rank_program(spec, layout, 1))
     assert differences(steps_of(run, training), by_torch(spec, training, layout, 1, watch=Parts)) == {}
 
@@ -243,7 +243,7 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
             spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp, memory_meter=Sizes(), program=program
         )
         run.set_up()
-        run.next_batch()
+        run.replace_batch()
         run.forward_and_backward()
         assert isinstance(run.meter, Sizes)
         made.append(run.meter.made[size])
@@ -263,7 +263,7 @@ def test_gathered_tokens_are_copied_before_a_date() -> None:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_few_layers_stand_for_all(recompute: str) -> None:
     spec = llmcalc.load("llama3-8b", **SIZES | {"num_hidden_layers": 12}).model
-    training, layout = TrainingConfig(batch=2, seq=8, recompute=recompute_of(recompute)), CASES[0].laid
+    training, layout = TrainingConfig(batch=2, seq=8, recompute=parse_recompute(recompute)), CASES[0].laid
     run = FsdpRun(spec, training, sharding_of_rank(training, layout, 1), program=rank_program(spec, layout, 1))
     run.set_up()
     run.step()

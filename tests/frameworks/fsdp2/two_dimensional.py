@@ -129,7 +129,7 @@ def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: Fsd
     with default_dtype(getattr(torch, fsdp.dtype)):
         model: Any = spec.reference()
     divide(model, mesh["tp"], fsdp.uses_loss_parallel)
-    kernel_variants.use_kernels(model, training.kernel_choices, training.recompute)
+    kernel_variants.apply_kernel_choices(model, training.kernel_choices, training.recompute)
     if not layout.zero:
         model.set_requires_gradient_sync = lambda _: None  # which `fully_shard` would have given it
         return model

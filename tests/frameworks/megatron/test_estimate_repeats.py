@@ -9,7 +9,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.megatron.estimate import StageRun, measure_passes
 from llmcalc.parallel.layout import Layout, stages
-from llmcalc.simulator.layer_loops import LayerStack
+from llmcalc.simulator.layer_stacks import LayerStack
 from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.module_visits import (
     ModuleVisit,

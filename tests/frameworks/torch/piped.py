@@ -87,7 +87,7 @@ def wrapped(
     if layout.tp > 1:
         divide(model, mesh["tp"], fsdp.uses_loss_parallel)
     remove_other_stages(model, stage.layers, stage.has_embedding, stage.has_head)
-    kernel_variants.use_kernels(model, training.kernel_choices, training.recompute)
+    kernel_variants.apply_kernel_choices(model, training.kernel_choices, training.recompute)
     formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduction_format))
     shards = mesh["shards"] if layout.hsdp_replicas == 1 else mesh["replicas", "shards"]
     wrap = partial(fully_shard, mesh=shards, mp_policy=formats)

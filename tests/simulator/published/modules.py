@@ -16,14 +16,14 @@ from llmcalc.components.mixers.gated_delta_net import GatedDeltaNet
 from llmcalc.components.mixers.gated_linear_attention import GatedLinearAttention
 from llmcalc.components.mixers.hgrn2 import HGRN2
 from llmcalc.components.mixers.jet_block import JetBlock
-from llmcalc.components.mixers.kda import KimiDeltaAttention
+from llmcalc.components.mixers.kimi_delta_attention import KimiDeltaAttention
 from llmcalc.components.mixers.lightning_attention import LightningAttention
 from llmcalc.components.mixers.mamba import Mamba
 from llmcalc.components.mixers.mamba2 import Mamba2
 from llmcalc.components.mixers.mlstm import MLSTM
 from llmcalc.components.mixers.retention import Retention
 from llmcalc.components.mixers.rglru import RGLRU
-from llmcalc.components.mixers.rwkv import RwkvTimeMix
+from llmcalc.components.mixers.rwkv4 import RwkvTimeMix
 from llmcalc.components.mixers.short_conv import ShortConv
 from llmcalc.components.norm import Norm, norm_reference
 from llmcalc.components.runtime import PassState

@@ -52,9 +52,9 @@ class DeltaKernels(MambaKernels):
         """Runs the Gated DeltaNet mixer: projection, convolution, delta rule, gated norm (`GatedDeltaNet.forward`)."""
         aten, delta_op, batch = self.aten, delta_step.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)
-        named_steps = operations_by_name(module_scope)
-        projection_widths = [named_steps[name].output_values[0].width for name in FUSED_PROJECTIONS]
-        query_projection = named_steps[FUSED_PROJECTIONS[0]]
+        steps_with_module_path = operations_by_name(module_scope)
+        projection_widths = [steps_with_module_path[name].output_values[0].width for name in FUSED_PROJECTIONS]
+        query_projection = steps_with_module_path[FUSED_PROJECTIONS[0]]
         input_value = query_projection.input_values[0]
         x = self.tensor_of(input_value)
         self.free_value(input_value.storage)
@@ -66,7 +66,7 @@ class DeltaKernels(MambaKernels):
         conv_channels = sum(projection_widths[1:3], projection_widths[0])
         qkv, gate, beta, alpha = aten.split(qkvzba, [conv_channels, *projection_widths[3:]])
         gate = aten.unflatten(gate, -1, (delta_op.heads, delta_op.value_dim))
-        kernel_size = named_steps["conv1d"].options["kernel"]
+        kernel_size = steps_with_module_path["conv1d"].options["kernel"]
         conv_filters = self.weight("conv1d.weight", (conv_channels, 1, kernel_size))
         if self.rank_choices.is_deterministic:
             qkv = aten.contiguous(aten.transpose(qkv, 1, 2))
@@ -80,10 +80,12 @@ class DeltaKernels(MambaKernels):
         )
         rule = chunked_delta_rule if self.rank_choices.is_deterministic else fla.chunk_gated_delta_rule_without_norms
         delta_output = rule(aten, q, k, v, log_decay, beta_sigmoid)
-        output_projection = named_steps["o_proj"]
+        output_projection = steps_with_module_path["o_proj"]
         self.store_without_reshape(
             output_projection.output_values[0],
-            self.row_linear(output_projection, self._run_gated_norm(named_steps["norm"], delta_op, delta_output, gate)),
+            self.row_linear(
+                output_projection, self._run_gated_norm(steps_with_module_path["norm"], delta_op, delta_output, gate)
+            ),
         )
 
     def _prepare_delta_inputs(

@@ -10,7 +10,7 @@ from ....flow.axis import element_count
 from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
-from ....simulator.autograd import AutogradGraph, backward, is_recorded, record, record_all
+from ....simulator.autograd import AutogradGraph, backward, needs_autograd_node, record, record_multiple_outputs
 from ....simulator.checkpoint import RegionFunction
 from ....simulator.lowering import STAGE_INPUT_KEY, Lowering, ModuleFrame, ModulePath
 from ....simulator.meter import Block, NoMeter
@@ -466,7 +466,7 @@ class RankKernels(Lowering):
     ) -> None:
         """Records an autograd node whose backward function may free saved tensors early."""
         graph = self.graph
-        if not is_recorded(graph, input_tensors):
+        if not needs_autograd_node(graph, input_tensors):
             return
         saved_tensors: SavedTensors = [graph.save_uncheckpointed(tensor).unpack() for tensor in tensors_to_save]
 
@@ -476,7 +476,7 @@ class RankKernels(Lowering):
         if len(output_tensors) == 1:
             record(graph, operation_name, input_tensors, output_tensors[0], run_backward)
         else:
-            record_all(graph, operation_name, input_tensors, output_tensors, run_backward)
+            record_multiple_outputs(graph, operation_name, input_tensors, output_tensors, run_backward)
 
     def node_with_new_gradients(
         self, operation_name: str, input_tensors: Sequence[Tensor], output_tensor: Tensor, *tensors_to_save: Tensor
@@ -512,7 +512,7 @@ class RankKernels(Lowering):
         Source: core/tensor_parallel/random.py, `CheckpointFunction`.
         """
         autograd_graph = self.graph
-        if not is_recorded(autograd_graph, arguments):
+        if not needs_autograd_node(autograd_graph, arguments):
             return compute(arguments)
 
         def checkpoint_backward(

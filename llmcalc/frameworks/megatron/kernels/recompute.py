@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ....flow.program import AlternativeBranches, ModuleScope, ProgramItem, Step
 from ....flow.value import Value
-from ....simulator.autograd import AutogradGraph, backward, is_recorded
+from ....simulator.autograd import AutogradGraph, backward, needs_autograd_node
 from ....simulator.tensor import BFLOAT16, AutogradNode, NeedsInputGrad, OptionalGradient, Storage, Tensor, empty
 from .lowering import Gradients, SavedTensors, UncountedMeter, detached_copy_of_argument
 from .sparse_attention import SparseAttentionKernels
@@ -95,7 +95,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
         """Runs a function that saves only its arguments, and returns the outputs and `DiscardedOutputs`."""
         graph = self.graph
-        if not is_recorded(graph, arguments):
+        if not needs_autograd_node(graph, arguments):
             return discardable_function(arguments), None
         with graph.no_grad():
             function_outputs = discardable_function(arguments)

@@ -113,9 +113,9 @@ class AttentionKernels(Lowering):
 
     def do_cache(self, operation: Step) -> None:
         if self.is_from_earlier_pass(operation.input_values[0]):
-            cached_and_new_rows: Sequence[Tensor] = self._read_pages(self.cached_tensors(operation.name) or ())
+            cached_and_new_rows: Sequence[Tensor] = self._gather_cache_pages(self.cached_tensors(operation.name) or ())
         else:
-            cached_and_new_rows = self._append_new_rows(
+            cached_and_new_rows = self._append_rows_to_cache(
                 operation.name, list(map(self.tensor_of, operation.input_values)), operation.options["limit"]
             )
         if self.cached_tensors_by_path is not None:
@@ -124,7 +124,9 @@ class AttentionKernels(Lowering):
         for output, tensor in zip(operation.output_values, cached_and_new_rows, strict=True):
             self.store_without_reshape(output, tensor)
 
-    def _append_new_rows(self, cache_name: str, new_rows: list[Tensor], token_limit: int | None) -> Sequence[Tensor]:
+    def _append_rows_to_cache(
+        self, cache_name: str, new_rows: list[Tensor], token_limit: int | None
+    ) -> Sequence[Tensor]:
         """Concatenates cached and new keys or values, and stores them in the cache for later tokens.
 
         As `DynamicCache` of transformers does: each tensor without a limit replaces the cached one before the next is
@@ -133,7 +135,7 @@ class AttentionKernels(Lowering):
         if self.cached_tensors_by_path is None:
             return new_rows
         if self.has_block_pool:
-            return self._write_to_pages(cache_name, new_rows, self.cached_tensors(cache_name), token_limit)
+            return self._write_rows_to_cache_pages(cache_name, new_rows, self.cached_tensors(cache_name), token_limit)
         aten, cache_key = self.aten, (*self.cache_path, cache_name)
         concatenated_rows = [[new_tensor] for new_tensor in self.cached_tensors_by_path.pop(cache_key, ())] or [
             [] for _ in new_rows
@@ -163,7 +165,7 @@ class AttentionKernels(Lowering):
             )
         return all_rows
 
-    def _write_to_pages(
+    def _write_rows_to_cache_pages(
         self, cache_name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, token_limit: int | None
     ) -> Sequence[Tensor]:
         """Writes new keys and values into the blocks of the paged cache."""
@@ -183,9 +185,9 @@ class AttentionKernels(Lowering):
                 else [self.aten.slice(x, min(row_count, token_limit), 1) for x in all_rows]
             ),
         )
-        return new_rows if cached_tensors is None else self._read_pages(all_rows)
+        return new_rows if cached_tensors is None else self._gather_cache_pages(all_rows)
 
-    def _read_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _gather_cache_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the paged cache's tensors that attention reads: the pages for fused kernels, otherwise a copy."""
         if self.has_block_pool and self.choices.attention != "flash":
             return [self.aten.copy(x) for x in cached_tensors]
@@ -276,7 +278,9 @@ class AttentionKernels(Lowering):
         chunk = operation.options.get("chunk")
         causal = operation.options["causal"]
         mask_key = ("mask", query_count, key_count, causal, window, chunk)
-        return self.compute_once(mask_key, lambda: self._visible_keys(query_count, key_count, causal, window, chunk))
+        return self.compute_once(
+            mask_key, lambda: self._visible_key_mask(query_count, key_count, causal, window, chunk)
+        )
 
     def mask_of_scores(self, operation: Step, query_count: Any, key_count: Any) -> Tensor:
         """Returns the mask for attention whose scores are a tensor of their own, computed by the first layer.
@@ -290,7 +294,7 @@ class AttentionKernels(Lowering):
         window, chunk = operation.options.get("window"), operation.options.get("chunk")
         mask_key = ("added mask", query_count, key_count, window, chunk)
         if mask_key not in self.pass_memo:
-            visible_keys = self._visible_keys(query_count, key_count, causal, window, chunk)
+            visible_keys = self._visible_key_mask(query_count, key_count, causal, window, chunk)
             self.pass_memo[mask_key] = self.aten.new_tensor(
                 (self.run_config.batch, 1, query_count, key_count), self.dtype
             )
@@ -298,7 +302,7 @@ class AttentionKernels(Lowering):
         mask: Tensor = self.pass_memo[mask_key]
         return mask
 
-    def _visible_keys(self, query_count: Any, key_count: Any, causal: bool, window: Any, chunk: Any) -> Tensor:
+    def _visible_key_mask(self, query_count: Any, key_count: Any, causal: bool, window: Any, chunk: Any) -> Tensor:
         aten = self.aten
         q, k = aten.unsqueeze(self.token_positions(query_count), 1), aten.unsqueeze(self.token_positions(key_count), 0)
         if not causal:

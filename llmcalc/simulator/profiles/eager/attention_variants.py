@@ -246,7 +246,7 @@ class AttentionVariantKernels(AttentionKernels):
     # --- masked by strengths (Doge) -----------------------------------------------------------------------------------
 
     def do_strongest(self, operation: Step) -> None:
-        """Masks all keys except the keys with the highest strengths (DynamicMaskReference._mask)."""
+        """Masks all keys except the keys with the highest strengths (DynamicMaskAttentionReference._mask)."""
         aten = self.aten
         key_strengths, q, k = map(self.tensor_of, operation.input_values)
         broadcast_strengths = aten.unsqueeze(aten.transpose(key_strengths, 1, 2), 2)

@@ -32,7 +32,7 @@ class BasicKernels(Lowering):
         bias = None
         if operation.options["bias"]:
             weight_owner = operation.options.get("lent")
-            layer_path = self.module_path(levels_up=1 if weight_owner else 0)
+            layer_path = self.module_path(outer_level_count=1 if weight_owner else 0)
             bias = self.weight(f"{weight_owner or operation.name}.bias", (output.width,), layer_path)
         computed_row_count = self.output_rows(operation)
         if len(x.shape) == 3 and x.shape[1] != computed_row_count:

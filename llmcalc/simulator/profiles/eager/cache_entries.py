@@ -127,7 +127,7 @@ class CacheEntryKernels(AttentionVariantKernels):
         self.store_without_reshape(operation.output_values[1], aten.compare(visible_mask, candidate_indices))
 
     def _choose_best_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
-        """Ranks compressed-entry blocks per token, and stores the best for higher layers (Chooser._find_blocks)."""
+        """Ranks compressed-entry blocks per token, and stores the best for higher layers (`_store_best_blocks`)."""
         aten, (batch, tokens, entry_count) = self.aten, masked_scores.shape
         total_blocks = -(-entry_count // block_size)
         padded_scores = aten.pad(masked_scores, total_blocks * block_size)
@@ -182,7 +182,7 @@ class CacheEntryKernels(AttentionVariantKernels):
         self.store_output(operation, aten.unsqueeze(aten.new_like(visible_mask, selected_mask), 1))
 
     def do_per_group(self, operation: Step) -> None:
-        """Applies one linear layer per group, as GroupMap.forward does."""
+        """Applies one linear layer per group, as GroupedLinear.forward does."""
         aten, output = self.aten, operation.output_values[0]
         x, (group_count, rank_per_group) = (
             self.flat_tensor(operation.input_values[0], operation),

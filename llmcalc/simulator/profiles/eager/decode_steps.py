@@ -202,7 +202,7 @@ class DecodeStepKernels(ScanKernels):
     def _decode_gated_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Gated DeltaNet, as GatedDeltaNetReference.forward does."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
-        _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
+        _qkv, convolved_qkv = self._joined_and_convolved_qkv(module_steps, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
         projection_widths = [module_steps[operation_name].output_values[0].width for operation_name in QKV]
         q, k, v = aten.split(convolved_qkv, projection_widths)
@@ -229,7 +229,7 @@ class DecodeStepKernels(ScanKernels):
     def _decode_delta_net(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of DeltaNet, as DeltaNetReference.forward does."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
-        _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
+        _qkv, convolved_qkv = self._joined_and_convolved_qkv(module_steps, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
         q, k, v = aten.split(convolved_qkv, [module_steps[name].output_values[0].width for name in QKV])
         beta = aten.transpose(aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
@@ -245,7 +245,7 @@ class DecodeStepKernels(ScanKernels):
             )
         return self.project(module_steps["o_proj"], normed_output)
 
-    def _convolved_qkv(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _joined_and_convolved_qkv(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
         qkv = self.aten.transpose(self.aten.cat([self.project(module_steps[proj_name], x) for proj_name in QKV]), 1, 2)
         return qkv, self.aten.elementwise_function(
@@ -260,7 +260,7 @@ class DecodeStepKernels(ScanKernels):
     def _decode_kimi_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Kimi Delta Attention, as KimiDeltaAttentionReference.forward does."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
-        _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
+        _qkv, convolved_qkv = self._joined_and_convolved_qkv(module_steps, x)
         channel_count = op.heads * op.key_dim
         q, k, v = aten.split(aten.transpose(convolved_qkv, 1, 2), [channel_count, channel_count, channel_count])
         del convolved_qkv
@@ -331,9 +331,9 @@ class DecodeStepKernels(ScanKernels):
             self._mapped_heads(module_steps, f"{letter}_proj", x, op.key_dim, rope_operations[i : i + 1])
             for i, letter in enumerate("qk")
         )
-        k = self._for_each_query_head(k, op.heads)
+        k = self._repeat_for_query_heads(k, op.heads)
         v = aten.transpose(self.split_heads(self.project(module_steps["v_proj"], x), op.value_dim), 1, 2)
-        v = self._for_each_query_head(v, op.heads)
+        v = self._repeat_for_query_heads(v, op.heads)
         log_decay = self._linear_attention_decay(module_steps, x)
         output = self._linear_attention_step(q, k, v, log_decay)
         del log_decay
@@ -382,7 +382,7 @@ class DecodeStepKernels(ScanKernels):
         mapped_heads = self.feature_map(module_steps, heads)
         return self.rotate(mapped_heads, rope_operations[0]) if rope_operations else mapped_heads
 
-    def _for_each_query_head(self, x: Tensor, heads: Any) -> Tensor:
+    def _repeat_for_query_heads(self, x: Tensor, heads: Any) -> Tensor:
         return x if are_equal(x.shape[1], heads) else self.aten.repeat_interleave(x, exact_div(heads, x.shape[1]), 1)
 
     def _linear_attention_decay(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
@@ -391,7 +391,7 @@ class DecodeStepKernels(ScanKernels):
         if "gk_b_proj" in module_steps:
             logits = self.project(module_steps["gk_b_proj"], self.project(module_steps["gk_a_proj"], x))
             logits = aten.transpose(self.split_heads(logits, op.key_dim), 1, 2)
-            return self._for_each_query_head(aten.scale(self._log_sigmoid(logits), "div"), op.heads)
+            return self._repeat_for_query_heads(aten.scale(self._log_sigmoid(logits), "div"), op.heads)
         heads = aten.new_tensor((op.heads,), FLOAT32)
         log_decay = aten.new_like(aten.new_like(aten.new_like(aten.new_like(heads))))
         log_decay = aten.unsqueeze(aten.unsqueeze(log_decay, -1), -1)
@@ -420,8 +420,8 @@ class DecodeStepKernels(ScanKernels):
             q,
             k,
             v,
-            self._float_gate(module_steps["igate"], x, op.heads),
-            self._float_gate(module_steps["fgate"], x, op.heads),
+            self._float32_gate(module_steps["igate"], x, op.heads),
+            self._float32_gate(module_steps["fgate"], x, op.heads),
             [aten.to(y, FLOAT32) for y in cached_states],
         )
         state_copies = [aten.to(y, x.dtype) for y in states]
@@ -439,7 +439,7 @@ class DecodeStepKernels(ScanKernels):
         y = aten.to(self.project(operation, x), FLOAT32)
         return aten.transpose(aten.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
 
-    def _float_gate(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
+    def _float32_gate(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Computes a gate in float32, as MLSTMReference._gate does."""
         scaled_gate = self.aten.scale(self.aten.select(self._split_float32_heads(operation, x, heads), -1), "div")
         scaled_gate = self.aten.elementwise_function("tanh", scaled_gate)

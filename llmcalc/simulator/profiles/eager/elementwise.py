@@ -79,7 +79,7 @@ class ElementwiseKernels(BasicKernels):
     # --- positions ---------------------------------------------------------------------------------------------------
 
     def do_added_sinusoids(self, operation: Step) -> None:
-        """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
+        """Computes sinusoids [rows, width] in float32 (SinusoidalPositionsReference.forward)."""
         output = operation.output_values[0]
         self.store_tensor(output, self._compute_sinusoids(self.run_config.new_rows(output.rows), output.width))
 

@@ -51,13 +51,13 @@ class FakeQuantizationKernels(BasicKernels):
         self, x: Tensor, grouped_shape: Shape, quantizer_path: ModulePath, is_symmetric: bool
     ) -> Tensor:
         """Returns x quantized and dequantized per group (last axis of `grouped_shape`), and keeps the scales."""
-        scales = self._new_scales(x, grouped_shape[:-1], is_symmetric)
+        scales = self._allocate_scales(x, grouped_shape[:-1], is_symmetric)
         self.scales_of_quantizers[quantizer_path] = scales
         scale, zero_point = (self.aten.unsqueeze(tensor, -1) for tensor in scales)
         codes = self._quantized_codes(x, grouped_shape, scale, zero_point)
         return self._decode_codes(codes, grouped_shape, scale, zero_point, x)
 
-    def _new_scales(self, x: Tensor, shape: Shape, is_symmetric: bool) -> tuple[Tensor, Tensor]:
+    def _allocate_scales(self, x: Tensor, shape: Shape, is_symmetric: bool) -> tuple[Tensor, Tensor]:
         """Returns scale and zero point of each group in float32 (`_choose_qparams_affine`)."""
         aten = self.aten
         with self.graph.no_grad():

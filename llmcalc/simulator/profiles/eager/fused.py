@@ -558,7 +558,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 exponentials = aten.scale(aten.sub(logits, aten.unsqueeze(new_maxima, 1)), "exp")
                 exponential_sums = aten.add(aten.mul(exponential_sums, rescale_factor), aten.sum(exponentials))
                 row_maxima = new_maxima
-                label_mask, label_indices = self._labels_in_vocabulary_part(row_count)
+                label_mask, label_indices = self._mask_labels_in_vocabulary_part(row_count)
                 label_logits_of_part = aten.new_tensor(row_shape, FLOAT32)
                 aten.new_like(label_logits_of_part)
                 del label_logits_of_part
@@ -566,7 +566,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             del logits, exponentials, max_logits, rescale_factor, label_mask, label_indices, row_indices, label_logits
         return log_probabilities, log_sums
 
-    def _labels_in_vocabulary_part(self, row_count: int) -> tuple[Tensor, Tensor]:
+    def _mask_labels_in_vocabulary_part(self, row_count: int) -> tuple[Tensor, Tensor]:
         """Returns two tensors for a vocabulary chunk: whether each label is in it, and the label's index in it."""
         aten, shape = self.aten, (row_count,)
         above_part_mask, below_part_mask = (aten.new_tensor(shape, BOOL) for _ in range(2))
@@ -598,7 +598,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 negated_gradients = aten.scale(aten.slice(row_gradients, row_count, 0), "neg")
                 gradient = aten.mul(aten.unsqueeze(negated_gradients, 1), probabilities)
                 del negated_gradients
-                label_mask, label_indices = self._labels_in_vocabulary_part(row_count)
+                label_mask, label_indices = self._mask_labels_in_vocabulary_part(row_count)
                 aten.product(gradient, aten.to(aten.slice(weight, part_size, 0), FLOAT32))
                 if weight_gradient is not None:
                     aten.product(aten.transpose(gradient, 0, 1), aten.to(row_chunk, FLOAT32))

@@ -13,7 +13,7 @@ from ....components.base import TORCH_WITNESS
 from ....evidence import compared, source_code_witness
 from ....flow.program import ModuleScope, Step
 from ....workload.lora import PROJECTIONS
-from ...autograd import record, record_all
+from ...autograd import record, record_multiple_outputs
 from ...tensor import UINT8, NeedsInputGrad, OptionalGradient, Tensor
 from .lora import LoraKernels
 from .scans.module_steps import module_steps
@@ -50,7 +50,7 @@ class FusedAdapterKernels(LoraKernels):
             and self.frames[-2].layer_index is not None
         )
 
-    def _has_own_adapter(self, operation: Step) -> bool:
+    def _is_separately_adapted(self, operation: Step) -> bool:
         """Whether a linear layer has an adapter that it shares with no other layer."""
         return self.has_adapter(operation) and not self._joined_layer_name(operation)
 
@@ -72,7 +72,7 @@ class FusedAdapterKernels(LoraKernels):
             [step.verb for step in steps] == GATED_VERBS
             and tuple(layer.name for layer in linear_layers) == GATED_NETWORK
             and steps[1].options["kind"] in FUSED_ACTIVATIONS
-            and all(map(self._has_own_adapter, linear_layers))
+            and all(map(self._is_separately_adapted, linear_layers))
         )
         return linear_layers if is_gated_network else ()
 
@@ -92,7 +92,7 @@ class FusedAdapterKernels(LoraKernels):
         matrices = [
             matrix
             for layer, input_width in zip(linear_layers, input_widths, strict=True)
-            for matrix in self._matrices(layer, input_width)
+            for matrix in self._adapter_matrices(layer, input_width)
         ]
         matrix_shapes = [matrix.shape for matrix in matrices]
         dropped_x = self._dropped_input(x)
@@ -141,7 +141,7 @@ class FusedAdapterKernels(LoraKernels):
             return ()
         projections = [layers[name] for name in names]
         reads_one_input = len({id(layer.input_values[0]) for layer in projections}) == 1
-        return projections if reads_one_input and all(map(self._has_own_adapter, projections)) else ()
+        return projections if reads_one_input and all(map(self._is_separately_adapted, projections)) else ()
 
     @compared(FUSED_ADAPTERS_WITNESS, fused_adapters=True)
     def _run_projections(self, projections: Sequence[Step]) -> None:
@@ -149,7 +149,7 @@ class FusedAdapterKernels(LoraKernels):
         graph, reader = self.graph, projections[-1]
         x = self.aten.autocast_operand(self.flat_tensor(projections[0].input_values[0], reader))
         weights = [self.linear_weight(layer) for layer in projections]
-        matrices = [matrix for layer in projections for matrix in self._matrices(layer, x.shape[-1])]
+        matrices = [matrix for layer in projections for matrix in self._adapter_matrices(layer, x.shape[-1])]
         matrix_shapes = [matrix.shape for matrix in matrices]
         dropped_x = self._dropped_input(x)
         with graph.no_grad():
@@ -165,7 +165,7 @@ class FusedAdapterKernels(LoraKernels):
             return (*self._input_gradients(x, dropped_x, weights), *matrix_gradients)
 
         inputs = [x, *([] if dropped_x is x else [dropped_x]), *matrices]
-        record_all(graph, "adapted_projections", inputs, outputs, backward, x, dropped_x, *weights)
+        record_multiple_outputs(graph, "adapted_projections", inputs, outputs, backward, x, dropped_x, *weights)
         del x, dropped_x
         for layer, output in zip(projections, outputs, strict=True):
             self.modules[id(layer.output_values[0])] = self.module_path(), layer.name
@@ -173,7 +173,7 @@ class FusedAdapterKernels(LoraKernels):
 
     # --- products ---------------------------------------------------------------------------------------------------
 
-    def _matrices(self, layer: Step, input_width: Number) -> list[Tensor]:
+    def _adapter_matrices(self, layer: Step, input_width: Number) -> list[Tensor]:
         """Returns the trained matrices of a layer's adapter, and allocates the layer's bias if it has one."""
         assert self.adapters is not None
         output_width, rank = layer.output_values[0].width, self.adapters.rank

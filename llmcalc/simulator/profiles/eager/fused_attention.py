@@ -10,7 +10,7 @@ from ....components.base import TORCH_WITNESS
 from ....evidence import compared, kernels_compared, source_code_witness, torch_witness
 from ....flow.program import Step
 from ....flow.value import Value
-from ...autograd import is_recorded, record
+from ...autograd import needs_autograd_node, record
 from ...sdpa import SdpaCall, has_extra_mask_input, sdpa_backend
 from ...strides import Shape as Sizes
 from ...strides import elementwise_strides, is_size_one
@@ -177,10 +177,10 @@ class FusedAttention(AttentionKernels):
         bias = (
             self.additive_bias_mask(operation, query_count, key_count, causal) if operation.options["biased"] else None
         )
-        is_mask_trained = bias is not None and is_recorded(self.graph, (bias,))
+        is_mask_trained = bias is not None and needs_autograd_node(self.graph, (bias,))
         selection_mask = self.tensor_of(operation.input_values[-1]) if operation.options["narrowed"] else None
         is_masked = is_masked or bias is not None or selection_mask is not None
-        is_trained = is_recorded(self.graph, (q, k, v))
+        is_trained = needs_autograd_node(self.graph, (q, k, v))
         dtype = self.graph.autocast_dtype or q.dtype
         sdpa_call = SdpaCall(
             dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, is_mask_trained
@@ -227,7 +227,7 @@ class FusedAttention(AttentionKernels):
         aten = self.aten
         bias = aten.unsqueeze(self.tensor_of(operation.input_values[3]), 0)
         if causal:
-            visible_keys = self._visible_keys(query_count, key_count, causal, None, None)
+            visible_keys = self._visible_key_mask(query_count, key_count, causal, None, None)
             return aten.clone(aten.masked_fill(bias, visible_keys))
         return aten.contiguous(bias)
 
@@ -238,11 +238,11 @@ class FusedAttention(AttentionKernels):
         v: Tensor,
         mask: Tensor | None,
         is_efficient: bool,
-        trained_mask: Tensor | None = None,
+        mask_with_gradient: Tensor | None = None,
     ) -> Tensor:
         """Runs scaled_dot_product_attention by torch's memory-efficient or cuDNN kernel.
 
-        trained_mask: a mask [1, heads, queries, keys] that gets a gradient, for each sequence; None (default) for none.
+        mask_with_gradient: a mask [1, heads, queries, keys] that gets a gradient; None (default) without one.
 
         Source: derivatives.yaml; transformers/cuda/attention.cu and attention_backward.cu; cudnn/MHA.cpp. Both save the
         inputs, the mask in their number format, the output, and one number per query and head; the efficient kernel
@@ -255,7 +255,9 @@ class FusedAttention(AttentionKernels):
         batch, heads, query_count, _ = q.shape
         kernel_name = "efficient_attention" if is_efficient else "cudnn_attention"
         bias = [] if mask is None else [self._additive_mask(mask, q, is_efficient)]
-        trained_masks = [] if trained_mask is None else [self._expanded_mask(trained_mask, batch, is_efficient)]
+        trained_masks = (
+            [] if mask_with_gradient is None else [self._expanded_mask(mask_with_gradient, batch, is_efficient)]
+        )
         mask_shapes = [(x.shape, x.dtype) for x in trained_masks]
         output_shape = (*q.shape[:-1], v.shape[-1])
         if is_efficient:
@@ -263,7 +265,7 @@ class FusedAttention(AttentionKernels):
         else:
             attention_output = self._allocate_in_query_order(kernel_name, q, v)
         padded_query_count = ceil_div(query_count, 32) * 32 if is_efficient else query_count
-        needs_gradient = is_recorded(autograd_graph, (q, k, v))
+        needs_gradient = needs_autograd_node(autograd_graph, (q, k, v))
         row_sum_shape: tuple[Any, ...] = (batch, heads, query_count, 1)
         if is_efficient:
             row_sum_shape = (batch, heads, padded_query_count if needs_gradient else 0)

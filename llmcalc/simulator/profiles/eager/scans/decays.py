@@ -25,7 +25,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         aten, op = self.aten, module_steps.op("core", LightningAttentionCore)
         if self.has_earlier_tokens:
             return self.decode_tokens(module_steps, x)
-        q, k, v = self._lightning_heads(module_steps, x, op.key_dim)
+        q, k, v = self._project_lightning_heads(module_steps, x, op.key_dim)
         output = lightning_attn.lightning_attn_func(aten, q, k, v, aten.new_tensor((op.heads, 1, 1), FLOAT32))
         if self.cached_tensors_by_path is not None:  # the kernel returns no state
             self.state_tensors(module_steps["recurrent_state"], (op.heads, op.key_dim, op.key_dim))
@@ -35,7 +35,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         gate = aten.elementwise_function("sigmoid", self.project(module_steps["g_proj"], x))
         return self.project(module_steps["o_proj"], aten.mul(gate, normed_output))
 
-    def _lightning_heads(self, module_steps: ModuleSteps, x: Tensor, head_dim: Any) -> list[Tensor]:
+    def _project_lightning_heads(self, module_steps: ModuleSteps, x: Tensor, head_dim: Any) -> list[Tensor]:
         """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
         projections = {letter: self.project(module_steps[f"{letter}_proj"], x) for letter in "qkv"}
         rope_operations = dict(
@@ -56,7 +56,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         """Runs tokens in sequence from a state (LightningReference.forward)."""
         aten, op = self.aten, module_steps.op("core", DecayScan)
         _cached_state = self.cached_tensors("recurrent_state")
-        q, k, v = self._lightning_heads(module_steps, x, op.key_dim)
+        q, k, v = self._project_lightning_heads(module_steps, x, op.key_dim)
         output, next_state = self._decode_from_state(q, k, v)
         self.store_in_cache("recurrent_state", next_state)
         normed_output = self._normalize_with(module_steps["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
@@ -207,7 +207,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
                 op.chunk_size,
                 self._memory_states(module_steps["recurrent_state"]),
             )
-            self.state_tensors(module_steps["recurrent_state"], *self.memory_shapes(op))
+            self.state_tensors(module_steps["recurrent_state"], *self.memory_state_shapes(op))
         h = aten.transpose(h, 1, 2)
         norm_step = module_steps["norm"]
         normed_output = self.norm(
@@ -216,7 +216,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         output = aten.mul(aten.elementwise_function("sigmoid", output_gate), normed_output)
         return self.project(module_steps["out_proj"], output)
 
-    def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
+    def memory_state_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
         """Returns the shapes of each head's matrix memory, normalizer and largest exponent."""
         return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
 
@@ -231,7 +231,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def scan_wkv(self, operation: Step) -> None:
         key, value, time_first, decay = map(self.tensor_of, operation.input_values)
-        state_step, head_size = self.find_step("recurrent_state"), key.shape[-1:]
+        state_step, head_size = self.step_of_running_module("recurrent_state"), key.shape[-1:]
         self.state_tensors(state_step, head_size, head_size, head_size)
         has_cache = self.cached_tensors_by_path is not None
         self.store_tensor(

@@ -169,7 +169,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             else:
                 y = self.convolve_after_state(operation, x, state_name)
         else:
-            self.cache_last_inputs(self.find_step(state_name), x)
+            self.cache_last_inputs(self.step_of_running_module(state_name), x)
             y = self.causal_conv(operation, x)
         self.store_tensor(operation.output_values[0], self.aten.transpose(y, 1, 2))
 
@@ -225,7 +225,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         self._check_number_formats()
         kernel(operation)
 
-    def find_step(self, step_name: str) -> Step:
+    def step_of_running_module(self, step_name: str) -> Step:
         """Returns an operation of the current module by name."""
         return next(operation for operation in module_steps(self.frames[-1].scope) if operation.name == step_name)
 

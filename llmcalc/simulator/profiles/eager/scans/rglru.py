@@ -9,7 +9,7 @@ from .....components.base import PUBLISHED_KERNELS_WITNESS
 from .....evidence import compared
 from .....flow.program import Step
 from .....ops import BlockLinear
-from ....autograd import is_recorded, record
+from ....autograd import needs_autograd_node, record
 from ....tensor import BOOL, FLOAT32, Tensor
 from .module_steps import ModuleSteps
 from .modules import ScanModuleKernels
@@ -110,7 +110,7 @@ class RGLRUKernels(ScanModuleKernels):
 
         input_shape, dtype = x.shape, x.dtype
         view = Tensor(state_sequence.shape, state_sequence.dtype, state_sequence.storage, state_sequence.strides)
-        if is_recorded(graph, (x,)):
+        if needs_autograd_node(graph, (x,)):
             saved_tensors = [
                 graph.new_tensor((batch, tokens - 1, width), FLOAT32) for _ in range(2)
             ]  # gates and states

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....components.base import LARGEST_SIZE
-from .....components.mixers.kda import KimiDeltaAttention
+from .....components.mixers.kimi_delta_attention import KimiDeltaAttention
 from .....components.mixers.mla import MLA
 from .....ops import KVCache
 from ...absent_value import require_present

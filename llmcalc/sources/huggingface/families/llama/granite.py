@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.base import LARGEST_SIZE
-from .....components.position import Rope
+from .....components.rope import Rope
 from ...config import Config, is_number
 from ...family import EVERY_CLASS, Family, ModuleNames, Quirks, module_names
 from ...field_writers import WINDOW_WRITER, FieldWriters

@@ -8,7 +8,7 @@ Source: the file in `Family.source`.
 
 from __future__ import annotations
 
-from .....components.position import Rope
+from .....components.rope import Rope
 from ...code_addresses import GITHUB, VLLM
 from ...config import Config
 from ...family import Family, field_names

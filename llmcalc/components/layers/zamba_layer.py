@@ -39,7 +39,7 @@ from ..mixers.mamba import Mamba
 from ..mixers.mamba2 import Mamba2
 from ..networks.feed_forward import FeedForward, activate
 from ..norm import Norm
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState
 from .block import Layer, LayerSharing
 
@@ -280,7 +280,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + self.adapters[0](x)
 
-    class BlockNetwork(nn.Module):
+    class SharedBlockNetwork(nn.Module):
         def __init__(self, spec: SharedBlock, model_properties: ModelProperties) -> None:
             super().__init__()
             self.act = spec.feed_forward.hidden_act
@@ -298,7 +298,7 @@ def _reference_class() -> type[nn.Module]:
                 gate, up_projection = gate + gate_addition, up_projection + up_addition
             return self.get_submodule("down_proj")(activate(self.act, gate) * up_projection)
 
-    class BlockReference(nn.Module):
+    class SharedBlockReference(nn.Module):
         """Runs the shared block on stream and embeddings, [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
 
         def __init__(self, spec: ZambaLayer, model_properties: ModelProperties) -> None:
@@ -309,7 +309,7 @@ def _reference_class() -> type[nn.Module]:
             self.mlp_pre_norm = spec.norm.reference(model_properties)
             self.self_attn, self.mlp = (
                 block.attention.reference(block_properties),
-                BlockNetwork(block, model_properties),
+                SharedBlockNetwork(block, model_properties),
             )
             for projection_name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
                 linear_module: Any = getattr(self.self_attn, projection_name)
@@ -325,17 +325,17 @@ def _reference_class() -> type[nn.Module]:
             attn_output = self.self_attn(self.self_attn_pre_norm(x), pass_state)
             return self.mlp(self.mlp_pre_norm(attn_output))
 
-    class ZambaReference(nn.Module):
+    class ZambaLayerReference(nn.Module):
         """Runs the shared transformer block, then the mixer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ZambaLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.transformer = BlockReference(spec, model_properties)
+            self.transformer = SharedBlockReference(spec, model_properties)
             self.linear = nn.Linear(model_properties.hidden_size, model_properties.hidden_size, bias=False)
             self.mixer_pre_norm = spec.norm.reference(model_properties)
             self.mixer = spec.attention.reference(model_properties)
 
-        def share_parameters(self, first_layer: ZambaReference) -> None:
+        def share_parameters(self, first_layer: ZambaLayerReference) -> None:
             """Uses the first layer's transformer block, and stores this layer's adapters in that block."""
             if first_layer is self:
                 return
@@ -359,4 +359,4 @@ def _reference_class() -> type[nn.Module]:
             block_output = self.linear(self.transformer(torch.cat([x, pass_state.first_layer_input], -1), pass_state))
             return x + self.mixer(self.mixer_pre_norm(x + block_output), pass_state)
 
-    return ZambaReference
+    return ZambaLayerReference

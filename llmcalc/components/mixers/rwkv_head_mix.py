@@ -18,7 +18,7 @@ from ...ops import DecayScan
 from ..base import FiniteNumber, HeadDim, Heads, InnerWidth, ModelProperties, RecurrentMixer
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
-from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
+from .token_shift import mix_tokens, record_previous_tokens, record_token_shift, shift_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,7 +55,7 @@ class RwkvHeadMix(RecurrentMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
         head_axes: Shape = (heads, head_dim)
-        previous_token = previous_tokens(recorder, x)
+        previous_token = record_previous_tokens(recorder, x)
         mixed_inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
         receptance, key, value = (
@@ -77,10 +77,15 @@ class RwkvHeadMix(RecurrentMixer):
     def _mixed_inputs(self, recorder: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
         """Returns, per name in `INPUT_NAMES`, a weighted mix of each token's vector with the previous token's."""
         if self.shift_rank is None:
-            return {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES[1:]}
+            return {
+                input_name: record_token_shift(recorder, x, previous_token, input_name)
+                for input_name in INPUT_NAMES[1:]
+            }
         ranks: list[Shape] = [(Axis(f"rank_{input_name}", self.shift_rank),) for input_name in INPUT_NAMES]
         low_rank_x = recorder.act(
-            recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), JoinedShapes(tuple(ranks))),
+            recorder.linear(
+                "shift_a", record_token_shift(recorder, x, previous_token, "x"), JoinedShapes(tuple(ranks))
+            ),
             "tanh",
         )
         mixed_inputs = {}
@@ -129,7 +134,7 @@ def _reference_class() -> type[nn.Module]:
                 wkv_state = decay[:, token, :, :, None] * wkv_state + state_update
             return torch.stack(token_outputs, 1), wkv_state
 
-    class HeadMixReference(nn.Module):
+    class RwkvHeadMixReference(nn.Module):
         """Time mixing of RWKV-5 and RWKV-6. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RwkvHeadMix, hidden_size: int) -> None:
@@ -193,4 +198,4 @@ def _reference_class() -> type[nn.Module]:
             wkv_output = self.ln_x(wkv_output.flatten(2).to(x.dtype))
             return self.output(wkv_output * nn.functional.silu(self.get_submodule("gate")(mixed_inputs["g"])))
 
-    return HeadMixReference
+    return RwkvHeadMixReference

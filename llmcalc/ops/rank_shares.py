@@ -21,10 +21,10 @@ class LinearOnRank(Linear):
     rank_count: Number = 1
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return _divided_by_ranks(Linear.forward_flops(self, run_config), self.rank_count)
+        return _divide_by_ranks(Linear.forward_flops(self, run_config), self.rank_count)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        return _divided_by_ranks(Linear.backward_flops(self, run_config), self.rank_count)
+        return _divide_by_ranks(Linear.backward_flops(self, run_config), self.rank_count)
 
 
 @frozen(slots=True)
@@ -44,13 +44,11 @@ class ExpertLinearOnRank(ExpertLinear):
 
     def active_params(self) -> Number:
         """Returns the parameters of this rank that a token uses on average, rounded down."""
-        params = _divided_by_ranks(self.top_k * self.expert_params(), self.rank_count)
+        params = _divide_by_ranks(self.top_k * self.expert_params(), self.rank_count)
         return params.__floor__() if isinstance(params, Fraction) else params
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return _divided_by_ranks(
-            ExpertLinear.forward_flops(self, run_config) * self.ranks_per_expert, self.tensor_ranks
-        )
+        return _divide_by_ranks(ExpertLinear.forward_flops(self, run_config) * self.ranks_per_expert, self.tensor_ranks)
 
 
 @frozen(slots=True)
@@ -69,7 +67,7 @@ class IdentityExpertsOnRank(IdentityExperts):
         return floor_div(IdentityExperts.mean_skipped_params(self), self.rank_count)
 
 
-def _divided_by_ranks(quantity: Number, ranks: Number) -> Number:
+def _divide_by_ranks(quantity: Number, ranks: Number) -> Number:
     """Divides a number by the number of ranks; the result is an integer or an exact fraction."""
     if isinstance(quantity, int) and quantity % ranks:
         return Fraction(quantity, ranks)

@@ -72,7 +72,7 @@ class MultiTokenPrediction(OutputPart):
         """Returns the decoder layer that each prediction module runs."""
         return stack.layer(self.layer or stack.pattern[-1])
 
-    def streams_of_modules(self, stack: Stack) -> ResidualStreams | None:
+    def prediction_module_streams(self, stack: Stack) -> ResidualStreams | None:
         """Returns the residual streams of the prediction modules' decoder layer; None for a single stream."""
         required_streams = self.prediction_block(stack).required_stack_fields().get("streams", {})
         return stack.streams if required_streams.get("type") == "hyper" else None
@@ -91,7 +91,11 @@ class MultiTokenPrediction(OutputPart):
                 "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
             )
         block = self.prediction_block(stack)
-        field_name = block.dependency_field() if self.streams_of_modules(stack) is None else block.sublayer_dependency()
+        field_name = (
+            block.dependency_field()
+            if self.prediction_module_streams(stack) is None
+            else block.sublayer_dependency_field()
+        )
         if field_name:
             raise ValueError(
                 f"mtp.layer: a layer with {field_name} needs what stands around it in the decoder; expected another "
@@ -106,7 +110,7 @@ class MultiTokenPrediction(OutputPart):
         embedding_weight: the embedding's weight. output_weight: the weight of the model's head.
         """
         module_count, prediction_block = self.num_nextn_predict_layers, self.prediction_block(stack)
-        if self.streams_of_modules(stack) is not None:
+        if self.prediction_module_streams(stack) is not None:
             assert recorder.streams is not None
             x = recorder.streams
         module_indices = range(module_count) if isinstance(module_count, int) else None
@@ -120,7 +124,7 @@ class MultiTokenPrediction(OutputPart):
                 vocab,
                 embedding_weight,
                 output_weight,
-                self.streams_of_modules(stack),
+                self.prediction_module_streams(stack),
             )
 
         if not self.repeated or (isinstance(module_count, int) and module_count == 1):
@@ -221,7 +225,7 @@ def _reference_class() -> Callable[..., nn.Module]:
             self.weight = weight
             self.register_parameter("bias", None)
 
-    class ModuleReference(nn.Module):
+    class PredictionModuleReference(nn.Module):
         """Predicts one token further ahead from hidden states and the ids of the next tokens.
 
         Hidden states, ids of the next tokens → hidden states and logits, a token further ahead.
@@ -277,7 +281,7 @@ def _reference_class() -> Callable[..., nn.Module]:
             merged_output = block_output if self._merge is None else self._merge[0].merge_streams(block_output, None)
             return block_output, self.lm_head(self.norm(merged_output) if hasattr(self, "norm") else merged_output)
 
-    class PredictionReference(nn.ModuleList):
+    class MultiTokenPredictionReference(nn.ModuleList):
         def forward(
             self,
             hidden_states: Tensor,
@@ -303,8 +307,9 @@ def _reference_class() -> Callable[..., nn.Module]:
         streams: ResidualStreams | None,
     ) -> nn.Module:
         module_count = spec.num_nextn_predict_layers
-        prediction_modules = PredictionReference(
-            ModuleReference(spec, model_properties, block, output_weight, streams) for _ in range(module_count)
+        prediction_modules = MultiTokenPredictionReference(
+            PredictionModuleReference(spec, model_properties, block, output_weight, streams)
+            for _ in range(module_count)
         )
         for prediction_module in prediction_modules if spec.repeated else ():
             share_tensors(prediction_modules[0], prediction_module)

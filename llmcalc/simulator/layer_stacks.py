@@ -39,7 +39,7 @@ class LayerStack:
     layers_after: int = 0
 
     @property
-    def irregular_layers(self) -> int:
+    def nonrepeating_layer_count(self) -> int:
         """The number of layers that are not in a complete repeat of the pattern."""
         return (
             self.layers_before
@@ -50,7 +50,7 @@ class LayerStack:
     @property
     def layer_count(self) -> int:
         """The number of layers of the stack."""
-        return self.irregular_layers + self.layer_period * self.repeat_count
+        return self.nonrepeating_layer_count + self.layer_period * self.repeat_count
 
     def contains(self, allocation_place: AllocationPlace) -> bool:
         """Whether a module is in a layer of this stack."""
@@ -94,7 +94,8 @@ class LayerStack:
     def is_extrapolated(self) -> bool:
         """Whether bytes are extrapolated from two runs that have fewer layers than the full run."""
         return (
-            2 * (self.irregular_layers + self.layer_period * SHORT_RUN_REPEATS) + self.layer_period < self.layer_count
+            2 * (self.nonrepeating_layer_count + self.layer_period * SHORT_RUN_REPEATS) + self.layer_period
+            < self.layer_count
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..algebra import Number, floor_div, maximum, minimum, triangular_number
 from ..frozen import frozen
-from ..workload.derived_rows import is_above
+from ..workload.derived_rows import one_if_above
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .attention import AttentionCore
@@ -33,7 +33,7 @@ class NeighbourChunkAttentionCore(AttentionCore):
 
     def pairs(self, run_config: RunConfig) -> Number:
         row_count, is_masked = run_config.new_rows(self.rows), self.causal and run_config.pairs == "causal"
-        has_chunks = is_above(row_count, self.chunk_tokens)
+        has_chunks = one_if_above(row_count, self.chunk_tokens)
         if is_masked and self.hash_count is None:
             pairs_of_chunks = self._causal_pairs_of_chunks(row_count)
         else:
@@ -82,5 +82,5 @@ class HashRotations(Op):
             2
             * run_config.rows(self.rows)
             * products_per_row
-            * is_above(run_config.new_rows(self.rows), self.block_size)
+            * one_if_above(run_config.new_rows(self.rows), self.block_size)
         )

@@ -1,6 +1,6 @@
 """The main program of each process in a distributed run: trains its part in every job, and simulates its rank.
 
-`python -m llmcalc.witnesses.distributed.work FILE` starts a process; FILE has one job per line. The processes connect
+`python -m llmcalc.witnesses.distributed.worker FILE` starts a process; FILE has one job per line. The processes connect
 as with torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and rank 0 prints the results of all.
 
 This module imports torch, so import it only in functions that run torch.

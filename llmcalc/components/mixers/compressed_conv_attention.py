@@ -29,8 +29,15 @@ from ..base import (
     Window,
 )
 from ..norm import Norm, norm_reference
-from ..position import Rope
-from ..runtime import PassState, attention_mask, cache_class, recurrent_state_class, softmax_core_class, vector_module
+from ..rope import Rope
+from ..runtime import (
+    PassState,
+    attention_mask,
+    recurrent_state_class,
+    softmax_core_class,
+    tensor_cache_class,
+    vector_module,
+)
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -216,7 +223,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class CCAReference(grouped_reference_class()):  # type: ignore[misc]
+    class CompressedConvAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """Attends with convolved, narrow queries and keys. x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
@@ -240,7 +247,7 @@ def _reference_class() -> type[nn.Module]:
             )
             self.conv_state, self.value_state = recurrent_state_class()(), recurrent_state_class()()
             self.key_scale = vector_module(torch.ones(kv_heads))
-            self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
+            self.core, self.cache = softmax_core_class()(), tensor_cache_class()(spec.sliding_window)
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), head_dim)
 
         def _convolve_queries_and_keys(self, q: Tensor, k: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
@@ -256,7 +263,7 @@ def _reference_class() -> type[nn.Module]:
             convolution_output = (
                 self.conv_heads(self.conv_channels(padded_rows)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
             )
-            mean_q = (q + self._for_each_query_head(k, axis=2)[0]) / 2
+            mean_q = (q + self._repeat_for_query_heads(k, axis=2)[0]) / 2
             mean_k = mean_q.unflatten(2, (kv_heads, -1)).mean(3)
             convolved_q, convolved_k = convolution_output.split([q.shape[2], kv_heads], 2)
             return convolved_q + mean_q, convolved_k + mean_k
@@ -289,8 +296,8 @@ def _reference_class() -> type[nn.Module]:
             )
             k, v = self.cache(pass_state, k, v)
             mask = attention_mask(pass_state, x, k, causal=self.causal, window=self.spec.sliding_window)
-            k, v = self._for_each_query_head(k, v)
+            k, v = self._repeat_for_query_heads(k, v)
             attn_output = self.core(q, k, v, mask)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
-    return CCAReference
+    return CompressedConvAttentionReference

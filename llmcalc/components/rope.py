@@ -95,7 +95,7 @@ class Rope(AttentionPosition):
 SCORE_POSITIONS = PartChoice(
     "rope",
     {
-        "rope": "position:Rope",
+        "rope": "rope:Rope",
         "alibi": "distance_bias:AlibiBias",
         "transformer_xl": "distance_bias:TransformerXLScores",
         "relative_bias": "distance_bias:LayerBias",

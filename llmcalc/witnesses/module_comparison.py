@@ -16,7 +16,7 @@ def compare_modules(
     closed_form: Callable[[NodePosition], int],
     modules_of_nodes: ModulesByNode,
     measured_by_path: Mapping[str, int],
-    witness_name: str,
+    witness_label: str,
     run_config: RunConfig | None = None,
 ) -> Iterator[Check]:
     """Yields a check per node with a matching module, and one check for all nodes with the same modules.
@@ -26,14 +26,14 @@ def compare_modules(
     for node_positions in _group_nodes_by_modules(model_tree, modules_of_nodes, run_config):
         node_paths = module_paths(node_positions[0])
         counts_by_path: dict[str, int | None] = {
-            node_path: modules_of_nodes[node_path].share_of_counts(measured_by_path) for node_path in node_paths
+            node_path: modules_of_nodes[node_path].node_share_of_counts(measured_by_path) for node_path in node_paths
         }
         yield from check_repeats(
-            _fused_nodes_name(node_positions),
+            _joined_node_name(node_positions),
             quantity_name,
             sum(map(closed_form, node_positions)),
             counts_by_path,
-            witness_name,
+            witness_label,
         )
 
 
@@ -82,6 +82,6 @@ def _group_nodes_by_modules(
     return positions_by_modules.values()
 
 
-def _fused_nodes_name(node_positions: list[NodePosition]) -> str:
+def _joined_node_name(node_positions: list[NodePosition]) -> str:
     """Returns the joined name of fused nodes: `layers.0-3.self_attn.q_proj + k_proj + v_proj`."""
     return " + ".join((node_positions[0].path, *(node_position.node.name for node_position in node_positions[1:])))

@@ -16,13 +16,13 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ..base import TORCH_WITNESS, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
+from ..base import TORCH_WITNESS, Component, LaurelRank, LayerProtocol, ModelProperties, PartWitness
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
 from ..runtime import PassState, vector_module
 from .block import LayerSharing
 from .per_layer_embeddings import PerLayerGate
-from .whole_layer import WholeLayer, pre_norm_class
+from .whole_layer import WholeLayer, pre_norm_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,7 +47,7 @@ class AltUp(ResidualStreams):
     type: Literal["altup"] = "altup"
     altup_num_inputs: int = Field(ge=2, le=64, strict=True)
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+    def check_layers(self, layers: Mapping[str, LayerProtocol]) -> None:
         self._check_every_layer(layers, self.type, altup_num_inputs=self.altup_num_inputs)
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
@@ -254,7 +254,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor) -> Tensor:
             return self._project_streams(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
 
-    class StreamsReference(nn.Module):
+    class AltUpStreamsReference(nn.Module):
         def __init__(self, stream_count: int, hidden_size: int) -> None:
             super().__init__()
             self.streams_in = StreamSplit(stream_count, hidden_size)
@@ -314,7 +314,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor) -> Tensor:
             return x + self.norm(self.right(self.left(x)))
 
-    class AltUpLayerReference(pre_norm_class()):  # type: ignore[misc]
+    class AltUpLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
         """Predicts all streams, runs the sublayers, corrects. x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: AltUpLayer, model_properties: ModelProperties) -> None:
@@ -343,4 +343,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             return torch.cat([corrected_streams[:, :, :1], streams_with_embedding], 2)
 
-    return {"streams": StreamsReference, "layer": AltUpLayerReference}
+    return {"streams": AltUpStreamsReference, "layer": AltUpLayerReference}

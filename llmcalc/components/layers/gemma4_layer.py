@@ -19,7 +19,7 @@ from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
 from ..networks.router import LinearRouter
 from ..norm import Norm
-from ..position import Rope
+from ..rope import Rope
 from ..runtime import PassState
 from .block import LayerSharing
 from .per_layer_embeddings import PerLayerGate

@@ -26,7 +26,7 @@ from ..base import (
     SizeSymbol,
 )
 from ..runtime import PassState, recurrent_state_class, vector_module
-from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
+from .token_shift import mix_tokens, record_previous_tokens, record_token_shift, shift_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,9 +52,11 @@ class RwkvTimeMix(RecurrentMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         channel_axis = Axis("channels", self.attention_hidden_size)
-        previous_token = previous_tokens(recorder, x)
+        previous_token = record_previous_tokens(recorder, x)
         key, value, receptance = (
-            recorder.linear(projection_name, token_shift(recorder, x, previous_token, projection_name), channel_axis)
+            recorder.linear(
+                projection_name, record_token_shift(recorder, x, previous_token, projection_name), channel_axis
+            )
             for projection_name in ("key", "value", "receptance")
         )
         recorder.hold(previous=previous_token, k=key, v=value, r=receptance)
@@ -90,14 +92,15 @@ class RwkvChannelMix(SingleWidthNetwork):
     intermediate_size: InnerWidth
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        previous_token = previous_tokens(recorder, x)
+        previous_token = record_previous_tokens(recorder, x)
         recorder.hold(previous=previous_token)
         squared_key = recorder.linear(
-            "key", token_shift(recorder, x, previous_token, "key"), Axis("ffn", self.intermediate_size)
+            "key", record_token_shift(recorder, x, previous_token, "key"), Axis("ffn", self.intermediate_size)
         )
         squared_key = recorder.act(recorder.act(squared_key, "relu"), "square")
         gate = recorder.act(
-            recorder.linear("receptance", token_shift(recorder, x, previous_token, "receptance"), *x.axes), "sigmoid"
+            recorder.linear("receptance", record_token_shift(recorder, x, previous_token, "receptance"), *x.axes),
+            "sigmoid",
         )
         recorder.hold(inner=squared_key, open_by=gate)
         return recorder.mul(gate, recorder.linear("value", squared_key, *x.axes))
@@ -118,7 +121,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class TimeMixReference(nn.Module):
+    class RwkvTimeMixReference(nn.Module):
         """RWKV-4's time mixing. x: [batch, tokens, hidden] → same shape."""
 
         shift_state: Any
@@ -170,7 +173,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 receptance.sigmoid() * self._weighted_average(k.float(), v.float(), pass_state).to(x.dtype)
             )
 
-    class ChannelMixReference(nn.Module):
+    class RwkvChannelMixReference(nn.Module):
         """RWKV-4's channel mixing. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RwkvChannelMix, hidden_size: int) -> None:
@@ -188,4 +191,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             gate = self.receptance(mix_tokens(x, previous_token, self.time_mix_receptance.weight)).sigmoid()
             return gate * self.value(squared_key)
 
-    return {"time": TimeMixReference, "channel": ChannelMixReference}
+    return {"time": RwkvTimeMixReference, "channel": RwkvChannelMixReference}

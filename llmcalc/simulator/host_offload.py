@@ -17,7 +17,7 @@ LEAST_MOVED_BYTES = 1024
 """Smallest size in bytes of a tensor that is moved to the host."""
 
 
-class Offload:
+class HostOffload:
     """Moves the tensors that an autograd graph saves for the backward pass to the host, except weights.
 
     offloaded_bytes: bytes of each tensor on the host.
@@ -44,7 +44,7 @@ class _HostTensor(SavedTensor):
 
     __slots__ = ("layout", "offload")
 
-    def __init__(self, offload: Offload, tensor: Tensor) -> None:
+    def __init__(self, offload: HostOffload, tensor: Tensor) -> None:
         self.offload = offload
         self.layout = tensor.shape, tensor.dtype, tensor.strides
 
