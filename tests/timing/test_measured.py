@@ -191,6 +191,7 @@ class TestErrors:
             assert errors == pytest.approx((calibration.median_error, calibration.p90_error), rel=0.1), tested.words
             assert calibration.inside >= 0.80 - 0.5 / calibration.sources, tested.words
             assert calibration.left_out is not None, tested.words
+            assert tested.left_out == pytest.approx(calibration.left_out, abs=0.02), tested.words
             assert calibration.left_out < 0.87, tested.words  # `least_widening` has the least share
 
     def test_which_of_two_servers(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
