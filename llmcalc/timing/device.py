@@ -431,9 +431,7 @@ def _device_of(hardware: Hardware, nic: float | None) -> Device:
 
 
 def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
-    """Returns the GPU generation of an accelerator, by its name or that of the preset it starts from, else by its compute
-    capability or vendor.
-    """
+    """Returns the GPU generation of an accelerator: by its name or `like`, else its compute capability or vendor."""
     known_generations = accelerator_generations().values()
     capability_prefix = f"{hardware.compute_capability or ''}."
     names = {hardware.name, hardware.like}

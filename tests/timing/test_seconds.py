@@ -171,7 +171,7 @@ def test_interleaved_stages_send_beside_more_than_one_micro_batch() -> None:
 
 
 def test_interleaved_stages_wait_for_exchanges_while_the_pipeline_fills_and_empties() -> None:
-    """Of four stages in two chunks four exchanges each way, one message at a time (schedules.py); a full one hides them."""
+    """Of four stages in two chunks four exchanges each way, a message at a time; a full pipeline hides its own."""
 
     def bubble_seconds(micro_batches: int, vpp: int, stack: SoftwareStack) -> float:
         plan = StepPlan.from_layout(Layout(pp=4, vpp=vpp, schedule="interleaved"), 1, micro_batches, 4096)
