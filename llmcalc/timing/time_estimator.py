@@ -722,7 +722,8 @@ class TimeEstimator:
 
     def _elementwise_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         traffic_factor = 1.0 if self.stack.fused else self.stack.passes.get(kernel.step_verb, 1.0)
-        if self.stack.fused_experts and kernel.path.endswith(".experts"):
+        casts_inputs = self.number_formats.product_format in NARROW_FORMATS
+        if self.stack.fused_experts and casts_inputs and kernel.path.endswith(".experts"):
             traffic_factor = 0.0
         for is_backward in (False, True):
             yield (

@@ -877,12 +877,14 @@ def test_attention_to_one_wide_key_has_kernels_of_its_own_in_megatron() -> None:
 def test_fused_experts_move_no_activation_and_cast_less() -> None:
     work, graphs = rank_work(load_preset("qwen3-30b-a3b").model, RankPass(1, 4096, ep=8)), find_stack("megatron-graphs")
 
-    def memory(stack: Any, kind: str, name: str) -> list[float]:
-        lines = time_pass(work, h100(), stack, NumberFormats("fp8")).operations
+    def memory(stack: Any, kind: str, name: str, product_format: str = "fp8") -> list[float]:
+        lines = time_pass(work, h100(), stack, NumberFormats(product_format)).operations
         return [line.memory for line in lines if line.kind == kind and line.path == f"layers.mlp.experts{name}"]
 
     assert any(memory(MEGATRON, "elementwise", ""))
     assert not any(memory(graphs, "elementwise", ""))
+    # Transformer Engine's fused kernels are of MXFP8 and NVFP4
+    assert memory(graphs, "elementwise", "", "bf16") == memory(MEGATRON, "elementwise", "", "bf16")
     # the input of the last product and the gradients of the first ones come from the activation
     whole = MEGATRON.model_copy(update={"separate_experts": False})
     for name, casts in (("down_proj", 1), ("gate_proj", 1), ("up_proj", 1)):
