@@ -168,6 +168,7 @@ class TestErrors:
         "train_xtuner_a100": 0.10,
         "train_ms_swift": 0.08,  # two mixtures at 0.39
         "train_llmq": 0.27,  # kernels written by hand
+        "train_gh200_alps": 0.06,
         "finetune_torchtune": 0.09,
         "finetune_unsloth_qwen3": 0.09,
         "finetune_vectorlm_a100": 0.08,
@@ -260,6 +261,7 @@ class TestLayouts:
             ("train_v100_layouts", (8, 64), 0.02, 0.003),  # whole seconds of about 28
             ("train_simumax_b200", (8,), 0.02, 0.003),
             ("train_xtuner_qwen3", (256,), 0.02, 0.003),
+            ("train_jupiter_qwen3_32b", (2048, 4096), 0.02, 0.003),
             ("train_aleph_alpha_a100", (32, 64, 128), 0.02, 0.003),  # 256: by the network, which is not stated
             ("train_flagperf_megatron", (8,), 0.02, 0.003),
             ("train_flagperf_paddle", (8,), 0.04, 0.003),
