@@ -142,9 +142,11 @@ def test_errors_text(seconds_range: TimeRange, title: str) -> str:
         untested_text = f"with {seconds_range.untested_reason}" if seconds_range.untested_reason else "on this device"
         return f"{title} {untested_text} was never tested: the range is the widest"
     median_text, p90_text = (units.percent(error, 0) for error in (tested_class.median_error, tested_class.p90_error))
+    share = tested_class.left_out
     return (
         f"{tested_class.words} ({title}): {counted_noun(tested_class.rows, 'measured row')}; sources never seen before "
         f"were {median_text} off by median, one in ten by more than {p90_text}"
+        f"{'' if share is None else f'; {units.percent(share, 0)} of their runs were in such a range'}"
     )
 
 

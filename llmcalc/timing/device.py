@@ -434,10 +434,11 @@ def _device_of(hardware: Hardware, nic: float | None) -> Device:
 
 
 def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
-    """Returns the GPU generation of an accelerator, by its name, compute capability or vendor."""
+    """Returns the GPU generation of an accelerator: by its name or `like`, else its compute capability or vendor."""
     known_generations = accelerator_generations().values()
     capability_prefix = f"{hardware.compute_capability or ''}."
-    generations_of_name = (generation for generation in known_generations if hardware.name in generation.accelerators)
+    names = {hardware.name, hardware.like}
+    generations_of_name = (generation for generation in known_generations if names & set(generation.accelerators))
     generations_of_capability = (
         generation
         for generation in known_generations

@@ -478,10 +478,25 @@ def _hop_seconds(
     neighbors = choose(step_plan.vpp > 1, 2, minimum(2, step_plan.pp - 1))
     far_neighbors = choose(domain_stages > 1, minimum(1, far_hops), neighbors)
     exchange_seconds = far_neighbors * far_seconds + (neighbors - far_neighbors) * near_seconds
+    chunk_exchange_seconds = choose(far_hops > 0, far_seconds, near_seconds)
     return (
         far_hops * far_seconds + (step_plan.pp - 1 - far_hops) * near_seconds,
-        exchange_seconds * _exposed_exchange_count(step_plan, software_stack),
+        exchange_seconds * _exposed_exchange_count(step_plan, software_stack)
+        + chunk_exchange_seconds * _filling_exchange_count(step_plan, software_stack),
     )
+
+
+def _filling_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) -> Number:
+    """Returns how many exchanges of interleaved stages nothing hides, where those of the full pipeline are hidden.
+
+    The last rank runs (vpp − 1) · pp chunks forward before its first backward pass, and as many backward after its last
+    forward pass. After each of them it sends and receives at once, and waits (megatron/core/pipeline_parallel/
+    schedules.py, forward_backward_pipelining_with_interleaving without overlap_p2p_comm_warmup_flush, the default).
+    """
+    if step_plan.schedule in ("zb-h1", "dualpipe") or not software_stack.hides_hops:
+        return 0
+    filling_chunks = minimum((step_plan.vpp - 1) * step_plan.pp, step_plan.micro_batches * step_plan.vpp)
+    return choose(step_plan.pp > 1, 2 * filling_chunks, 0)
 
 
 def _exposed_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) -> Number:

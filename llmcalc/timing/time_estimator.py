@@ -729,7 +729,8 @@ class TimeEstimator:
 
     def _elementwise_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         traffic_factor = 1.0 if self.stack.fuses_elementwise else self.stack.accesses_by_verb.get(kernel.step_verb, 1.0)
-        if self.stack.fuses_expert_activation and kernel.path.endswith(".experts"):
+        casts_inputs = self.number_formats.product_format in NARROW_FORMATS
+        if self.stack.fuses_expert_activation and casts_inputs and kernel.path.endswith(".experts"):
             traffic_factor = 0.0
         for is_backward in (False, True):
             yield (

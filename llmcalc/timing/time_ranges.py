@@ -1,4 +1,4 @@
-"""The range of a time estimate, which contains 80 % of the measured runs in the estimate's class.
+"""The range of a time estimate, and the share of measured runs that such ranges held where their source was left out.
 
 Ranges are calibrated on sets that no constant was found on, because errors differ more between sources than within
 one. They are not symmetric: measured runs are slower than estimates more often than faster.
@@ -52,6 +52,7 @@ class TestedClass(RatioBounds):
     sets: int = Field(gt=0)
     median_error: float = Field(gt=0)
     p90_error: float = Field(gt=0)
+    left_out: float | None = Field(default=None, gt=0, le=1)
     words: str
 
     def check_fields(self) -> None:
@@ -107,7 +108,7 @@ def round_to_digits(number: Number) -> float:
 
 
 class RangedAmount(NamedTuple):
-    """An amount with a range, in which 80 % of comparable measured runs lie."""
+    """An amount with a range of comparable measured runs."""
 
     estimate: float
     low: float
@@ -161,6 +162,7 @@ class TimeRange:
             "sets": 0 if tested_class is None else tested_class.sets,
             "median_error": None if tested_class is None else tested_class.median_error,
             "p90_error": None if tested_class is None else tested_class.p90_error,
+            "left_out": None if tested_class is None else tested_class.left_out,
         }
 
 

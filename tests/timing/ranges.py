@@ -2,7 +2,8 @@
 
 The ends of a class of `presets/timing/classes.toml` are quantiles of measured over estimated seconds in which every
 source weighs the same, moved away from the median because a further source differs from those that are known. How far
-is found by leaving out each source: the ends come from the others, and hold 80 % of the rows of the one left out.
+is found by leaving out each source: the ends come from the others, and should hold 80 % of the rows of that source,
+less half of one source's part. What they hold is `left_out` of the class.
 """
 
 from __future__ import annotations

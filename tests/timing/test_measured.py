@@ -168,6 +168,7 @@ class TestErrors:
         "train_xtuner_a100": 0.10,
         "train_ms_swift": 0.08,  # two mixtures at 0.39
         "train_llmq": 0.27,  # kernels written by hand
+        "train_gh200_alps": 0.06,
         "finetune_torchtune": 0.09,
         "finetune_unsloth_qwen3": 0.09,
         "finetune_vectorlm_a100": 0.08,
@@ -191,6 +192,7 @@ class TestErrors:
             assert errors == pytest.approx((calibration.median_error, calibration.p90_error), rel=0.1), tested.words
             assert calibration.inside >= 0.80 - 0.5 / calibration.sources, tested.words
             assert calibration.left_out is not None, tested.words
+            assert tested.left_out == pytest.approx(calibration.left_out, abs=0.02), tested.words
             assert calibration.left_out < 0.87, tested.words  # `least_widening` has the least share
 
     def test_which_of_two_servers(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
@@ -259,6 +261,7 @@ class TestLayouts:
             ("train_v100_layouts", (8, 64), 0.02, 0.003),  # whole seconds of about 28
             ("train_simumax_b200", (8,), 0.02, 0.003),
             ("train_xtuner_qwen3", (256,), 0.02, 0.003),
+            ("train_jupiter_qwen3_32b", (2048, 4096), 0.02, 0.003),
             ("train_aleph_alpha_a100", (32, 64, 128), 0.02, 0.003),  # 256: by the network, which is not stated
             ("train_flagperf_megatron", (8,), 0.02, 0.003),
             ("train_flagperf_paddle", (8,), 0.04, 0.003),

@@ -21,14 +21,14 @@ from llmcalc.reports.serve import _range_cell
 from llmcalc.sources.hardware import find_hardware, hardware_names, load_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing.calibration import CalibrationFactors
-from llmcalc.timing.device import Device, device_of
+from llmcalc.timing.device import Device, accelerator_generation, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
 from llmcalc.timing.software_stacks import find_stack, stack_names, with_loss, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer, host_wait, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.time_estimator import NumberFormats, time_pass
 from llmcalc.timing.time_ranges import RangedAmount, expected_range
-from llmcalc.timing.timing_constants import accelerator_generations, software_stacks
+from llmcalc.timing.timing_constants import SoftwareStack, accelerator_generations, software_stacks
 from llmcalc.timing.work_recorder import rank_work
 from tests.samples import in_one_test
 
@@ -168,6 +168,28 @@ def test_interleaved_stages_send_beside_more_than_one_micro_batch() -> None:
         assert (message_seconds > 4 * pass_seconds) == has_long_messages
         expected = (exposed + message_seconds - hidden_of_first_chunk) / 2
         assert chunks.seconds_by_part["data"] == pytest.approx(expected, rel=2e-2)
+
+
+def test_interleaved_stages_wait_for_exchanges_while_the_pipeline_fills_and_empties() -> None:
+    """Of four stages in two chunks four exchanges each way, a message at a time; a full pipeline hides its own."""
+
+    def bubble_seconds(micro_batches: int, vpp: int, stack: SoftwareStack) -> float:
+        plan = StepPlan.from_layout(Layout(pp=4, vpp=vpp, schedule="interleaved"), 1, micro_batches, 4096)
+        return float(training_step(llama(), h100(), stack, plan).seconds_by_part["bubble"])
+
+    message_seconds = h100().hop_seconds(2 * 4096 * llama().hidden_size, 1)
+    hidden, waited = MEGATRON, MEGATRON.model_copy(update={"hides_hops": False})
+    two_neighbors = 2 * message_seconds
+    assert bubble_seconds(8, 2, waited) - bubble_seconds(8, 2, hidden) == pytest.approx(
+        8 * 2 * two_neighbors - 2 * 4 * message_seconds
+    )
+    assert bubble_seconds(16, 2, hidden) == pytest.approx(bubble_seconds(8, 2, hidden))
+
+
+def test_a_file_that_starts_from_a_preset_has_its_generation() -> None:
+    """A GH200 with less memory shares its power with the processor, too, and has the launches of its board."""
+    smaller = load_hardware("gh200").model_copy(update={"name": "mine", "like": "gh200"})
+    assert accelerator_generation(smaller).name == accelerator_generation(load_hardware("gh200")).name == "grace-hopper"
 
 
 def test_sequence_parallel_inputs_are_gathered_in_the_products_format() -> None:
@@ -859,12 +881,14 @@ def test_attention_to_one_wide_key_has_kernels_of_its_own_in_megatron() -> None:
 def test_fused_experts_move_no_activation_and_cast_less() -> None:
     work, graphs = rank_work(load_preset("qwen3-30b-a3b").model, RankPass(1, 4096, ep=8)), find_stack("megatron-graphs")
 
-    def memory(stack: Any, kind: str, name: str) -> list[float]:
-        lines = time_pass(work, h100(), stack, NumberFormats("fp8")).operations
+    def memory(stack: Any, kind: str, name: str, product_format: str = "fp8") -> list[float]:
+        lines = time_pass(work, h100(), stack, NumberFormats(product_format)).operations
         return [line.memory for line in lines if line.kind == kind and line.path == f"layers.mlp.experts{name}"]
 
     assert any(memory(MEGATRON, "elementwise", ""))
     assert not any(memory(graphs, "elementwise", ""))
+    # Transformer Engine's fused kernels are of MXFP8 and NVFP4
+    assert memory(graphs, "elementwise", "", "bf16") == memory(MEGATRON, "elementwise", "", "bf16")
     # the input of the last product and the gradients of the first ones come from the activation
     whole = MEGATRON.model_copy(update={"launches_experts_separately": False})
     for name, casts in (("down_proj", 1), ("gate_proj", 1), ("up_proj", 1)):
