@@ -389,7 +389,7 @@ def _at_risk_text(server: Server, load_point: LoadPoint) -> str:
 
 
 def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
-    """Returns a note on the server with the most tokens/s per device, if the chosen server ties with it."""
+    """Returns a note on the server with the most tokens/s per device, if it is not the chosen one: tied or untested."""
     chosen_server = servers.chosen_server
     if chosen_server is None or servers.traces:
         return []
@@ -406,9 +406,12 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
     if round_to_digits(cheapest_rate) <= round_to_digits(chosen_server.load_point.tokens_per_second_per_device):
         return []
     relative_gain = cheapest_rate / chosen_server.load_point.tokens_per_second_per_device - 1
+    reason = (
+        f"within {TIE_SHARE * 100:g} %: a tie" if relative_gain <= TIE_SHARE else "but no time of it was ever tested"
+    )
     return [
         f"{layout_text(cheapest_server)} on {device_phrase(cheapest_server.devices, serve_study.hardware.title)} has "
-        f"{units.percent(relative_gain, 1)} more tokens/s of a device, within {TIE_SHARE * 100:g} %: a tie"
+        f"{units.percent(relative_gain, 1)} more tokens/s of a device, {reason}"
     ]
 
 
