@@ -32,7 +32,7 @@ def layouts_of(
     memory_function: server → its memory. device_limit: the largest number of devices.
     tp_limit: devices of a machine, which divide each matrix. allows_stages: whether more devices become stages.
     whole_expert_flags: ranks of tensor parallelism → the flags that give each of them whole experts, where experts of
-        the stored format cannot be divided by so many; None for none.
+        the stored format cannot be divided by so many, a number that nobody typed; None for none.
     """
     tp_field, pp_field = server.layout_fields[:2]
     tp_size, typed_stage_count = server.flags.get(tp_field), server.flags.get(pp_field)
@@ -50,7 +50,7 @@ def layouts_of(
                 try:
                     layout_memory = memory_function(server.with_flags(**flags))
                 except InputError as error:
-                    if whole_expert_flags is None or EXPERT_PATH not in str(error):
+                    if whole_expert_flags is None or tp_size or EXPERT_PATH not in str(error):
                         raise
                     flags |= whole_expert_flags(tp)
                     layout_memory = memory_function(server.with_flags(**flags))
