@@ -101,7 +101,7 @@ class ChunkedScan(HeadScan):
         return 2 * run_config.batch * self.heads * (chunk_flops + boundary_flops)
 
     def kernel_flops(self, run_config: RunConfig) -> Number:
-        """Returns the forward FLOPs of mamba_ssm's Triton kernels, which vLLM has too (ops/triton/ssd_combined.py).
+        """Returns the forward FLOPs of the published Triton kernels (mamba_ssm/ops/triton/ssd_combined.py).
 
         C·Bᵀ is computed once for the heads of a group (ssd_bmm.py), pairs after a token are skipped (IS_CAUSAL), and
         the state passes from chunk to chunk without products (ssd_state_passing.py). They price its time; what is
