@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ..algebra import Number, add, ceil_div, floor_div, is_zero, minimum, times
+from ..algebra import Number, add, ceil_div, floor_div, is_zero, minimum, times, triangular_number
 from ..frozen import frozen
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
@@ -82,9 +82,12 @@ class ChunkedScan(HeadScan):
 
     Within a chunk it is attention without a softmax (C·Bᵀ times x); between chunks it is a product over all pairs of
     chunks.
+
+    groups: how many groups of heads share a B and a C.
     """
 
     chunk: Number = 1
+    groups: Number = 1
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         chunk, state, head_dim, seq = self.chunk, self.state, self.head_dim, run_config.new_rows(self.rows)
@@ -96,6 +99,20 @@ class ChunkedScan(HeadScan):
         boundary_flops = 0 if is_zero(chunk_count) else (chunk_count + 1) * (chunk_count + 1) * head_dim * state
         chunk_flops = chunk_count * (score_flops + value_flops + state_flops)
         return 2 * run_config.batch * self.heads * (chunk_flops + boundary_flops)
+
+    def kernel_flops(self, run_config: RunConfig) -> Number:
+        """Returns the forward FLOPs of the published Triton kernels (mamba_ssm/ops/triton/ssd_combined.py).
+
+        C·Bᵀ is computed once for the heads of a group (ssd_bmm.py), pairs after a token are skipped (IS_CAUSAL), and
+        the state passes from chunk to chunk without products (ssd_state_passing.py). They price its time; what is
+        counted stays `forward_flops`, those of the reference in PyTorch.
+        """
+        chunk, state, head_dim, seq = self.chunk, self.state, self.head_dim, run_config.new_rows(self.rows)
+        pair_count = triangular_number(chunk)
+        group_flops = pair_count * state
+        head_flops = pair_count * head_dim + 2 * chunk * state * head_dim
+        chunk_flops = 2 * (self.groups * group_flops + self.heads * head_flops)
+        return run_config.batch * (0 if is_zero(seq) else ceil_div(seq, chunk)) * chunk_flops
 
 
 @frozen(slots=True)

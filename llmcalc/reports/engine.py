@@ -518,5 +518,6 @@ def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
 
 
 def _flags_text(engine_use: EngineUse, value_by_flag: Any, has_short_spellings: bool = True) -> str:
-    """Returns flags with their values, as users type them."""
-    return " ".join(f"{name} {value}" for name, value in _flag_values(engine_use, value_by_flag, has_short_spellings))
+    """Returns flags with their values, as users type them: a switch that is on has none."""
+    flag_values = _flag_values(engine_use, value_by_flag, has_short_spellings)
+    return " ".join(name if value is True else f"{name} {value}" for name, value in flag_values)

@@ -454,6 +454,7 @@ def _cheapest_server_index(
     """Returns the index of the server with the most output tokens/s per device, so the cheapest at any price.
 
     Among tied servers it is the one with the fewest devices, then the one with the simplest layout, which comes first.
+    A server whose time was never tested, such as one with wide expert parallelism, is chosen only among its like.
     Among servers of a trace, which serve the same tokens, it is the one with the fewest devices.
     """
     candidates = [
@@ -463,6 +464,7 @@ def _cheapest_server_index(
     ]
     if not candidates:
         return None
+    candidates = [candidate for candidate in candidates if candidate[1].tpot.tested_class is not None] or candidates
     if traces:
         return ChosenServer(
             *min(

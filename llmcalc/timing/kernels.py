@@ -50,6 +50,7 @@ class Kernel:
     cache_elements: elements of the cache that it reads.
     heads, kv_heads, key_width, keys_per_query: attention heads, key heads, width of a key, and keys per query.
     head_padding_ratio: query heads that the kernel computes, over those of this rank.
+    scan_ratio: FLOPs of a scan's published kernel in the forward pass, over those of the op.
     expert_count: number of experts of this rank.
     selection_chance: the chance that a token selects a certain expert.
     routed_tokens: tokens that select among these experts.
@@ -76,6 +77,7 @@ class Kernel:
     key_width: Number = 128
     keys_per_query: Number = 0
     head_padding_ratio: Number = 1
+    scan_ratio: Number = 1
     expert_count: Number = 1
     selection_chance: float = 1.0
     routed_tokens: Number = 1

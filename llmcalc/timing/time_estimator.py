@@ -716,7 +716,8 @@ class TimeEstimator:
         """Estimates the seconds of a scan or recurrence as element-wise memory traffic."""
         weight = kernel.weight_elements * (2.0 if self.is_training else self.number_formats.weight_bits / 8)
         for is_backward in (False, True):
-            compute_seconds = self.device.scan_seconds(kernel.flops[is_backward])
+            flops = kernel.flops[is_backward] * (1 if is_backward else kernel.scan_ratio)
+            compute_seconds = self.device.scan_seconds(flops)
             yield (
                 is_backward,
                 compute_seconds,

@@ -22,7 +22,7 @@ from ..flow.tree import Node
 from ..flow.value import Value
 from ..identity_cache import IdentityCache
 from ..model import ModelSpec
-from ..ops import AttentionCore
+from ..ops import AttentionCore, ChunkedScan
 from ..parallel.layout import Layout
 from ..parallel.placements import FLOAT32_BYTES, Collective, CollectiveKind, PlacementTracker, ProcessGroup
 from ..parallel.rank_program import RankFlow, cached_rank_program, is_divided
@@ -698,14 +698,16 @@ class WorkRecorder(PlacementTracker):
             self._element_count(recorded_value)
             for recorded_value in (*operation.input_values, *operation.output_values)
         )
+        forward_flops = op.forward_flops(self.full_run)
         backward_flops = op.backward_flops(self.full_run) if self.has_gradient else 0
         self._add_kernel(
             "scan",
             operation.verb,
             flops=(
-                rank_share(op.forward_flops(self.full_run), self.rank_pass.cp),
+                rank_share(forward_flops, self.rank_pass.cp),
                 rank_share(backward_flops, self.rank_pass.cp),
             ),
+            scan_ratio=op.kernel_flops(self.full_run) / forward_flops if isinstance(op, ChunkedScan) else 1,
             weight_elements=op.params() if "params" in op.effects else 0,
             moved_elements=(moved_elements, 2 * moved_elements),
             launches=(2, 4),

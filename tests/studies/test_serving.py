@@ -118,6 +118,13 @@ def test_of_servers_that_cannot_be_told_apart_the_one_with_fewer_devices_is_chos
     assert (chosen["replicas"], chosen["options"]["tp"], chosen["options"]["pp"]) == (2, 1, 1)  # it was pp2
 
 
+def test_a_server_whose_time_was_never_tested_is_chosen_only_among_its_like(run: Any) -> None:
+    """It chose experts on 16 DGX Spark, 8 % above one of them."""
+    document = serve(run, "gpt-oss-120b", "--hardware", "dgx-spark")
+    assert document["chosen"]["devices"] == 1
+    assert any(note.endswith("but no time of it was ever tested") for note in document["notes"])
+
+
 def test_limits_that_no_server_keeps(run: Any) -> None:
     document = serve(run, *MODEL, "--concurrency", "64", "--tpot", "1ms", code=1)
     assert document["chosen"] is None

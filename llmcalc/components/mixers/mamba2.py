@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from ...algebra import Number
+from ...algebra import Number, exact_div
 from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -102,9 +102,10 @@ class Mamba2(TokenMixer):
         inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_axes.shapes)
         scan_inputs = inner_x, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
+        groups = exact_div(b.width, self.state_size)
         scan_output = recorder.alternatives(
             chunked=lambda: recorder.core(
-                "scan", ChunkedScan(*scan_sizes, self.chunk_size), *scan_inputs, axes=inner_axes
+                "scan", ChunkedScan(*scan_sizes, self.chunk_size, groups), *scan_inputs, axes=inner_axes
             ),
             step=lambda: recorder.core("scan", HeadScan(*scan_sizes), *scan_inputs, axes=inner_axes),
         )

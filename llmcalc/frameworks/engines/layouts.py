@@ -12,6 +12,9 @@ from .server import EngineServer
 
 Server = TypeVar("Server", bound=EngineServer)
 
+EXPERT_PATH = ".experts."
+"""Part of the path of an expert's weights, by which errors name them."""
+
 
 def layouts_with_memory(
     server: Server,
@@ -19,6 +22,7 @@ def layouts_with_memory(
     device_limit: int,
     tp_limit: int = 8,
     allows_stages: bool = True,
+    whole_expert_flags: Callable[[int], dict[str, Any]] | None = None,
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields the flags and memory of each layout, fewest devices first, without changing sizes that the user typed.
 
@@ -27,6 +31,8 @@ def layouts_with_memory(
 
     memory_function: server → its memory. device_limit: the largest number of devices.
     tp_limit: devices of a machine, which divide each matrix. allows_stages: whether more devices become stages.
+    whole_expert_flags: ranks of tensor parallelism → the flags that give each of them whole experts, where experts of
+        the stored format cannot be divided by so many, a number that nobody typed; None for none.
     """
     tp_field, pp_field = server.layout_flag_names[:2]
     tp_size, typed_stage_count = server.flags.get(tp_field), server.flags.get(pp_field)
@@ -41,7 +47,13 @@ def layouts_with_memory(
         for tp, pp in parallel_sizes:
             flags = {size_field: degree for size_field, degree in ((tp_field, tp), (pp_field, pp)) if degree > 1}
             try:
-                layout_memory = memory_function(server.with_flags(**flags))
+                try:
+                    layout_memory = memory_function(server.with_flags(**flags))
+                except InputError as error:
+                    if whole_expert_flags is None or tp_size or EXPERT_PATH not in str(error):
+                        raise
+                    flags |= whole_expert_flags(tp)
+                    layout_memory = memory_function(server.with_flags(**flags))
             except InputError as error:
                 has_added_stages = pp > 1 and not typed_stage_count  # what refuses them says nothing of other layouts
                 if not isinstance(error, ImpossibleLayout) and "divide" not in str(error) and not has_added_stages:

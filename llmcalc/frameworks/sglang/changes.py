@@ -37,7 +37,9 @@ def larger_layouts(server: SGLangServer, most_devices: int) -> Iterator[tuple[di
 
     most_devices: the largest number of devices.
     """
-    return layouts_with_memory(server, memory, most_devices, tp_limit=16, allows_stages=False)
+    return layouts_with_memory(
+        server, memory, most_devices, tp_limit=16, allows_stages=False, whole_expert_flags=lambda tp: {"ep_size": tp}
+    )
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:

@@ -73,7 +73,9 @@ def larger_layouts(server: VLLMServer, most_devices: int) -> Iterator[tuple[dict
     Where vLLM refuses its own default number of sequences, as many as the cache has blocks. most_devices: the largest
     number of devices.
     """
-    for flags, server_memory in layouts_with_memory(server, memory, most_devices):
+    for flags, server_memory in layouts_with_memory(
+        server, memory, most_devices, whole_expert_flags=lambda tp: {"enable_expert_parallel": True}
+    ):
         if server_memory.largest_request_limit and "max_num_seqs" not in server.flags:
             flags["max_num_seqs"] = server_memory.largest_request_limit
             server_memory = memory(server.with_flags(**flags))

@@ -558,6 +558,19 @@ def test_fit_times_replicas() -> None:
     assert replicas[0]["tpot"] == single[0]["tpot"] is not None
 
 
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [("sglang==0.5.20", {"--tp-size": 8, "--ep-size": 8}), ("vllm==0.30", {"--enable-expert-parallel": True})],
+)
+def test_ranks_have_whole_experts_where_their_blocks_cannot_be_divided(engine: str, flags: dict[str, Any]) -> None:
+    """Experts of 1,536 rows in blocks of 128 are not divided by 8; `fit` stopped at four devices."""
+    answer = llmcalc.fit("minimax-m2.7", hardware="h100", engine=engine, seq=204_800, users=5, devices=8)
+    (option,) = answer.document["options"]
+    assert (answer.document["verdict"], option["devices"]) == ("fits", 8)
+    assert option["flags"].items() >= flags.items()
+    assert "parallel True" not in str(answer.report().tables)  # a switch has no value
+
+
 def test_experts_in_the_memory_of_the_host() -> None:
     chosen = {"target": "qwen3-30b-a3b", "mem_fraction_static": 0.8, "tp_size": 2}
     whole = memory(**chosen).term_bytes("weights")
