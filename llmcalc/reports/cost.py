@@ -126,9 +126,11 @@ def _lost_time_text(run_cost: RunCost) -> str:
 
 
 def _planned_layout_text(plan: LayoutPlan) -> str:
-    """Returns a plan's first layout as text, with the recomputation of the layout or of the run's settings."""
+    """Returns a plan's first layout as text, with the recomputation, and with micro-batches of several sequences."""
     layout_candidate = plan.ranked_layouts.feasible[0]
-    return candidate_cell(layout_candidate.layout, layout_candidate.recompute or plan.memory.settings.recompute or "")
+    layout = candidate_cell(layout_candidate.layout, layout_candidate.recompute or plan.memory.settings.recompute or "")
+    micro_batch = plan.memory.settings.batch or 1
+    return layout if micro_batch == 1 else f"{layout}, micro-batches of {plural(micro_batch, 'sequence')}"
 
 
 def _step_description(run_cost: RunCost) -> str:

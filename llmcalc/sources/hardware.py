@@ -97,7 +97,9 @@ PROCESSOR_WORD = re.compile(
 """Matches words that name a CPU or its memory."""
 
 SMALL_COMPUTER_WORD = re.compile(
-    r"\b(?:raspberry|rpi ?[0-9]?|iphone|ipad|pixel ?[0-9]*|galaxy|android|steam ?deck|nuc)\b", re.I
+    r"\b(?:raspberry|rpi ?[0-9]?|iphone|ipad|pixel ?[0-9]*|galaxy|android|steam ?deck|nuc"
+    r"|snapdragon [0-9]|dimensity|exynos)\b",
+    re.I,
 )
 """Matches words that name a telephone, a tablet or a small computer."""
 
@@ -110,6 +112,12 @@ INTEGRATED_GPU = re.compile(
 
 Sources: https://fpsbench.com/compare/gpu/amd-radeon-780m-vs-intel-hd-graphics-p4600 (the memory's size, type and
 bandwidth are the system's) and https://cputronic.com/cpu/amd-ryzen-7-7840u.
+"""
+
+SRAM_CHIP = re.compile(r"\b(?:groq|lpu|cerebras|wse|cs-?[23]|sambanova)\b", re.I)
+"""Names of accelerators that hold weights in the memory of many chips or of a whole wafer, without one beside the chip.
+
+Source: https://dreaming.press/posts/groq-vs-cerebras-vs-sambanova-fast-inference.html
 """
 
 TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
@@ -377,8 +385,16 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         )
     for count_pattern in ACCELERATOR_COUNT_PATTERNS[:2]:  # `2x NAME` and `NAME x2`
         count_match = count_pattern.fullmatch(typed_name.strip())
-        if count_match and int(count_match["count"]) > 0 and re.search("[a-z]", count_match["name"], re.I):
+        is_part_of_word = re.search(r"[a-z]x[0-9]+\s*$|[a-z]x\s+[0-9]+\s*$", typed_name, re.I)  # GX10, Max 385
+        if is_part_of_word or count_match is None:
+            continue
+        if int(count_match["count"]) > 0 and re.search("[a-z]", count_match["name"], re.I):
             return _find_hardware_by_name(count_match["name"])  # raises, as the accelerator is not known
+    if SRAM_CHIP.search(typed_name):
+        raise InputError(
+            f"--hardware: {typed_name}: weights lie in the SRAM of many such chips, whose times and memory are not "
+            "modelled; expected a GPU or another accelerator of llmcalc hardware"
+        )
     if INTEGRATED_GPU.search(typed_name):
         raise InputError(
             f"--hardware: {typed_name}: a GPU in a processor, without memory of its own; expected the memory of "

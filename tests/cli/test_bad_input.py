@@ -360,6 +360,8 @@ USAGE = {
     "memory llama3-8b --dtype exl2": "Schemes of quantized weights are values of --quantize.",
     "shape --params 7.000.000.000": "--params: '7.000.000.000': groups of digits have commas or underscores between",
     "memory llama3-8b --hardware cpu": "--hardware: cpu: no figures are known of it; expected its memory alone, such",
+    "fit gemma3-4b --hardware mini-gx20": "no accelerator called 'mini-gx20'",  # which is no 20 of a mini-g
+    "fit gemma3-4b --hardware groq": "--hardware: groq: weights lie in the SRAM of many such chips, whose times",
     "fit gemma3-4b --hardware iphone": "--hardware: iphone: no figures are known of it; expected its memory alone",
     "fit gemma3-4b --hardware 64gb-ram": "expected its memory alone, such as 64GiB, a processor with figures (epyc-",
     "time gemma3-4b --hardware ryzen-5950x": "or for times a .toml file with like = 'ryzen-9-7950x', memory_bytes, "

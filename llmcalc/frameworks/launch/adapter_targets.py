@@ -17,7 +17,7 @@ from ...costs.adapter_targets import class_layers, joined_layers, split_targets
 from ...costs.adapters import linear_layer_names
 from ...flow.module_names import Checkpoint
 from ...model import ModelSpec
-from ...workload.lora import ALL_LINEAR, PARALLEL_LIBRARIES
+from ...workload.lora import ALL_LINEAR, PARALLEL_LIBRARIES, has_fused_group
 from .launch_types import Launch
 
 MODULE_NAMES_OUTSIDE_LAYERS = {
@@ -77,6 +77,8 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
     if not known_targets:
         return launched_run
     settings = {**launched_run.settings, "lora_targets": tuple(known_targets)}
+    if not has_fused_group(known_targets):  # the program leaves such layers to PEFT
+        settings.pop("fused_adapters", None)
     return replace(launched_run, settings=settings, notes=(*launched_run.notes, *target_notes))
 
 
