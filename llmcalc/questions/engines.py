@@ -310,8 +310,7 @@ def ask_engine_fit(
     """Finds the fewest accelerators on which an engine starts and its cache holds the given number of users.
 
     users: requests at once; default the slots of a launch file, else 1. seq: tokens of each; default the longest
-        request. devices: all of them are used where a layout of so many serves the users, and fewer that suffice are
-        listed below.
+        request. devices: as many of them serve as have a layout, and the fewest that suffice are listed below.
     Raises `InputError` for several engines and for flags that contradict the users.
     """
     from ..reports.engine import fit_report
@@ -360,8 +359,7 @@ def ask_engine_fit(
     engine_options.sort(
         key=lambda engine_option: (
             not engine_option.serves_all_users,
-            engine_option.memory.devices != devices,
-            engine_option.memory.devices,
+            engine_option.memory.devices if devices is None else -engine_option.memory.devices,
             engine_option.hardware.capacity_bytes,
         )
     )
@@ -440,7 +438,7 @@ def _fewest_devices(
 ) -> list[EngineOption]:
     """Returns the layout with the fewest devices that holds all users, else the largest layout; none if impossible.
 
-    devices: a stated number, whose layouts come first if they hold all users; None for none.
+    devices: a stated number: the layouts of the most of them that hold all users come first; None for none.
     For an engine that shows alternatives, the result is all layouts with that many devices that hold all users; the
     first leaves nothing on the host. If the number of devices is stated, all of them may be used to leave nothing on
     the host.
@@ -448,8 +446,9 @@ def _fewest_devices(
     layouts = engine.larger_layouts(engine.server(preset, hardware, version, engine_flags), devices or MAX_DEVICES)
     tried_options: list[EngineOption] = []
     fewest_options: list[EngineOption] = []
+    most_options: list[EngineOption] = []
     last_serving_options: list[EngineOption] = []
-    for device_count, layouts_of_number in groupby(layouts, lambda layout: layout[1].devices):
+    for _, layouts_of_number in groupby(layouts, lambda layout: layout[1].devices):
         engine_options = []
         for layout_flags, engine_memory in layouts_of_number:
             serves_all_users = engine_memory.has_room_for(users)
@@ -458,14 +457,15 @@ def _fewest_devices(
                 break
         serving_options = [engine_option for engine_option in engine_options if engine_option.serves_all_users]
         if serving_options and (engine_options[0].serves_all_users or not engine.shows_alternatives or devices is None):
-            if devices in (None, device_count):
-                return serving_options + fewest_options
-            fewest_options = fewest_options or serving_options
+            if devices is None:
+                return serving_options
+            fewest_options, most_options = fewest_options or serving_options, serving_options
         tried_options += engine_options
         last_serving_options = serving_options or last_serving_options
+    if most_options:
+        return most_options if most_options is fewest_options else most_options + fewest_options
     return (
-        fewest_options
-        or last_serving_options
+        last_serving_options
         or sorted(
             tried_options,
             key=lambda engine_option: (engine_option.memory.devices, engine_option.memory.max_concurrency),

@@ -610,7 +610,12 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             context = default_context(layout.replica_devices)
             run_memory = run_memory.with_changes(seq=run_memory.settings.seq_in_context(context))
             context_notes = (engine(LIBRARY_ENGINE).default_context_note(context),)
-        _check_divided_blocks(run_memory, layout)
+        try:
+            _check_divided_blocks(run_memory, layout)
+        except InputError as error:
+            if not run_question.layout.is_undivided:
+                raise
+            raise InputError(f"--devices {layout.world_size}: {error}") from None
         timed_run = time_inference(run_memory, hardware, layout, pass_settings, cached_tokens, options.server)
         run_with_short_context = None
         if phase == "decode" and run_question.settings.seq is None and timed_run.context > SHORT_CONTEXT:
@@ -634,14 +639,31 @@ def _layout_of_named_server(
     computers, each of which runs a server of its own.
     """
     from ..frameworks.engines.registry import engine_and_version
+    from ..parallel.layout import ImpossibleLayout
+    from ..parallel.layout_search import UNDIVIDED_HEADS, UNDIVIDED_WIDTHS, layout_refusal
+    from ..parallel.rank_program import model_axes
+    from ..studies.fit_options import MAX_SPLIT_DEVICES
     from ..studies.fit_serving import is_whole_computer
 
-    devices = layout_request.devices or 1
+    devices, spec = layout_request.devices or 1, run_memory.spec
     if not _is_registered_engine(engine_text) or not layout_request.is_undivided or is_whole_computer(hardware):
         return layout_request
-    if not engine_and_version(engine_text)[0].reads_library_tags:
-        return replace(layout_request, tp=devices)
-    stage_count = min(devices, run_memory.spec.layer_count)
+    engine_record, _ = engine_and_version(engine_text)
+    if not engine_record.reads_library_tags:
+        layout_request = replace(layout_request, tp=devices)
+        refusal_reason = layout_refusal(model_axes(spec), layout_request.layout(), spec.layer_count, 1)
+        if refusal_reason in (UNDIVIDED_HEADS, UNDIVIDED_WIDTHS):
+            raise ImpossibleLayout(
+                f"--devices {devices}: {engine_record.title} divides each matrix among all of them (tp {devices}), and "
+                f"{refusal_reason}"
+            )
+        return layout_request
+    if devices > MAX_SPLIT_DEVICES:
+        raise InputError(
+            f"--devices {devices}: {engine_record.title} divides layers among up to {MAX_SPLIT_DEVICES} accelerators; "
+            f"expected at most {MAX_SPLIT_DEVICES}"
+        )
+    stage_count = min(devices, spec.layer_count)
     return replace(layout_request, devices=stage_count, pp=stage_count)
 
 
@@ -818,7 +840,13 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
 
     Raises `InputError` for an unknown engine, and for one that does not run on the accelerator.
     """
-    from ..frameworks.engines.registry import ENGINE_FOLDERS, USUAL_ENGINE, engine_and_version
+    from ..frameworks.engines.registry import (
+        ENGINE_FOLDERS,
+        LLAMA_CPP_LAUNCHERS,
+        UNMODELLED_ENGINES,
+        USUAL_ENGINE,
+        engine_and_version,
+    )
     from ..frameworks.engines.registry import engine as registered_engine
     from ..frameworks.engines.versions import parse_version
     from ..timing.software_stacks import stack_names
@@ -831,6 +859,10 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
         and engine_name in stack_names("inference")
     ):
         return engine_name
+    if engine_text is not None and (
+        engine_name in {*LLAMA_CPP_LAUNCHERS, *UNMODELLED_ENGINES} or "=" in engine_text.replace("==", "")
+    ):
+        engine_and_version(engine_text)  # raises, with what to type instead
     if engine_name not in ENGINE_FOLDERS:
         known_names = sorted({*ENGINE_FOLDERS, *stack_names("inference")})
         raise InputError(
