@@ -154,7 +154,7 @@ def _step_description(run_cost: RunCost) -> str:
 def _library_tag_notes(preset: Preset, run_cost: RunCost) -> list[str]:
     """Returns a note on a tag of Ollama's library whose published weights are served."""
     is_served_as_published = run_cost.server is not None and run_cost.server.quantize is None
-    return published_tag_notes(preset, run_cost.stack_title) if is_served_as_published else []
+    return published_tag_notes(preset, run_cost.stack_title, "llmcalc time") if is_served_as_published else []
 
 
 def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:

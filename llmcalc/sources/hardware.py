@@ -316,8 +316,10 @@ def _accelerators_by_family() -> dict[str, str]:
 
 
 def _machine_family(machine_type: str) -> str:
-    """Returns a cloud machine type without its size: `g5`, `a3-ultragpu`, `nd_h100_v5`."""
+    """Returns a cloud machine type without its size: `g5`, `a3-ultragpu`, `nd_h100_v5`, `h100_sxm5`."""
     name_parts = machine_type.lower().split("_")
+    if name_parts[0] == "gpu" and len(name_parts) > 2:  # Lambda's, whose second word has the accelerators
+        return "_".join(name_parts[2:])
     if name_parts[0] == "standard" and len(name_parts) > 2:  # Azure's, whose second word has the processors
         return "_".join([name_parts[1][:2], *name_parts[2:]])
     return name_parts[0].partition(".")[0] if "." in name_parts[0] else "-".join(name_parts[0].split("-")[:2])
@@ -368,20 +370,20 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
             f"--hardware: {typed_name}: sold with several chips; expected the chip, and its memory where it is not "
             f"the largest, such as {computer_chips}"
         )
+    listed_names = [listed_name.strip() for listed_name in re.split("[,+&]", typed_name)]
+    if len(listed_names) > 1 and all(
+        preset_with_spelling(name) or _count_and_accelerator(name) for name in listed_names
+    ):
+        expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
+        raise InputError(
+            f"--hardware: {typed_name}: several accelerators; expected one (memory takes {expected_options})"
+        )
     if size_match := re.fullmatch(
         r"([0-9]{1,6}(?:[.,][0-9]{1,6})?)\s*(?:gi?b?|gigs?|gigabytes?)?", typed_name.strip(), re.I
     ):
         gib_text = size_match[1].replace(",", ".")
         raise InputError(
             f"--hardware: {typed_name}: not understood as a memory size; expected {gib_text}GB or {gib_text}GiB"
-        )
-    listed_names = [listed_name.strip() for listed_name in typed_name.split(",")]
-    if len(listed_names) > 1 and all(
-        preset_with_spelling(name) or _count_and_accelerator(name) for name in listed_names
-    ):
-        expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
-        raise InputError(
-            f"--hardware: {typed_name}: commas separate no names; expected one (memory takes {expected_options})"
         )
     for count_pattern in ACCELERATOR_COUNT_PATTERNS[:2]:  # `2x NAME` and `NAME x2`
         count_match = count_pattern.fullmatch(typed_name.strip())

@@ -59,7 +59,7 @@ EXPECTED = {
     "rtx-pro-6000-max-q", "rx-6600", "rx-6600-xt", "rx-6650-xt", "rx-6700-xt", "rx-6750-xt", "rx-6800",
     "rx-6800-xt", "rx-6900-xt", "rx-6950-xt", "rx-7600", "rx-7600-xt", "rx-7700-xt", "rx-7800-xt", "rx-7900-gre",
     "rx-9060-xt-16gb", "rx-9060-xt-8gb", "t1000-8gb", "tesla-p4", "jetson-agx-thor", "snapdragon-x-elite",
-    "arc-pro-b65", "arc-pro-b70", "epyc-9354", "epyc-9554",
+    "arc-pro-b65", "arc-pro-b70", "mi50-32gb", "epyc-9354", "epyc-9554",
     "epyc-9654", "raspberry-pi-5", "ryzen-9-7950x", "steam-deck",
 }  # fmt: skip
 
@@ -672,6 +672,7 @@ def test_output_to_a_file(run, tmp_path):
         # https://docs.cloud.google.com/compute/docs/accelerator-optimized-machines
         ("a3-highgpu-8g", "h100-sxm", 8),
         ("a2-ultragpu-1g", "a100-80gb", 1),
+        ("gpu_8x_h100_sxm5", "h100-sxm", 8),  # Lambda
         # https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/ndh100v5-series
         ("Standard_ND96isr_H100_v5", "h100-sxm", 8),
     ],
