@@ -334,6 +334,7 @@ USAGE = {
     "fit llama-70b": "Did you mean llama3.3-70b, llama3.1-70b, llama3-70b?",
     "params deepseek": "Did you mean deepseek-v",  # the newest, not the shortest name
     "params gpt-4o": "'gpt-4o': its maker publishes no size or config",
+    "memory llama3-8b --engine ollama --hardware 2xm4-max": "2 devices; a Mac has one GPU, and several are not joined",
     "memory llama3-8b --engine llama.cpp --hardware 17x3090": "17 devices; expected at most 16, as many as ggml has",
     "time llama3-8b --engine llama.cpp --hardware 17x3090": "llama.cpp divides layers among up to 16 accelerators",
     "time llama3-8b --engine vllm --hardware 3x3090": "--devices 3: vLLM divides each matrix among all of them (tp 3), "

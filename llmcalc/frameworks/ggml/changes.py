@@ -12,16 +12,13 @@ from ..engines.engine import HOST_DEVICE, EngineMemory
 from .engine_memory import engine_memory
 from .layer_fit import fit_server, is_all_on_gpus
 from .server import BufferSizes, GgmlServer
-from .settings import MAX_DEVICES
+from .settings import MAX_DEVICES, SINGLE_GPU_VENDOR
 
 SMALL_CACHE_TYPE = "q8_0"
 """Number format of the KV cache in the flag change that shrinks the cache."""
 
 SMALL_MICRO_BATCH = 128
 """Tokens of a micro-batch in the flag change that shrinks compute buffers."""
-
-SINGLE_GPU_VENDOR = "Apple"
-"""The vendor whose machines have a single GPU, over which no layers can be split."""
 
 
 def memory(server: GgmlServer) -> EngineMemory:
