@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "serving layouts of 10,000 layers on devices of many divisors": (
         ("fit", "llama3-8b?num_hidden_layers=10000", "--hardware", "h100", "--devices", "720720"),
-        r"--devices 720720: none of the \d+ layouts with most replicas fits, and the search ended before \d+ others",
+        r"--devices 720720: none of the \d+ layouts with most replicas fits, and the search ended before the other \d+",
     ),
     "a plan of 1M sequences of 1M tokens": (
         ("plan", "llama3-8b", "--hardware", "h100", "--framework", "fsdp2", "--devices", "1024", "--seq", "1M",

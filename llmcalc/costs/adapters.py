@@ -328,6 +328,8 @@ def adapters_of_targets(
             f"--lora-targets {target_name}: no linear layer has that name; expected some of {', '.join(known_names)}, "
             f"or {ALL_LINEAR}.{suggest(target_name, known_names)}"
         )
+    if not target_names:
+        raise InputError(f"--lora-targets: names no layer; expected {ALL_LINEAR}, or some of {', '.join(layer_names)}")
     _check_scan_gradients(node_tree, target_names, included_parts)
     _check_joined_targets(node_tree, adapters, target_names, included_parts)
     _check_trained_modules(node_tree, adapters)

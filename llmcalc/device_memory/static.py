@@ -40,7 +40,7 @@ from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS, TOWERS
 from ..parallel.rank_model import RankModel
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
-from ..workload.lora import ALL_LINEAR, PARALLEL_LIBRARIES
+from ..workload.lora import ALL_LINEAR, FUSED_ADAPTER_GROUPS, PARALLEL_LIBRARIES, has_fused_group
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .optimizers.record import Optimizer, OptimizerState
@@ -510,10 +510,15 @@ def _adapters_and_format(
             f"--fused-adapters with --lora-library {requested_adapters.library}: these kernels run PEFT's adapters; "
             "expected one of them"
         )
-    if run_settings.fused_adapters and lora_targets is None:
+    if run_settings.fused_adapters and not has_fused_group(lora_targets or ()):
+        targets_text = (
+            "without --lora-targets: no kernel for the default adapters of q_proj and v_proj"
+            if lora_targets is None
+            else f"with --lora-targets {','.join(lora_targets)}: no kernel for a part of a layer's projections"
+        )
         raise InputError(
-            "--fused-adapters without --lora-targets: no kernel for the default adapters of q_proj and v_proj; "
-            "expected all-linear, or q_proj,k_proj,v_proj, o_proj or gate_proj,up_proj,down_proj among others"
+            f"--fused-adapters {targets_text}; expected all-linear, or "
+            f"{' or '.join(','.join(layer_names) for layer_names in FUSED_ADAPTER_GROUPS)} among others"
         )
     fuses_projections_like_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
     adapters = adapters_of_targets(

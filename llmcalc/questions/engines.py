@@ -310,7 +310,7 @@ def ask_engine_fit(
     """Finds the fewest accelerators on which an engine starts and its cache holds the given number of users.
 
     users: requests at once; default the slots of a launch file, else 1. seq: tokens of each; default the longest
-        request. devices: at most that many.
+        request. devices: as many of them serve as have a layout, and the fewest that suffice are listed below.
     Raises `InputError` for several engines and for flags that contradict the users.
     """
     from ..reports.engine import fit_report
@@ -359,7 +359,7 @@ def ask_engine_fit(
     engine_options.sort(
         key=lambda engine_option: (
             not engine_option.serves_all_users,
-            engine_option.memory.devices,
+            engine_option.memory.devices if devices is None else -engine_option.memory.devices,
             engine_option.hardware.capacity_bytes,
         )
     )
@@ -438,12 +438,15 @@ def _fewest_devices(
 ) -> list[EngineOption]:
     """Returns the layout with the fewest devices that holds all users, else the largest layout; none if impossible.
 
+    devices: a stated number: the layouts of the most of them that hold all users come first; None for none.
     For an engine that shows alternatives, the result is all layouts with that many devices that hold all users; the
     first leaves nothing on the host. If the number of devices is stated, all of them may be used to leave nothing on
     the host.
     """
     layouts = engine.larger_layouts(engine.server(preset, hardware, version, engine_flags), devices or MAX_DEVICES)
     tried_options: list[EngineOption] = []
+    fewest_options: list[EngineOption] = []
+    most_options: list[EngineOption] = []
     last_serving_options: list[EngineOption] = []
     for _, layouts_of_number in groupby(layouts, lambda layout: layout[1].devices):
         engine_options = []
@@ -451,12 +454,16 @@ def _fewest_devices(
             serves_all_users = engine_memory.has_room_for(users)
             engine_options.append(EngineOption(hardware, layout_flags, engine_memory, serves_all_users))
             if serves_all_users and not engine.shows_alternatives:
-                return engine_options[-1:]
+                break
         serving_options = [engine_option for engine_option in engine_options if engine_option.serves_all_users]
-        if serving_options and (engine_options[0].serves_all_users or devices is None):
-            return serving_options
+        if serving_options and (engine_options[0].serves_all_users or not engine.shows_alternatives or devices is None):
+            if devices is None:
+                return serving_options
+            fewest_options, most_options = fewest_options or serving_options, serving_options
         tried_options += engine_options
         last_serving_options = serving_options or last_serving_options
+    if most_options:
+        return most_options if most_options is fewest_options else most_options + fewest_options
     return (
         last_serving_options
         or sorted(

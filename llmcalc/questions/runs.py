@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..frameworks.launch.launch_types import Launch
     from ..reports.ranks_answer import RanksMemoryAnswer
     from ..studies.draft import DraftCosts
+    from ..studies.fit_serving import ReplicaFit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -736,6 +737,23 @@ def _engine_fit_function(
     return None
 
 
+def _replica_under_engine(run_question: RunQuestion, run_memory: Memory) -> ReplicaFit | None:
+    """Returns the best replica on the named accelerators by llama.cpp's buffers, as `fit` has it; None for torch's.
+
+    None for several kinds of accelerators, and where engines are not read, as on the page.
+    """
+    hardware = run_question.hardware
+    if hardware is None or len(run_question.accelerators) > 1:
+        return None
+    with suppress(ModuleNotFoundError):
+        from .usual_engines import replica_under_usual_engine
+
+        return replica_under_usual_engine(
+            run_question.preset, run_memory, hardware, run_question.layout, run_question.default_context
+        )
+    return None
+
+
 @name_file_in_errors
 def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) -> DeviceMemoryAnswer | RanksMemoryAnswer:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
@@ -802,7 +820,9 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
             from ..studies.fit_serving import serving_replicas
 
             hardware = run_question.hardware or find_hardware(ASSUMED_ACCELERATOR.lower())
-            _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
+            best_replica = _replica_under_engine(run_question, run_memory)
+            answer_fields["engine_fit"] = None if best_replica is None else best_replica.fit
+            best_replica = best_replica or serving_replicas(run_memory, hardware, layout)[1]
             if run_question.default_context is not None:
                 context = run_question.default_context(best_replica.layout.replica_devices)
                 run_memory = run_memory.with_changes(seq=run_memory.settings.seq_in_context(context))

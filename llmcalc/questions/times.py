@@ -148,7 +148,6 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         is_planned_first = run_question.layout.is_undivided and (run_question.layout.devices or 1) > 1
         fastest_layout_plan = _fastest_fitting_layout(run_question, options) if is_planned_first else None
         needed_bytes, chosen_layout_options = 0, ""
-        notes: list[str] = []
         try:
             micro_batches = micro_batch_count_of_run(run_memory, layout, options.global_batch)
             if options.global_batch is not None or run_memory.settings.num_microbatches is not None:
@@ -164,9 +163,10 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
             framework_record = fastest_layout_plan.framework
             run_memory = fastest_layout_plan.estimates.with_recompute(layout_candidate.recompute).memory
             layout, micro_batches = layout_candidate.layout, layout_candidate.micro_batches
-            chosen_layout_options = f"{layout_candidate.options} {fastest_layout_plan.assumed_batch_option}".strip()
-            if options.global_batch is not None:
-                notes = _micro_batch_notes(run_question, options, fastest_layout_plan)
+            micro_batch_option = micro_batch_of_plan(run_question, fastest_layout_plan)
+            chosen_layout_options = " ".join(
+                filter(None, (layout_candidate.options, fastest_layout_plan.assumed_batch_option, micro_batch_option))
+            )
         time_settings_of_run = time_settings(run_question, framework_record, options)
     adapters = run_memory.states.adapters
     divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES
@@ -185,21 +185,15 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         timed_run,
         resident_bytes=needed_bytes,
         chosen_layout_options=chosen_layout_options,
-        engine_notes=(*timed_run.engine_notes, *notes),
         is_planned=is_planned,
         has_stated_micro_batches=is_planned_first and run_question.settings.num_microbatches is not None,
     )
 
 
-def _micro_batch_notes(run_question: RunQuestion, options: TimeOptions, plan: LayoutPlan) -> list[str]:
-    """Returns a note if longer micro-batches make the fastest layout of a plan faster."""
-    from ..reports.plan import micro_batch_notes
-    from .plans import longer_micro_batches
-
-    longer = longer_micro_batches(
-        run_question, plan, lambda framework_record: time_settings(run_question, framework_record, options)
-    )
-    return micro_batch_notes(replace(plan, longer_micro_batches=longer))
+def micro_batch_of_plan(run_question: RunQuestion, plan: LayoutPlan) -> str:
+    """Returns the option of a micro-batch that the plan chose; empty for a stated one and for single sequences."""
+    micro_batch = plan.memory.settings.batch
+    return "" if micro_batch == run_question.settings.batch else f"--batch {micro_batch}"
 
 
 def _check_schedule(
@@ -254,10 +248,10 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
     """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits.
 
     A typed layout is planned as typed, as by `time`; if it does not fit, with the fewest further options that make it
-    fit.
+    fit. Of a stated step, micro-batches have more than one sequence if that is faster and none is stated.
     """
     from ..studies.plan import incomplete_search_error, plan_layouts
-    from .plans import answer_of_fitting_run
+    from .plans import answer_of_fitting_run, longer_micro_batches
 
     hardware = run_question.hardware
     assert hardware is not None
@@ -290,7 +284,15 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
         raise incomplete_search_error(plan)
     if not plan.ranked_layouts.fitting_candidates or plan.ranked_layouts.fitting_candidates[0].seconds is None:
         raise _no_layout_error(plan, run_question, run_question.layout.devices)
-    return plan
+    longer = None
+    if global_batch is not None:
+        longer = longer_micro_batches(
+            run_question, plan, lambda framework_record: time_settings(run_question, framework_record, options)
+        )
+    if longer is None:
+        return plan
+    settings = run_question.settings.with_changes(batch=longer.micro_batch)
+    return fastest_plan(replace(run_question, settings=settings), options, global_batch)
 
 
 def options_added_by_plan(run_question: RunQuestion, plan: LayoutPlan) -> dict[str, str]:
@@ -607,6 +609,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         run_memory = with_format_of_stack(run_memory, pass_settings.supporting_stack("decode"))
         if layout_request.framework is None:
             layout_request = layout_request.with_experts_of_a_server()
+        layout_request = _layout_of_named_server(run_memory, hardware, layout_request, engine_text)
         if pass_settings.supporting_stack("decode").runs_layers_on_host:
             layout, engine_bytes = _llama_cpp_layout(
                 run_question.preset, run_memory, hardware, layout_request, default_context
@@ -617,7 +620,12 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             context = default_context(layout.replica_devices)
             run_memory = run_memory.with_changes(seq=run_memory.settings.seq_in_context(context))
             context_notes = (engine(LIBRARY_ENGINE).default_context_note(context),)
-        _check_divided_blocks(run_memory, layout)
+        try:
+            _check_divided_blocks(run_memory, layout)
+        except InputError as error:
+            if not run_question.layout.is_undivided:
+                raise
+            raise InputError(f"--devices {layout.world_size}: {error}") from None
         timed_run = time_inference(run_memory, hardware, layout, pass_settings, cached_tokens, options.server)
         run_with_short_context = None
         if phase == "decode" and run_question.settings.seq is None and timed_run.context > SHORT_CONTEXT:
@@ -630,6 +638,43 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             resident_bytes=engine_bytes or timed_run.resident_bytes,
             includes_buffers=engine_bytes is not None,
         )
+
+
+def _layout_of_named_server(
+    run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest, engine_text: str | None
+) -> LayoutRequest:
+    """Returns the layout options with all accelerators in one server of the named engine, as `memory` counts it.
+
+    llama.cpp and Ollama divide layers, other engines each matrix. Options that divide the model stay, and so do
+    computers, each of which runs a server of its own.
+    """
+    from ..frameworks.engines.registry import engine_and_version
+    from ..parallel.layout import ImpossibleLayout
+    from ..parallel.layout_search import UNDIVIDED_HEADS, UNDIVIDED_WIDTHS, layout_refusal
+    from ..parallel.rank_program import model_axes
+    from ..studies.fit_options import MAX_SPLIT_DEVICES
+    from ..studies.fit_serving import is_whole_computer
+
+    devices, spec = layout_request.devices or 1, run_memory.spec
+    if not _is_registered_engine(engine_text) or not layout_request.is_undivided or is_whole_computer(hardware):
+        return layout_request
+    engine_record, _ = engine_and_version(engine_text)
+    if not engine_record.reads_library_tags:
+        layout_request = replace(layout_request, tp=devices)
+        refusal_reason = layout_refusal(model_axes(spec), layout_request.layout(), spec.layer_count, 1)
+        if refusal_reason in (UNDIVIDED_HEADS, UNDIVIDED_WIDTHS):
+            raise ImpossibleLayout(
+                f"--devices {devices}: {engine_record.title} divides each matrix among all of them (tp {devices}), and "
+                f"{refusal_reason}"
+            )
+        return layout_request
+    if devices > MAX_SPLIT_DEVICES:
+        raise InputError(
+            f"--devices {devices}: {engine_record.title} divides layers among up to {MAX_SPLIT_DEVICES} accelerators; "
+            f"expected at most {MAX_SPLIT_DEVICES}"
+        )
+    stage_count = min(devices, spec.layer_count)
+    return replace(layout_request, devices=stage_count, pp=stage_count)
 
 
 def _llama_cpp_layout(
@@ -655,7 +700,7 @@ def _llama_cpp_layout(
         return replica.layout, replica.fit.needed_bytes
     layout = serving_layout(run_memory, hardware, layout_request)
     is_several_computers = hardware.vendor in COMPUTER_VENDORS and layout.world_size > 1
-    if layout_request.is_undivided and not is_several_computers:
+    if replace(layout_request, pp=None).is_undivided and not is_several_computers:
         layout = with_replicas_divided_by_layers(run_memory, layout)
     return layout, None
 
@@ -805,7 +850,13 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
 
     Raises `InputError` for an unknown engine, and for one that does not run on the accelerator.
     """
-    from ..frameworks.engines.registry import ENGINE_FOLDERS, USUAL_ENGINE, engine_and_version
+    from ..frameworks.engines.registry import (
+        ENGINE_FOLDERS,
+        LLAMA_CPP_LAUNCHERS,
+        UNMODELLED_ENGINES,
+        USUAL_ENGINE,
+        engine_and_version,
+    )
     from ..frameworks.engines.registry import engine as registered_engine
     from ..frameworks.engines.versions import parse_version
     from ..timing.software_stacks import stack_names
@@ -818,6 +869,10 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
         and engine_name in stack_names("inference")
     ):
         return engine_name
+    if engine_text is not None and (
+        engine_name in {*LLAMA_CPP_LAUNCHERS, *UNMODELLED_ENGINES} or "=" in engine_text.replace("==", "")
+    ):
+        engine_and_version(engine_text)  # raises, with what to type instead
     if engine_name not in ENGINE_FOLDERS:
         known_names = sorted({*ENGINE_FOLDERS, *stack_names("inference")})
         raise InputError(

@@ -301,7 +301,9 @@ class UsualEngine:
         if not bytes_by_device:
             return None
         fullest_device_index = bytes_by_device.index(max(bytes_by_device))
-        memory_fit = MemoryFit(self.hardware, bytes_by_device[fullest_device_index])
+        memory_fit = MemoryFit(
+            self.hardware, bytes_by_device[fullest_device_index], engine_name=self.engine_record.name
+        )
         decoding = None if memory_fit.verdict == "no" else time_decoded_token(run_memory, self.hardware, layout)
         return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding, split_engine.seq)
 

@@ -29,7 +29,7 @@ from .memory import (
     verdict_text,
 )
 from .memory_data import device_data, execution_data, host_data, verdicts_data, workload_data
-from .memory_notes import host_notes, settings_text, stored_weights_notes, untested_notes
+from .memory_notes import host_notes, llama_cpp_note, settings_text, stored_weights_notes, untested_notes
 from .notes import counted_noun, gguf_tag_notes, too_long_notes, warnings_of_notes
 from .rank_texts import layout_text
 from .rollout import engine_note, largest_phase, phases_data, phases_table
@@ -108,6 +108,7 @@ def report(
     planned_hardware: Hardware | None = None,
     rollout: Sequence[RolloutPhase] = (),
     planned_framework: Framework | None = None,
+    engine_fit: MemoryFit | None = None,
 ) -> Report:
     """Returns the report: the memory of the largest rank and of every rank that differs, and the accelerators.
 
@@ -115,7 +116,7 @@ def report(
     launched_run: the file that starts the run; default None.
     planned_hardware: the accelerator for which the layout was chosen; default None for a layout that was given.
     rollout: the phases of reinforcement learning on one device; default none.
-    planned_framework: as in `RanksMemoryAnswer`.
+    planned_framework, engine_fit: as in `RanksMemoryAnswer`.
     """
     rank_memory, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = rank_memory.states
@@ -125,6 +126,8 @@ def report(
     if rollout:
         phase = largest_phase(rollout)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
+    if engine_fit is not None:
+        needed_bytes, rank_text = engine_fit.needed_bytes, "by the fullest device under llama.cpp"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     answer_text += verdict_text(accelerator_fits, 0 if rollout else needed_bytes)
     devices_text = counted_noun(layout.world_size, "device") + (
@@ -132,6 +135,8 @@ def report(
     )
     devices_text += f": {layout_text(layout)}" if layout.world_size > 1 else ""
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launched_run)}"
+    if engine_fit is not None:
+        settings_line += f"; below: under torch's kernels, {units.memory(largest_rank.device.device_bytes)}"
     layout_note = "" if planned_hardware is None else _layout_note(planned_hardware, accelerator_fits)
     notes_on_host = host_notes(largest_rank.device, layout.world_size)
     assumptions = [note for note in _launch_notes(launched_run) if ASSUMPTION_NOTE.match(note)]
@@ -144,6 +149,7 @@ def report(
             *_sharding_advice(cluster, accelerator_fits, launched_run),
             _planned_framework_note(planned_framework),
             layout_note,
+            "" if engine_fit is None else llama_cpp_note(rank_memory, preset.target, engine_fit.hardware, engine_fit),
             *([] if cluster.trains else gguf_tag_notes(preset, cluster.settings.quantize)),
             *notes_on_host,
             *_cluster_notes(cluster, assumed_accelerator),
@@ -173,7 +179,10 @@ def report(
     title = f"Sent by rank {largest_rank.rank} in a step, in {units.GIB.name}"
     message_table = Table(title, MESSAGE_COLUMNS, _message_rows(cluster), name="communication")
     fits_table = accelerators_table(
-        accelerator_fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}"
+        accelerator_fits,
+        f"{f'Rank {largest_rank.rank}' if engine_fit is None else 'Fullest device'} on one accelerator, in "
+        f"{units.GIB.name}",
+        {} if engine_fit is None else {engine_fit.hardware.name: engine_fit},
     )
     fits_table = fits_table._replace(has_priority=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(

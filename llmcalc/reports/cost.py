@@ -131,9 +131,11 @@ def _lost_time_text(run_cost: RunCost) -> str:
 
 
 def _planned_layout_text(plan: LayoutPlan) -> str:
-    """Returns a plan's first layout as text, with the recomputation of the layout or of the run's settings."""
+    """Returns a plan's first layout as text, with the recomputation, and with micro-batches of several sequences."""
     layout_candidate = plan.ranked_layouts.fitting_candidates[0]
-    return candidate_cell(layout_candidate.layout, layout_candidate.recompute or plan.memory.settings.recompute or "")
+    layout = candidate_cell(layout_candidate.layout, layout_candidate.recompute or plan.memory.settings.recompute or "")
+    micro_batch = plan.memory.settings.batch or 1
+    return layout if micro_batch == 1 else f"{layout}, micro-batches of {plural(micro_batch, 'sequence')}"
 
 
 def _step_description(run_cost: RunCost) -> str:
@@ -157,7 +159,7 @@ def _step_description(run_cost: RunCost) -> str:
 def _library_tag_notes(preset: Preset, run_cost: RunCost) -> list[str]:
     """Returns a note on a tag of Ollama's library whose published weights are served."""
     is_served_as_published = run_cost.server is not None and run_cost.server.quantize is None
-    return published_tag_notes(preset, run_cost.stack_title) if is_served_as_published else []
+    return published_tag_notes(preset, run_cost.stack_title, "llmcalc time") if is_served_as_published else []
 
 
 def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:

@@ -180,18 +180,24 @@ def unread_format_notes(preset: Preset) -> list[str]:
     return []
 
 
-def published_tag_notes(preset: Preset, software_title: str) -> list[str]:
+def published_tag_notes(preset: Preset, software_title: str, command: str = "") -> list[str]:
     """Returns a note if the question names a GGUF file for software that cannot read such files.
 
     software_title: the software, which loads the published weights.
+    command: the command, such as `llmcalc time`, that takes engines of such files; default the question's own.
     """
     if preset.quantization_config is not None or not names_gguf_file(preset.target):
         return []
+    command_text = f"{command} " if command else ""
     if not is_library_tag(preset.target):
         return [
-            f"weights as published: GGUF files are not modelled in {software_title} (--engine llama.cpp reads them)"
+            f"weights as published: GGUF files are not modelled in {software_title} "
+            f"({command_text}--engine llama.cpp reads them)"
         ]
-    return [f"weights as published: {software_title} reads no tag of Ollama's library (--engine {LIBRARY_ENGINE} does)"]
+    return [
+        f"weights as published: {software_title} reads no tag of Ollama's library "
+        f"({command_text}--engine {LIBRARY_ENGINE} does)"
+    ]
 
 
 def float16_notes(hardware: Hardware, dtype: str = "bf16") -> list[str]:

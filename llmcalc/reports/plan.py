@@ -191,6 +191,9 @@ def _answer_text(plan: LayoutPlan) -> str:
         compared_time = compared_layout.time_range
         if compared_time is not None and fastest_time is not None and compared_time.estimate < fastest_time.estimate:
             time_text += f"; {compared_layout.framework.title}'s {duration_text(float(compared_time.estimate))}"
+    longer = plan.longer_micro_batches
+    if longer is not None and longer.time_range is not None:
+        time_text += f"; with --batch {longer.micro_batch} {duration_text(float(longer.time_range.estimate))}"
     framework_text = f" under {plan.framework.title}"
     with_expandable_text = (
         "" if plan.bytes_with_expandable_segments is None else f", but one does with {EXPANDABLE_OPTION}"

@@ -32,11 +32,14 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
     launch: the file that starts the run; default None.
     hardware_of_chosen_layout: the accelerator for which the layout was chosen; default None for a given layout.
     planned_framework: the framework that other commands take for the same options, if it is another one; default None.
+    engine_fit: the verdict on the fullest device by the buffers of the engine that usually runs the weights on
+        `chosen_for`; default None for torch's kernels.
     """
 
     launch: Launch | None = None
     hardware_of_chosen_layout: Hardware | None = None
     planned_framework: Framework | None = None
+    engine_fit: MemoryFit | None = None
 
     @property
     def memory(self) -> Memory:
@@ -72,6 +75,8 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
 
         Of accelerators that the user does not name, those are left out on which the rollouts' engine does not start.
         """
+        if self.engine_fit is not None:
+            return [self.engine_fit]
         _ = self.phases  # raises the error of an engine that starts on no accelerator
         return [
             highest_phase_fit
@@ -135,4 +140,5 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
             self.hardware_of_chosen_layout,
             self.phases,
             self.planned_framework,
+            self.engine_fit,
         )

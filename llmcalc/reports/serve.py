@@ -112,7 +112,7 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
         )
     notes = [*warnings, *filter(None, [serve_study.assumption_note]), *_serve_notes(serve_study, servers)]
     if any(weight_format is None for weight_format, _ in serve_study.memory_by_formats):
-        notes[:0] = published_tag_notes(preset, serve_study.engine.title)
+        notes[:0] = published_tag_notes(preset, serve_study.engine.title, "llmcalc time")
     title = f"{preset.display}, {load_text(serve_study)}"
     table_rows = _server_rows(serve_study, servers)
     table_columns = list(SERVER_COLUMNS)

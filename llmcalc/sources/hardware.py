@@ -97,7 +97,9 @@ PROCESSOR_WORD = re.compile(
 """Matches words that name a CPU or its memory."""
 
 SMALL_COMPUTER_WORD = re.compile(
-    r"\b(?:raspberry|rpi ?[0-9]?|iphone|ipad|pixel ?[0-9]*|galaxy|android|steam ?deck|nuc)\b", re.I
+    r"\b(?:raspberry|rpi ?[0-9]?|iphone|ipad|pixel ?[0-9]*|galaxy|android|steam ?deck|nuc"
+    r"|snapdragon [0-9]|dimensity|exynos)\b",
+    re.I,
 )
 """Matches words that name a telephone, a tablet or a small computer."""
 
@@ -110,6 +112,12 @@ INTEGRATED_GPU = re.compile(
 
 Sources: https://fpsbench.com/compare/gpu/amd-radeon-780m-vs-intel-hd-graphics-p4600 (the memory's size, type and
 bandwidth are the system's) and https://cputronic.com/cpu/amd-ryzen-7-7840u.
+"""
+
+SRAM_CHIP = re.compile(r"\b(?:groq|lpu|cerebras|wse|cs-?[23]|sambanova)\b", re.I)
+"""Names of accelerators that hold weights in the memory of many chips or of a whole wafer, without one beside the chip.
+
+Source: https://dreaming.press/posts/groq-vs-cerebras-vs-sambanova-fast-inference.html
 """
 
 TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
@@ -308,8 +316,10 @@ def _accelerators_by_family() -> dict[str, str]:
 
 
 def _machine_family(machine_type: str) -> str:
-    """Returns a cloud machine type without its size: `g5`, `a3-ultragpu`, `nd_h100_v5`."""
+    """Returns a cloud machine type without its size: `g5`, `a3-ultragpu`, `nd_h100_v5`, `h100_sxm5`."""
     name_parts = machine_type.lower().split("_")
+    if name_parts[0] == "gpu" and len(name_parts) > 2:  # Lambda's, whose second word has the accelerators
+        return "_".join(name_parts[2:])
     if name_parts[0] == "standard" and len(name_parts) > 2:  # Azure's, whose second word has the processors
         return "_".join([name_parts[1][:2], *name_parts[2:]])
     return name_parts[0].partition(".")[0] if "." in name_parts[0] else "-".join(name_parts[0].split("-")[:2])
@@ -360,6 +370,14 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
             f"--hardware: {typed_name}: sold with several chips; expected the chip, and its memory where it is not "
             f"the largest, such as {computer_chips}"
         )
+    listed_names = [listed_name.strip() for listed_name in re.split("[,+&]", typed_name)]
+    if len(listed_names) > 1 and all(
+        preset_with_spelling(name) or _count_and_accelerator(name) for name in listed_names
+    ):
+        expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
+        raise InputError(
+            f"--hardware: {typed_name}: several accelerators; expected one (memory takes {expected_options})"
+        )
     if size_match := re.fullmatch(
         r"([0-9]{1,6}(?:[.,][0-9]{1,6})?)\s*(?:gi?b?|gigs?|gigabytes?)?", typed_name.strip(), re.I
     ):
@@ -367,18 +385,18 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         raise InputError(
             f"--hardware: {typed_name}: not understood as a memory size; expected {gib_text}GB or {gib_text}GiB"
         )
-    listed_names = [listed_name.strip() for listed_name in typed_name.split(",")]
-    if len(listed_names) > 1 and all(
-        preset_with_spelling(name) or _count_and_accelerator(name) for name in listed_names
-    ):
-        expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
-        raise InputError(
-            f"--hardware: {typed_name}: commas separate no names; expected one (memory takes {expected_options})"
-        )
     for count_pattern in ACCELERATOR_COUNT_PATTERNS[:2]:  # `2x NAME` and `NAME x2`
         count_match = count_pattern.fullmatch(typed_name.strip())
-        if count_match and int(count_match["count"]) > 0 and re.search("[a-z]", count_match["name"], re.I):
+        is_part_of_word = re.search(r"[a-z]x[0-9]+\s*$|[a-z]x\s+[0-9]+\s*$", typed_name, re.I)  # GX10, Max 385
+        if is_part_of_word or count_match is None:
+            continue
+        if int(count_match["count"]) > 0 and re.search("[a-z]", count_match["name"], re.I):
             return _find_hardware_by_name(count_match["name"])  # raises, as the accelerator is not known
+    if SRAM_CHIP.search(typed_name):
+        raise InputError(
+            f"--hardware: {typed_name}: weights lie in the SRAM of many such chips, whose times and memory are not "
+            "modelled; expected a GPU or another accelerator of llmcalc hardware"
+        )
     if INTEGRATED_GPU.search(typed_name):
         raise InputError(
             f"--hardware: {typed_name}: a GPU in a processor, without memory of its own; expected the memory of "

@@ -178,8 +178,9 @@ def serving_replicas(
         )
         if fits_on_one or _cannot_join(hardware):
             layouts = layouts_of_computers
-    for layout in layouts:
-        if tried_replicas and work_budget.is_spent():
+    for layout_number, layout in enumerate(layouts, start=1):
+        is_last_hope = best_replica is None and layout_number == len(layouts)  # the one that needs least per device
+        if tried_replicas and work_budget.is_spent() and not is_last_hope:
             break
         tried_replicas.append(_replica_of_layout(model_memory, hardware, layout))
         if best_replica is None and tried_replicas[-1].fit.verdict != "no":
@@ -190,10 +191,11 @@ def serving_replicas(
         raise ImpossibleLayout(f"--devices {layout_request.devices}: no layout is possible")
     untried_count = len(layouts) - len(tried_replicas)
     if best_replica is None and untried_count:
+        smallest_rank = layouts[-1]
         raise InputError(
             f"--devices {layout_request.devices}: none of the {len(tried_replicas):,} layouts with most replicas fits, "
-            f"and the search ended before {untried_count:,} others; expected a size of the replicas, such as "
-            "--tp 8 --pp 4"
+            f"and the search ended before the other {untried_count:,}; expected a size of the replicas, such as "
+            f"--tp {smallest_rank.tp} --pp {smallest_rank.pp}"
         )
     best_replica = best_replica or min(tried_replicas, key=lambda replica: replica.fit.needed_bytes)
     return tuple(tried_replicas), best_replica, untried_count

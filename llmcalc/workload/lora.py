@@ -5,6 +5,7 @@ QLoRA: Dettmers et al. 2023, arXiv:2305.14314; bitsandbytes/functional.py, `quan
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import reduce
 from typing import Literal, TypeAlias
 
@@ -35,6 +36,15 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 GATE_AND_UP = ("gate_proj", "up_proj")
 """The projections that one product may compute together in a feed-forward network."""
+
+OUTPUT_PROJECTION = "o_proj"
+"""The output projection of attention."""
+
+GATED_NETWORK = (*GATE_AND_UP, "down_proj")
+"""The linear layers of a gated feed-forward network."""
+
+FUSED_ADAPTER_GROUPS = (PROJECTIONS, (OUTPUT_PROJECTION,), GATED_NETWORK)
+"""Linear layers whose adapters one function of `--fused-adapters` runs, if all of a group have adapters."""
 
 SCAN_OUTPUT_PROJECTION = "out_proj"
 """The output projection of Mamba-2's mixer."""
@@ -80,3 +90,9 @@ def stored_bytes(frozen_base: FrozenWeightFormat, row_count: Number, column_coun
             for element_count, element_bytes in stored_tensors(frozen_base, row_count, column_count).values()
         ),
     )
+
+
+def has_fused_group(target_names: Iterable[str]) -> bool:
+    """Whether adapters of these linear layers, or of all of them, include a whole group of `FUSED_ADAPTER_GROUPS`."""
+    targets = {*target_names}
+    return ALL_LINEAR in targets or any(targets.issuperset(layer_names) for layer_names in FUSED_ADAPTER_GROUPS)

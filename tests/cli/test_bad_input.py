@@ -334,6 +334,14 @@ USAGE = {
     "fit llama-70b": "Did you mean llama3.3-70b, llama3.1-70b, llama3-70b?",
     "params deepseek": "Did you mean deepseek-v",  # the newest, not the shortest name
     "params gpt-4o": "'gpt-4o': its maker publishes no size or config",
+    "memory llama3-8b --engine ollama --hardware 2xm4-max": "2 devices; a Mac has one GPU, and several are not joined",
+    "memory llama3-8b --engine llama.cpp --hardware 17x3090": "17 devices; expected at most 16, as many as ggml has",
+    "time llama3-8b --engine llama.cpp --hardware 17x3090": "llama.cpp divides layers among up to 16 accelerators",
+    "time llama3-8b --engine vllm --hardware 3x3090": "--devices 3: vLLM divides each matrix among all of them (tp 3), "
+    "and --tp does not divide the heads; nearest layouts: --dp 3",
+    "time llama3-8b --engine lmstudio --hardware 3090": "LM Studio runs llama.cpp; expected llama.cpp with",
+    "time llama3-8b --engine vllm=0.9 --hardware 3090": "--engine vllm=0.9: expected two equals signs: vllm==0.9",
+    "memory gpt2 --phase training --lora-rank 8 --lora-targets ,": "--lora-targets: names no layer; expected all",
     "memory llama3-8b --engine vllm --hardware 3x3090": "--hardware 3x3090: --tensor-parallel-size 3: does not divide",
     "memory llama3-8b --hardware 4x780m": "--hardware: 780m: a GPU in a processor",
     "params qwen1.5": "Did you mean qwen1.5-4b, qwen1.5-7b, qwen1.5-14b?",
@@ -360,6 +368,8 @@ USAGE = {
     "memory llama3-8b --dtype exl2": "Schemes of quantized weights are values of --quantize.",
     "shape --params 7.000.000.000": "--params: '7.000.000.000': groups of digits have commas or underscores between",
     "memory llama3-8b --hardware cpu": "--hardware: cpu: no figures are known of it; expected its memory alone, such",
+    "fit gemma3-4b --hardware mini-gx20": "no accelerator called 'mini-gx20'",  # which is no 20 of a mini-g
+    "fit gemma3-4b --hardware groq": "--hardware: groq: weights lie in the SRAM of many such chips, whose times",
     "fit gemma3-4b --hardware iphone": "--hardware: iphone: no figures are known of it; expected its memory alone",
     "fit gemma3-4b --hardware 64gb-ram": "expected its memory alone, such as 64GiB, a processor with figures (epyc-",
     "time gemma3-4b --hardware ryzen-5950x": "or for times a .toml file with like = 'ryzen-9-7950x', memory_bytes, "

@@ -143,3 +143,11 @@ def test_layers_that_a_class_joins_have_no_fused_adapters() -> None:
 def test_zero_3_has_no_fused_adapters() -> None:
     with pytest.raises(InputError, match="--fused-adapters in ZeRO-3: with DeepSpeed it is not modelled"):
         llmcalc.memory("llama3.2-1b", **ADAPTED, fused_adapters=True, zero=3, devices=2, framework="deepspeed")
+
+
+def test_a_part_of_a_group_of_layers_has_no_fused_adapters() -> None:
+    """It changed nothing, without a word: axolotl's kernels take whole groups (monkeypatch/lora_kernels.py)."""
+    with pytest.raises(
+        InputError, match="--lora-targets q_proj,up_proj: no kernel for a part of a layer's projections"
+    ):
+        llmcalc.memory("llama3.2-1b", lora_rank=8, lora_targets="q_proj,up_proj", phase="training", fused_adapters=True)

@@ -59,7 +59,8 @@ EXPECTED = {
     "rtx-pro-6000-max-q", "rx-6600", "rx-6600-xt", "rx-6650-xt", "rx-6700-xt", "rx-6750-xt", "rx-6800",
     "rx-6800-xt", "rx-6900-xt", "rx-6950-xt", "rx-7600", "rx-7600-xt", "rx-7700-xt", "rx-7800-xt", "rx-7900-gre",
     "rx-9060-xt-16gb", "rx-9060-xt-8gb", "t1000-8gb", "tesla-p4", "jetson-agx-thor", "snapdragon-x-elite",
-    "epyc-9354", "epyc-9554", "epyc-9654", "raspberry-pi-5", "ryzen-9-7950x", "steam-deck",
+    "arc-pro-b65", "arc-pro-b70", "mi50-32gb", "epyc-9354", "epyc-9554",
+    "epyc-9654", "raspberry-pi-5", "ryzen-9-7950x", "steam-deck",
 }  # fmt: skip
 
 MINIMAL = {
@@ -399,7 +400,7 @@ def test_a_configuration_has_its_own_figures():
     assert small.peak_flops["float16"] == large.peak_flops["float16"] * 32 // 40
     # logs of Metal since macOS 26: 30,150.67 MB of 36 GB, 12,713.12 MB of 16 GB (74 % in pages of 16 KiB)
     assert (small.usable_memory_bytes, find_hardware("m2-16gb").usable_memory_bytes) == (30150672384, 12713115648)
-    assert find_hardware("m3-max-96gb").memory_bandwidth is None  # differs for the chip with 30 cores, so it is omitted
+    assert find_hardware("m3-max-96gb").memory_bandwidth == 300 * 10**9  # the chip with 30 cores
 
 
 def test_a_size_that_a_chip_is_not_sold_with_names_those_that_are():
@@ -671,6 +672,7 @@ def test_output_to_a_file(run, tmp_path):
         # https://docs.cloud.google.com/compute/docs/accelerator-optimized-machines
         ("a3-highgpu-8g", "h100-sxm", 8),
         ("a2-ultragpu-1g", "a100-80gb", 1),
+        ("gpu_8x_h100_sxm5", "h100-sxm", 8),  # Lambda
         # https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/ndh100v5-series
         ("Standard_ND96isr_H100_v5", "h100-sxm", 8),
     ],
@@ -750,7 +752,7 @@ def test_numbers_of_accelerators_that_contradict_are_refused(arguments, devices,
         ("uhd 630", "a GPU in a processor"),
         ("vega 8", "a GPU in a processor"),
         ("gtx 860m", "no accelerator called 'gtx 860m'"),  # a card
-        ("macbook pro m3 36gb", r"m3-24gb; with 36 GB: m3-max-36gb, m3-pro-36gb"),
+        ("macbook pro m3 36gb", r"m3-24gb; with 36 GB: m3-pro-36gb, m3-max-36gb"),
         ("m4-17gb", r"does not sell the M4 with 17 GB; expected one of [^;]*$"),
     ],
 )

@@ -682,8 +682,13 @@ def test_a_plan_whose_layouts_wait_for_the_host_names_longer_micro_batches(run: 
     assert longer == {"batch": longer["batch"], **first_row}
     assert longer["batch"] > 1
     note = f"micro-batches of {longer['batch']} sequences (--batch {longer['batch']}) wait less for the host"
-    assert note in " ".join(run(*words, *batch).out.split())
-    assert note in " ".join(run("time", *words[1:], *batch).out.split())
+    screen = " ".join(run(*words, *batch).out.split())
+    assert note in screen
+    assert f" a step; with --batch {longer['batch']} " in screen.partition("training of")[0]  # the first line
+    timed = run("time", *words[1:], *batch)  # takes them
+    assert f", micro-batches of {longer['batch']} sequences" in " ".join(timed.out.split())
+    stated = asked(run, "time", *words[1:], *batch, "--batch", str(longer["batch"]))
+    assert asked(run, "time", *words[1:], *batch)["seconds"] == stated["seconds"]
     for without in ((*batch, "--batch", "1"), (*batch, "--by", "memory"), ()):
         assert asked(run, *words, *without)["longer_micro_batches"] is None
 

@@ -117,6 +117,29 @@ def test_llama_cpp_divides_layers_of_weights_in_16_bits_too() -> None:
         assert (layout["tp"], layout["pp"]) == (1, 2), words
 
 
+@pytest.mark.parametrize(
+    ("engine", "sizes"),
+    [("llama.cpp", {"tp": 1, "pp": 2}), ("ollama", {"tp": 1, "pp": 2}), ("vllm", {"tp": 2, "pp": 1})],
+)
+def test_a_named_engine_is_one_server_on_all_accelerators(engine: str, sizes: dict[str, int]) -> None:
+    """As for `memory --engine`; of a model that fits on one card `time` had two replicas, and `fit` one card."""
+    words = f"llama3.2-3b --hardware 2x3090 --engine {engine}"
+    layout = command("time", *words.split(), "--format", "json").document["layout"]
+    assert {"dp": 1, **sizes} == {size: layout[size] for size in ("dp", "tp", "pp")}
+    assert [option["devices"] for option in fit(words)["options"]] == [2, 1]  # and that one suffices
+    assert shared_answer(f"memory {words}").document["devices"] == 2
+
+
+def test_memory_of_a_gguf_file_on_several_cards_is_what_fit_has() -> None:
+    run = "phi4-reasoning:14b --hardware 2x3060"
+    document, answer = shared_answer(f"memory {run}").document, fit(run)
+    (verdict,) = document["fits"]
+    assert (verdict["device_bytes"], verdict["engine"]) == (answer["device_bytes"], "llama.cpp")
+    assert document["layout"] == answer["layout"]
+    first_line = f"{units.GIB.write(answer['device_bytes'])} GiB required by the fullest device under llama.cpp"
+    assert first_line in command("memory", *run.split()).out.replace("\n", " ")
+
+
 def test_a_gguf_file_that_fits_on_no_number_of_accelerators_has_no_change_to_more_of_them() -> None:
     """ggml divides among up to 16 devices (GGML_CUDA_MAX_DEVICES); 32 in groups of eight were the advice."""
     run = "deepseek-v3 --hardware rtx-3090 --quantize q4_k_m --seq 8k"
@@ -395,7 +418,9 @@ def test_engines_that_read_a_tags_file_count_its_format_and_others_say_that_they
         "serve qwen3:8b --hardware h100 --input 1000 --output 100",
         "cost qwen3:8b --hardware h100 --input 1000 --output 100 --requests 1M",
     ):
-        assert remark in " ".join(command(*words.split()).out.split()), words
+        times_servers_alone = words.startswith(("serve", "cost"))  # which have no --engine ollama
+        expected_remark = remark.replace("--engine", "llmcalc time --engine") if times_servers_alone else remark
+        assert expected_remark in " ".join(command(*words.split()).out.split()), words
     remark = "weights as published: transformers in eager PyTorch reads no tag of Ollama's library"
     for software in ("--engine", "--stack"):
         assert remark in " ".join(

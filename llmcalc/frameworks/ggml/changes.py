@@ -12,15 +12,13 @@ from ..engines.engine import HOST_DEVICE, EngineMemory
 from .engine_memory import engine_memory
 from .layer_fit import fit_server, has_all_layers_on_gpus
 from .server import BufferSizes, GgmlServer
+from .settings import MAX_DEVICES, SINGLE_GPU_VENDOR
 
 SMALL_CACHE_TYPE = "q8_0"
 """Number format of the KV cache in the flag change that shrinks the cache."""
 
 SMALL_MICRO_BATCH = 128
 """Tokens of a micro-batch in the flag change that shrinks compute buffers."""
-
-SINGLE_GPU_VENDOR = "Apple"
-"""The vendor whose machines have a single GPU, over which no layers can be split."""
 
 
 def memory(server: GgmlServer) -> EngineMemory:
@@ -168,7 +166,8 @@ def larger_layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict
     elif not server.devices or server.hardware.vendor == SINGLE_GPU_VENDOR:
         device_counts = [1]
     else:
-        device_counts = sorted({min(2**i, most_devices) for i in range(most_devices.bit_length() + 1)})
+        largest_count = min(most_devices, MAX_DEVICES)
+        device_counts = sorted({min(2**i, largest_count) for i in range(largest_count.bit_length() + 1)})
     for device_count in device_counts:
         if device_count > most_devices:
             return

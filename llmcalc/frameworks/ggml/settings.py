@@ -22,7 +22,11 @@ from .versions import GgmlEngineRecord, GgmlRules
 
 GIB, MIB = 2**30, 2**20
 
-MAX_DEVICES = 64
+MAX_DEVICES = 16
+"""Largest number of GPUs of a server: GGML_CUDA_MAX_DEVICES of ggml-cuda.h."""
+
+SINGLE_GPU_VENDOR = "Apple"
+"""The vendor whose machines have a single GPU, over which no layers can be split."""
 
 DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"}
 """Vendor → llama.cpp's name for the vendor's devices."""
@@ -92,8 +96,10 @@ class GgmlSettings(EngineServer):
             device_count = len(device_names)
         else:
             device_count = len(self.tensor_split_shares) or 1
+        if device_count > 1 and self.hardware.vendor == SINGLE_GPU_VENDOR:
+            raise InputError(f"--device: {device_count} devices; a Mac has one GPU, and several are not joined")
         if device_count > MAX_DEVICES:
-            raise InputError(f"--device: {device_count} devices; expected at most {MAX_DEVICES}")
+            raise InputError(f"--device: {device_count} devices; expected at most {MAX_DEVICES}, as many as ggml has")
         if self.flags.get("split_mode") == "none":
             device_count = 1
         return tuple(f"{backend_name}{i}" for i in range(device_count))

@@ -17,7 +17,7 @@ from ...costs.adapter_targets import joined_layers, layers_of_projections, split
 from ...costs.adapters import linear_layer_names
 from ...flow.module_names import Checkpoint
 from ...model import ModelSpec
-from ...workload.lora import ALL_LINEAR, PARALLEL_LIBRARIES
+from ...workload.lora import ALL_LINEAR, PARALLEL_LIBRARIES, has_fused_group
 from .launch_types import Launch
 
 MODULE_NAMES_OUTSIDE_LAYERS = {
@@ -45,7 +45,7 @@ def translate_adapter_targets(launched_run: Launch, model: ModelSpec, checkpoint
     launched_run = _translate_modules_to_save(launched_run, model)
     target_names = launched_run.settings.get("lora_targets")
     if not target_names or "lora_targets" in launched_run.option_overrides or tuple(target_names) == (ALL_LINEAR,):
-        return launched_run
+        return launched_run if has_fused_group(target_names or ()) else _without_fused_adapters(launched_run)
     is_parallel = launched_run.settings.get("lora_library") in PARALLEL_LIBRARIES
     node_tree = model.tree()
     layer_names = linear_layer_names(node_tree, is_parallel=is_parallel)
@@ -77,7 +77,16 @@ def translate_adapter_targets(launched_run: Launch, model: ModelSpec, checkpoint
     if not known_targets:
         return launched_run
     settings = {**launched_run.settings, "lora_targets": tuple(known_targets)}
-    return replace(launched_run, settings=settings, notes=(*launched_run.notes, *target_notes))
+    launched_run = replace(launched_run, settings=settings, notes=(*launched_run.notes, *target_notes))
+    return launched_run if has_fused_group(known_targets) else _without_fused_adapters(launched_run)
+
+
+def _without_fused_adapters(launched_run: Launch) -> Launch:
+    """Returns the run with adapters in PEFT's layers, to which programs leave a part of a layer's projections."""
+    if "fused_adapters" in launched_run.option_overrides or not launched_run.settings.get("fused_adapters"):
+        return launched_run
+    settings = {name: value for name, value in launched_run.settings.items() if name != "fused_adapters"}
+    return replace(launched_run, settings=settings)
 
 
 def adapts_output_head(target_names: Iterable[str]) -> bool:

@@ -35,7 +35,7 @@ from ..ggml.engine_memory import NoteTexts, engine_memory
 from ..ggml.gguf_model import GgufModel
 from ..ggml.layer_fit import FittedServer, fit_server, host_layers, largest_number
 from ..ggml.server import GgmlServer
-from ..ggml.settings import GIB, MIB
+from ..ggml.settings import GIB, MAX_DEVICES, MIB, SINGLE_GPU_VENDOR
 from ..ggml.versions import GgmlEngineRecord
 from .record import LIBRARY_FORMAT_NOTE
 
@@ -388,7 +388,8 @@ def flag_changes(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
         option_changes.append((f"--num-ctx {fitting_context}", {"num_ctx": fitting_context}))
     gpu_count = 2 * max(server.gpu_count_of_server, 1)
     devices_text = ",".join(str(i) for i in range(gpu_count))
-    option_changes.append((f"CUDA_VISIBLE_DEVICES={devices_text}", {"CUDA_VISIBLE_DEVICES": devices_text}))
+    if gpu_count <= MAX_DEVICES and server.hardware.vendor != SINGLE_GPU_VENDOR:
+        option_changes.append((f"CUDA_VISIBLE_DEVICES={devices_text}", {"CUDA_VISIBLE_DEVICES": devices_text}))
     for typed_options, changed_values in option_changes:
         changed_server = server.with_flags(**changed_values)
         if not host_layers(changed_server.fitted_server):
@@ -405,11 +406,13 @@ def longest_context(server: OllamaServer) -> int | None:
 
 
 def larger_layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (options, Ollama's memory) for 1, 2, 4 and 8 GPUs, at most `most_devices`.
+    """Yields (options, Ollama's memory) for 1, 2, 4 and 8 GPUs, at most `most_devices`, or for the one of a Mac.
 
     A memory `starts` if the whole model fits on them.
     """
     gpu_counts = [0] if "CUDA_VISIBLE_DEVICES" in server.flags else sorted({1, 2, 4, 8, min(most_devices, 8)})
+    if server.hardware.vendor == SINGLE_GPU_VENDOR:
+        gpu_counts = gpu_counts[:1]
     for gpu_count in gpu_counts:
         if gpu_count > most_devices:
             return

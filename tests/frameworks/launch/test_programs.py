@@ -12,6 +12,7 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
+from llmcalc.frameworks.launch.adapter_targets import translate_targets
 from llmcalc.frameworks.launch.file_kinds import program_launch_files
 from llmcalc.frameworks.launch.launch_types import Launch, OptionOverride
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
@@ -19,7 +20,7 @@ from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
 from llmcalc.frameworks.server_files.read import starts_any_server
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
-from llmcalc.sources.presets import known_model
+from llmcalc.sources.presets import known_model, load_preset
 from llmcalc.sources.text_class import has_text_class
 from llmcalc.workload.loaded_encoders import LoadedEncoders
 from tests.builders import with_other_causes
@@ -533,6 +534,16 @@ def test_axolotls_kernels_of_adapters_are_those_of_the_file_or_the_automatic_one
     for fsdp_version, is_fused in ((1, False), (2, True)):
         launch = changed("axolotl_qlora.yaml", 2, **fsdp, fsdp_version=fsdp_version)
         assert launch.settings.get("fused_adapters", False) is is_fused
+
+
+@pytest.mark.parametrize(
+    ("targets", "is_fused"), [(["q_proj", "v_proj"], False), (["q_proj", "k_proj", "v_proj"], True)]
+)
+def test_axolotls_kernels_of_adapters_take_all_projections_of_a_group(targets: list[str], is_fused: bool) -> None:
+    """monkeypatch/lora_kernels.py leaves other layers to PEFT, with a warning."""
+    launch = changed("axolotl_qlora.yaml", lora_target_linear=None, lora_target_modules=targets)
+    settings = translate_targets(launch, load_preset("llama3.2-1b").model).settings
+    assert settings.get("fused_adapters", False) is is_fused
 
 
 def test_notes_say_where_axolotls_kernels_of_adapters_are_not_those_of_the_answer() -> None:

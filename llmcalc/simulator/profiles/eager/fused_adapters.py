@@ -12,7 +12,7 @@ from ....algebra import Number
 from ....components.base import TORCH_WITNESS
 from ....evidence import compared, source_code_witness
 from ....flow.program import ModuleScope, Step
-from ....workload.lora import PROJECTIONS
+from ....workload.lora import GATED_NETWORK, OUTPUT_PROJECTION, PROJECTIONS
 from ...autograd import record, record_multiple_outputs
 from ...tensor import UINT8, NeedsInputGrad, OptionalGradient, Tensor
 from .lora import LoraKernels
@@ -21,17 +21,11 @@ from .scans.module_steps import module_steps
 FUSED_ADAPTERS_WITNESS = source_code_witness("axolotl's kernels/lora.py", "tests/simulator/test_fused_adapters.py")
 """The witness of the fused adapters, whose storages are those of the source's lines."""
 
-GATED_NETWORK = ("gate_proj", "up_proj", "down_proj")
-"""The linear layers of a gated network."""
-
 GATED_VERBS = ["linear", "act", "linear", "mul", "linear"]
 """The verbs of a gated network's steps."""
 
 FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 """The activations that have a kernel."""
-
-OUTPUT_PROJECTION = "o_proj"
-"""The last linear layer of attention."""
 
 
 class FusedAdapterKernels(LoraKernels):
