@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from functools import cache, partial
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -22,48 +23,78 @@ from .loading import FIRST, PATIENCE, WEB, Open, answered, module, served, settl
 Question = tuple[str, dict[str, Any]]
 
 ASKED = """questions => {
-  const worker = new Worker("/worker.js", { type: "module" }), texts = [];
+  const python = window.python ??= new Worker("/worker.js", { type: "module" }), texts = [];
   window.answers = new Promise((resolve, reject) => {
-    worker.onerror = (event) => reject(new Error(event.message));
-    worker.onmessage = ({ data }) => {
+    python.onerror = (event) => reject(new Error(event.message));
+    python.onmessage = ({ data }) => {
       if (data.failed ?? data.broken) reject(new Error(data.failed ?? data.broken));
       if (data.text !== undefined) texts[data.id] = data.text;
       if (Object.keys(texts).length === questions.length) resolve(texts);
     };
   });
-  questions.forEach(([call, request], id) => worker.postMessage({ id, call, request }));
+  questions.forEach(([call, request], id) => python.postMessage({ id, call, request }));
 }"""
 """Asks the page's worker all questions, of which one that needs no archive overtakes others; does not wait."""
 
 
 ASKS_THE_SERVER = """window.Worker = class {
-  constructor() { setTimeout(() => this.onmessage?.({ data: { ready: true } })); }
+  constructor() {
+    this.last = Promise.resolve();
+    setTimeout(() => this.onmessage?.({ data: { ready: true } }));
+  }
   async postMessage({ id, call, request }) {
-    const answer = fetch("/", { method: "POST", body: JSON.stringify([call, request]) }).then((found) => found.text());
-    const data = await answer.then((text) => ({ id, text, ms: 0 }), (error) => ({ id, failed: String(error) }));
+    const ask = () => fetch("/", { method: "POST", body: JSON.stringify([call, request]) });
+    this.last = this.last.catch(() => {}).then(ask).then((found) => found.text());
+    const data = await this.last.then((text) => ({ id, text, ms: 0 }), (error) => ({ id, failed: String(error) }));
     this.onmessage?.({ data });
   }
   terminate() { this.onmessage = null; }
 };"""
-"""A `Worker` that has no Python, and asks `AnsweringHandler` what `worker.js` asks the page's own."""
+"""A `Worker` that has no Python, and asks `AnsweringHandler` what `worker.js` asks the page's own, one question after
+another.
+"""
 
 SAVES_DATA = 'Object.defineProperty(navigator, "connection", { value: { saveData: true } });'
 """A browser that saves data, in which panels out of view are not drawn: that would keep Python busy."""
 
 
 class AnsweringHandler(PageRequestHandler):
-    """Serves the page, and answers a question of `bridge.py` (POST) in another process, each question once in a run."""
+    """Serves the page, whose files a context fetches once, and answers a question of `bridge.py` (POST)."""
 
-    def __init__(self, *request: Any, answer: Callable[[str], Future[str]], **options: Any) -> None:
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, *request: Any, answer: Callable[[str], str], **options: Any) -> None:
         self.answer = answer  # before the request is read, which the class does when it is made
         super().__init__(*request, **options)
 
+    def send_header(self, keyword: str, value: str) -> None:
+        super().send_header(keyword, "max-age=3600" if keyword == "Cache-Control" else value)
+
     def do_POST(self) -> None:
-        text = self.answer(self.rfile.read(int(self.headers["Content-Length"])).decode()).result().encode()
+        text = self.answer(self.rfile.read(int(self.headers["Content-Length"])).decode()).encode()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
+
+
+class SharedAnswers:
+    """Answers of `bridge.py`: each is computed once, by whichever process of the run is asked first."""
+
+    def __init__(self, folder: Path, python: ProcessPoolExecutor) -> None:
+        """folder: of this run, has a file for each answer. python: the process that answers for this one."""
+        self._folder, self._python = folder, python
+
+    def __call__(self, question: str) -> str:
+        """The text of an answer. question: JSON, [call, request]."""
+        with (self._folder / hashlib.sha256(question.encode()).hexdigest()).open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            text = file.read()
+            if not text:
+                text = self._python.submit(answered, question).result()
+                file.write(text)
+            return text
 
 
 @pytest.fixture(scope="session")
@@ -81,12 +112,9 @@ def address(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not page.is_dir():
             build.build(FIRST, page)
+    (run / "answers").mkdir(exist_ok=True)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as python:
-
-        @cache
-        def answer(question: str) -> Future[str]:
-            return python.submit(answered, question)
-
+        answer = SharedAnswers(run / "answers", python)
         with served(partial(AnsweringHandler, directory=str(page), answer=answer)) as place:
             yield place
 
@@ -141,17 +169,26 @@ def visit(shared: Any, chromium: Any, address: str) -> Iterator[Open]:
     assert not errors
 
 
+@pytest.fixture(scope="session")
+def python_page(chromium: Any, address: str) -> Iterator[Any]:
+    """A page whose worker, which takes seconds to start, answers the questions of all tests of this process."""
+    page = chromium.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(f"{address}presets.json")  # which asks nothing itself
+    yield page
+    page.close()
+
+
 @pytest.fixture
-def same(visit: Open) -> Callable[[list[Question]], None]:
+def same(python_page: Any) -> Callable[[list[Question]], None]:
     """Returns a function that asks the page's Python and this one questions of `bridge.py`, and compares the answers
     byte for byte. Both work at the same time.
     """
 
     def compare(questions: list[Question]) -> None:
-        page = visit("presets.json", live=False, own_python=True, allowed="404")  # asks nothing itself; and has no icon
-        page.evaluate(ASKED, questions)
+        python_page.evaluate(ASKED, questions)
         ours = [answered(json.dumps(question)) for question in questions]
-        theirs = page.evaluate("window.answers")
+        theirs = python_page.evaluate("window.answers")
         for question, one, other in zip(questions, theirs, ours, strict=True):
             assert one == other, question
 

@@ -70,7 +70,7 @@ def until(page: Any, condition: str, value: Any = None) -> None:
     ends = time.monotonic() + PATIENCE / 1000
     while not page.evaluate(condition, value):
         assert time.monotonic() < ends, condition
-        page.wait_for_timeout(50)
+        page.wait_for_timeout(20)
 
 
 def settled(page: Any) -> None:
