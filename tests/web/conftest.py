@@ -119,23 +119,57 @@ def address(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             yield place
 
 
+class Tab:
+    """A page of Chromium, in which one test after another opens the page that counts: a new one takes twice as long."""
+
+    def __init__(self, context: Any, *scripts: str) -> None:
+        """context: a browser or a context. scripts: what runs before those of each document."""
+        self.page = context.new_page()
+        self.page.set_default_timeout(PATIENCE)
+        for script in scripts:
+            self.page.add_init_script(script)
+        self.errors: list[str] = []
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def clear(self) -> list[str]:
+        """Leaves the document, and what a test has set. Returns the errors in the console."""
+        self.page.unroute_all()
+        self.page.goto("about:blank")
+        errors, self.errors[:] = [*self.errors], []
+        return errors
+
+
+MEDIA = {"media": "screen", "color_scheme": "light", "reduced_motion": "no-preference"}
+"""What `Page.emulate_media` is told where a test says nothing else."""
+
+
 @pytest.fixture(scope="session")
-def shared(chromium: Any) -> Iterator[Any]:
-    """A context in which pages are opened that need no context of their own."""
+def tabs(chromium: Any) -> Iterator[Callable[[bool], Tab]]:
+    """Returns a function that opens a tab of the context that tests share, which asks CPython. saves_data: whether the
+    browser does.
+    """
     context = chromium.new_context()
-    yield context
+    yield lambda saves_data: Tab(context, ASKS_THE_SERVER, *([SAVES_DATA] if saves_data else []))
     context.close()
 
 
+@pytest.fixture(scope="session")
+def idle_tabs() -> dict[bool, list[Tab]]:
+    """Tabs that no test has, by whether the browser saves data."""
+    return {True: [], False: []}
+
+
 @pytest.fixture
-def visit(shared: Any, chromium: Any, address: str) -> Iterator[Open]:
+def visit(tabs: Callable[[bool], Tab], idle_tabs: dict[bool, list[Tab]], chromium: Any, address: str) -> Iterator[Open]:
     """Returns a function that opens the page and waits for live answers. An error in the console fails the test.
 
     media: as of `Page.emulate_media`. own_python: whether the page starts Python itself, in its own context; false by
     default, where it asks CPython, which answers the same byte for byte (see `same`) in a fraction of the time. whole:
-    whether it draws the panels out of view too when it rests; by default where Python is its own.
+    whether it draws the panels out of view too when it rests, as where Python is its own. allowed: a text of
+    errors in the console that do not fail the test.
     """
-    opened, errors = [], []
+    opened: list[tuple[Tab, list[Tab] | None, str]] = []
 
     def go(
         link: str = "",
@@ -143,29 +177,28 @@ def visit(shared: Any, chromium: Any, address: str) -> Iterator[Open]:
         *,
         live: bool = True,
         own_python: bool = False,
-        whole: bool | None = None,
+        whole: bool = False,
         allowed: str = "\0",
         **media: Any,
     ) -> Any:
-        page = (chromium if own_python else shared).new_page()
-        opened.append(page)
-        page.set_default_timeout(PATIENCE)
-        page.set_viewport_size({"width": width, "height": 900})
-        page.emulate_media(**media)
-        if not own_python:
-            page.add_init_script(ASKS_THE_SERVER)
-        if not (own_python if whole is None else whole):
-            page.add_init_script(SAVES_DATA)
-        page.on("console", lambda m: errors.append(m.text) if m.type == "error" and allowed not in m.text else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(address + link)
+        idle = None if own_python else idle_tabs[not whole]
+        tab = Tab(chromium) if idle is None else idle.pop() if idle else tabs(not whole)
+        opened.append((tab, idle, allowed))
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        tab.page.emulate_media(**{**MEDIA, **media})
+        tab.page.goto(address + link)
         if live:
-            settled(page)
-        return page
+            settled(tab.page)
+        return tab.page
 
     yield go
-    for page in opened:
-        page.close()
+    errors: list[str] = []
+    for tab, idle, allowed in opened:
+        errors += [error for error in tab.clear() if allowed not in error]
+        if idle is None:
+            tab.page.close()
+        else:
+            idle.append(tab)
     assert not errors
 
 
