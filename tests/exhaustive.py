@@ -73,6 +73,8 @@ EXHAUSTIVE: dict[str, str] = {
     "frameworks/test_selective_recompute.py::test_selective_is_the_frameworks_own[deepspeed]": "torch, whose it is",
     "contracts/test_toy_part.py::test_it_is_verified_past_its_window": "test_witnesses.py, which verifies the toy",
     "test_bounds.py::test_large_sizes_are_answered[serving on the most devices]": "a plan for the most devices",
+    "web/test_hub.py::test_its_config_is_fetched[an address]": "web/test_bridge.py: what a text names; the id alone",
+    "web/test_hub.py::test_its_config_is_fetched[a revision]": "a pull request, whose revision has slashes too",
     "test_bounds.py::test_large_sizes_are_answered[a plan for a large prime]": "a plan for the most devices",
     "reports/test_goldens.py::test_the_screen_is_the_golden[fit-training]": "the goldens fit and memory-training",
     "reports/test_goldens.py::test_the_screen_is_the_golden[fit-serving]": "the golden fit-devices",

@@ -79,6 +79,11 @@ NOT_ON_THE_PAGE = (
     *(f"llmcalc/questions/{part}." for part in ("engine_times", "engines", "logs", "measured_rows", "receipts")),
     "llmcalc/presets/description.schema.",
     *("pydantic/v1/", "pydantic/mypy.", "pydantic/experimental/", "pydantic/color.", "pydantic_core/_pydantic_core/"),
+    *(f"sympy/{part}/" for part in ("benchmarks", "categories", "crypto", "diffgeom", "holonomic", "liealgebras")),
+    *(f"sympy/{part}/" for part in ("sandbox", "stats", "testing")),
+    *(f"sympy/parsing/{language}/" for language in ("autolev", "c", "fortran", "latex")),
+    *(f"sympy/physics/{part}/" for part in ("biomechanics", "continuum_mechanics", "control", "hep", "mechanics")),
+    *(f"sympy/physics/{part}/" for part in ("optics", "quantum", "vector")),
 )
 """What the page never imports, left out of its archives."""
 
@@ -231,7 +236,12 @@ def pack(out: Path) -> None:
         }
         later = {"wheels": [own], "only": LATER, "without": CLUSTER}
         cluster = {"wheels": [own], "only": CLUSTER}
-        archives = {"app.pack": app, "later.pack": later, "cluster.pack": cluster, "sympy.pack": {"wheels": algebra}}
+        archives = {
+            "app.pack": app,
+            "later.pack": later,
+            "cluster.pack": cluster,
+            "sympy.pack": {"wheels": algebra, "without": NOT_ON_THE_PAGE},
+        }
         archives |= {
             "shapes.pack": {"wheels": [own], "only": SHAPES},
             "configs.pack": {"wheels": [own], "only": CONFIGS},

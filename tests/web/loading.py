@@ -8,7 +8,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from importlib.util import module_from_spec, spec_from_file_location
@@ -70,7 +70,7 @@ def until(page: Any, condition: str, value: Any = None) -> None:
     ends = time.monotonic() + PATIENCE / 1000
     while not page.evaluate(condition, value):
         assert time.monotonic() < ends, condition
-        page.wait_for_timeout(50)
+        page.wait_for_timeout(20)
 
 
 def settled(page: Any) -> None:
@@ -105,12 +105,15 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 """Rules of axe-core: colour contrast, names of controls, order of headings, landmarks (WCAG 2.2 A and AA)."""
 
 
-def inaccessible(page: Any) -> dict[str, list[str]]:
-    """What axe-core finds in a page: rule → elements that break it. In dark colours contrast alone is looked at."""
+def inaccessible(page: Any, schemes: Sequence[str] = ("light", "dark")) -> dict[str, list[str]]:
+    """What axe-core finds in a page: rule → elements that break it. In dark colours contrast alone is looked at, which
+    is the same at another width or in another language.
+    """
     page.evaluate(AXE.read_text())  # a script tag would be refused
     found: dict[str, list[str]] = {}
-    for scheme, rules in ("light", RULES), ("dark", ["color-contrast"]):
+    for scheme in schemes:
         page.emulate_media(color_scheme=scheme)
+        rules = RULES if scheme == "light" else ["color-contrast"]
         options = {"runOnly": rules, "resultTypes": ["violations"]}  # no selectors of what is fine: most of the time
         answer = page.evaluate("options => axe.run(document, options)", options)
         assert answer["passes"]

@@ -62,6 +62,7 @@ def total() -> str:
         (f"{NAME}@v2", "v2", f"{NAME}@v2"),
         (f"{NAME}@refs/pr/1", "refs%2Fpr%2F1", f"{NAME}@refs/pr/1"),
     ],
+    ids=["an id", "an address", "a revision", "a pull request"],
 )
 def test_its_config_is_fetched(visit: Open, text: str, revision: str, target: str) -> None:
     page = visit()

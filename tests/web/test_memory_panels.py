@@ -136,26 +136,33 @@ sys.path[:0] = sys.argv[1:3]
 import bridge
 for call, request in json.loads(sys.argv[3]):
     bridge.call(call, json.dumps(request))
-print(json.dumps([one.__file__ for name, one in sys.modules.items() if name.startswith("llmcalc")]))
+print(json.dumps([f"{name}.__init__" if hasattr(module, "__path__") else name for name, module in sys.modules.items()]))
 """
 
 
 @pytest.mark.parametrize(
     ("call", "absent"),
-    [("answer", "LATER CLUSTER SHAPES CONFIGS"), ("training", "CLUSTER SHAPES CONFIGS"), ("shape", "LATER CONFIGS")],
+    [
+        ("answer", "LATER CLUSTER SHAPES CONFIGS"),
+        ("training", "CLUSTER SHAPES CONFIGS"),
+        ("shape", "LATER CONFIGS"),
+        ("explain", "CLUSTER SHAPES CONFIGS"),
+    ],
 )
 def test_what_is_asked_first_needs_no_later_archive(call: str, absent: str) -> None:
-    """In a process of its own, whose modules are those that the questions need."""
+    """In a process of its own, whose modules are those that the questions need: of llmcalc, and of SymPy."""
     defaults = bridge().DEFAULTS
     asked = [(name, request) for name, request in QUESTIONS if name == call]
-    asked = asked or [(call, {"model": model, **defaults}) for model in TRAINING]
+    part = {"node": "lm_head"} if call == "explain" else {}
+    asked = asked or [(call, {"model": model, **part, **defaults}) for model in TRAINING]
     text = json.dumps(asked)
     command = [sys.executable, "-c", NEEDED, str(WEB.parent), str(WEB / "src"), text]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     build = module(WEB / "build.py")
     prefixes = build.NOT_ON_THE_PAGE + sum((getattr(build, name) for name in absent.split()), ())
-    needed = [path.partition(f"{WEB.parent}/")[2] for path in json.loads(done.stdout)]
+    needed = [f"{name.replace('.', '/')}." for name in json.loads(done.stdout)]
     assert [path for path in needed if path.startswith(prefixes)] == []
+    assert ("sympy/__init__." in needed) == (call == "explain")
 
 
 # --- in the browser ---------------------------------------------------------------------------------------------------
@@ -180,25 +187,6 @@ def shown(page: Any, run: Any, panel: str, at: int = 0) -> None:
 @pytest.mark.browser
 def test_answers_are_cpythons_byte_for_byte(same: Callable[[list[Question]], None]) -> None:
     same(QUESTIONS)
-
-
-@pytest.mark.browser
-def test_what_is_out_of_view_waits_for_the_first_numbers_and_is_drawn_when_the_page_rests(visit: Open) -> None:
-    page = visit(live=False, own_python=True)
-    fetched: list[str] = []
-    page.on("request", lambda request: fetched.append(request.url.rpartition("/")[2]))
-    page.reload()
-    until(page, "window.llmcalc && window.llmcalc.live")
-    late = {"training.js", "cluster.js", "shape.js", "shapes.pack"}
-    assert late.isdisjoint(fetched)
-    settled(page)
-    until(page, "window.llmcalc.whole")
-    assert late.issubset(fetched)
-    assert page.evaluate("window.scrollY") == 0
-    empty = "[...document.querySelectorAll('article > div[id]')].filter((place) => !place.innerText.trim()).length"
-    assert page.evaluate(empty) == 0
-    assert page.locator("#training .said").count() == 1
-    assert page.locator("#cluster .ranks li").count() == 4
 
 
 @pytest.mark.browser
@@ -300,9 +288,19 @@ def test_a_model_that_cannot_have_the_first_layout_is_given_another(visit: Open,
 
 
 @pytest.mark.browser
-def test_the_controls_above_do_not_wait_for_a_plan(visit: Open) -> None:
-    page = visit("#m=llama3-70b&p.devices=4096", own_python=True)
+def test_the_controls_above_do_not_wait_for_a_plan(visit: Open, address: str) -> None:
+    page = visit("#m=llama3-8b&p.devices=16")
     seen(page, "cluster")
+    asked_for: list[str] = []
+
+    def hold_plans(route: Any) -> None:
+        """Leaves a plan without an answer."""
+        call = json.loads(route.request.post_data)[0]
+        asked_for.append(call)
+        if call != "plan":
+            route.continue_()
+
+    page.route(address, hold_plans)
     page.click("text=Find layouts that fit")
     page.wait_for_selector("#plan-status:not(:empty)")
     until(page, "getComputedStyle(document.querySelector('#plan-status + div')).opacity === '0.4'")
@@ -310,13 +308,16 @@ def test_the_controls_above_do_not_wait_for_a_plan(visit: Open) -> None:
     page.focus("#ctx")
     page.keyboard.press("ArrowRight")
     until(page, "before => window.llmcalc.times.answers.length > before", before)
+    assert "plan" in asked_for
     assert page.inner_text("#plan-status").startswith("Python is at work")
     page.get_by_role("button", name="Stop").last.click()
     page.wait_for_selector("#plan-status:empty", state="attached")
     assert page.locator("#cluster .plan").count() == 0
+    asked_for.clear()
     page.get_by_role("button", name="Find layouts that fit").evaluate(AT_ONCE)
     page.wait_for_selector("#plan-status:empty", state="attached")
     assert page.locator("#cluster .plan").count() == 0
+    assert "plan" not in asked_for
 
 
 AT_ONCE = "button => { button.click(); document.querySelector('#plan-status button').click(); }"

@@ -44,7 +44,7 @@ def test_no_script_or_style_stands_in_the_page() -> None:
 @pytest.mark.browser
 def test_all_of_the_page_keeps_to_it(visit: Open) -> None:
     """Its formulas, its panels further down, and a config of the hub. That a page with a Python of its own keeps to it,
-    test_page.py and test_memory_panels.py find, whose pages with one fail at an error in the console too.
+    test_page.py finds, whose first visit fails at an error in the console too.
     """
     page = visit()
     page.wait_for_selector("#formula .katex")

@@ -1,12 +1,14 @@
 """Presets at three settings: the page's Python answers what CPython answers, byte for byte.
 
 The page computes with llmcalc itself, so a preset may differ there only where another part of a model is computed: the
-ordinary run has presets with every part and every verb between them. All presets are exhaustive (4 min).
+ordinary run has presets with every part and every verb between them, at one setting each, and a few at all. All presets
+at all settings are exhaustive (4 min).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -42,6 +44,11 @@ def answers(names: list[str]) -> list[tuple[str, dict[str, Any]]]:
     return [("answer", {"model": name, **setting}) for name in names for setting in SETTINGS]
 
 
+def answers_in_turn(names: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The same of each preset at one setting, the next preset at the next."""
+    return [("answer", {"model": name, **setting}) for name, setting in zip(names, cycle(SETTINGS), strict=False)]
+
+
 NAMED = ("llama3-8b?num_hidden_layers=16", "some-lab/some-model@v2", "lamma3-8b")
 
 
@@ -49,7 +56,8 @@ def test_presets_with_every_part_memory_a_formula_and_names(same: Same) -> None:
     memories = [("memory", {"model": name, **setting}) for name in FIRST for setting in SETTINGS]
     formula = ("explain", {"model": "deepseek-v3", "node": "self_attn", "ctx": 4096, "kv": "bf16"})
     named = [("names", {}), *(("find", {"text": text}) for text in NAMED)]
-    same([*answers(with_other_causes(model_names(), computed)), *memories, formula, *named])
+    sample = answers_in_turn(with_other_causes(model_names(), computed))
+    same([*sample, *answers(FIRST), *memories, formula, *named])
 
 
 @pytest.mark.exhaustive

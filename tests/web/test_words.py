@@ -127,7 +127,7 @@ def test_the_page_in_chinese_on_a_telephone(visit: Open) -> None:
     assert page.locator(".card small").all_inner_texts()[0] == "权重"
     page.wait_for_selector("#formula .katex")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    assert inaccessible(page) == {}
+    assert inaccessible(page, ["light"]) == {}
     assert page.get_attribute("#language", "href").endswith("#" + page.url.partition("#")[2])
     page.click("#language")
     until(page, "document.documentElement.lang === 'en' && document.querySelector('#total') !== null")
