@@ -746,9 +746,9 @@ def _replica_under_engine(run_question: RunQuestion, run_memory: Memory) -> Repl
     if hardware is None or len(run_question.accelerators) > 1:
         return None
     with suppress(ModuleNotFoundError):
-        from .usual_engines import replica_under_usual_engine
+        from .usual_engines import best_replica_under_usual_engine
 
-        return replica_under_usual_engine(
+        return best_replica_under_usual_engine(
             run_question.preset, run_memory, hardware, run_question.layout, run_question.default_context
         )
     return None

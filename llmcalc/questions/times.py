@@ -653,10 +653,10 @@ def _layout_of_named_server(
     from ..parallel.layout_search import UNDIVIDED_HEADS, UNDIVIDED_WIDTHS, layout_refusal
     from ..parallel.rank_program import model_axes
     from ..studies.fit_options import MAX_SPLIT_DEVICES
-    from ..studies.fit_serving import is_whole_computer
+    from ..studies.fit_serving import is_separate_computer
 
     devices, spec = layout_request.devices or 1, run_memory.spec
-    if not _is_registered_engine(engine_text) or not layout_request.is_undivided or is_whole_computer(hardware):
+    if not _is_registered_engine(engine_text) or not layout_request.is_undivided or is_separate_computer(hardware):
         return layout_request
     engine_record, _ = engine_and_version(engine_text)
     if not engine_record.reads_library_tags:

@@ -118,8 +118,8 @@ def _subtitle_text(hardware: Hardware, run_cost: RunCost) -> str:
     step_origin = "measured" if run_cost.is_measured else "likely"
     layout = "" if run_cost.plan is None else f", {_planned_layout_text(run_cost.plan)}"
     return (
-        f"{counted_noun(run_cost.step_count, 'step')} of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, "
-        f"on {devices_text}{layout}; {_lost_time_text(run_cost)}"
+        f"{counted_noun(run_cost.step_count, 'step')} of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} "
+        f"each, on {devices_text}{layout}; {_lost_time_text(run_cost)}"
     )
 
 
@@ -135,7 +135,7 @@ def _planned_layout_text(plan: LayoutPlan) -> str:
     layout_candidate = plan.ranked_layouts.fitting_candidates[0]
     layout = candidate_cell(layout_candidate.layout, layout_candidate.recompute or plan.memory.settings.recompute or "")
     micro_batch = plan.memory.settings.batch or 1
-    return layout if micro_batch == 1 else f"{layout}, micro-batches of {plural(micro_batch, 'sequence')}"
+    return layout if micro_batch == 1 else f"{layout}, micro-batches of {counted_noun(micro_batch, 'sequence')}"
 
 
 def _step_description(run_cost: RunCost) -> str:

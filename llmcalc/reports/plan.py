@@ -251,7 +251,8 @@ def _fitting_layouts_text(ranked_layouts: RankedLayouts) -> str:
     if not ranked_layouts.unreplayed_candidates and not ranked_layouts.fitting_candidates:
         return "no layout fits"
     if not ranked_layouts.unreplayed_candidates:
-        return f"{len(ranked_layouts.fitting_candidates):,} of {counted_noun(ranked_layouts.tried_count, 'layout')} {fits_verb}"
+        tried_text = counted_noun(ranked_layouts.tried_count, "layout")
+        return f"{len(ranked_layouts.fitting_candidates):,} of {tried_text} {fits_verb}"
     fitting_count, counted_count = len(ranked_layouts.fitting_candidates), ranked_layouts.replay_count
     first_text = "the first" if counted_count == 1 else f"the first {counted_count:,}"
     if fitting_count != counted_count:

@@ -344,7 +344,7 @@ def _run_text(timed_run: TimedRun) -> str:
     }[timed_run.phase]
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
     if timed_run.step_plan is not None and timed_run.step_plan.micro_batch > 1:
-        layout += f", micro-batches of {plural(int(timed_run.step_plan.micro_batch), 'sequence')}"
+        layout += f", micro-batches of {counted_noun(int(timed_run.step_plan.micro_batch), 'sequence')}"
     device_text = device_phrase(timed_run.devices, timed_run.hardware.title)
     return f"{work_text} on {device_text}{layout}{_formats_text(timed_run)}"
 

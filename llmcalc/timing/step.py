@@ -493,7 +493,7 @@ def _filling_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) 
     forward pass. After each of them it sends and receives at once, and waits (megatron/core/pipeline_parallel/
     schedules.py, forward_backward_pipelining_with_interleaving without overlap_p2p_comm_warmup_flush, the default).
     """
-    if step_plan.schedule in ("zb-h1", "dualpipe") or not software_stack.hides_hops:
+    if step_plan.schedule in ("zb-h1", "dualpipe") or not software_stack.hides_stage_messages:
         return 0
     filling_chunks = minimum((step_plan.vpp - 1) * step_plan.pp, step_plan.micro_batches * step_plan.vpp)
     return choose(step_plan.pp > 1, 2 * filling_chunks, 0)
