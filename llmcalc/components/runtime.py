@@ -141,7 +141,7 @@ def append_sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
 
 
 def scores_of_sink_keys(q: Tensor, sink_keys: Tensor) -> Tensor:
-    """Returns attention scores [batch, heads, queries, 1] with the sink keys, one [kv_heads, size] per KV head."""
+    """Returns attention scores [batch, heads, queries, 1] with the sink keys [kv_heads, size], one key per KV head."""
     group_size = q.shape[1] // sink_keys.shape[0]
     keys = sink_keys.repeat_interleave(group_size, 0) if group_size > 1 else sink_keys
     return (q * keys[None, :, None]).sum(-1, keepdim=True) * q.shape[-1] ** -0.5

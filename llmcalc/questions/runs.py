@@ -444,14 +444,14 @@ def build_run_question(
         preset = Preset(name=str(launch_file), model=launched_run.spec)
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
-    if launched_run.score_label_count is not None:
+    if launched_run.score_head_num_labels is not None:
         typed_setting = next((setting_name for setting_name in LOGIT_SETTINGS if setting_name in typed_options), "")
         if typed_setting:
             raise InputError(
                 f"{option(typed_setting)}: {launched_run.name_in_errors} trains a model without logits; "
                 "remove the option"
             )
-        preset = _with_classification_head(preset, launched_run.score_label_count)
+        preset = _with_classification_head(preset, launched_run.score_head_num_labels)
         launched_run = replace(launched_run, settings=_settings_without_logits(launched_run.settings))
     launched_run = translate_adapter_targets(
         with_published_weights(launched_run, preset), preset.model, preset.checkpoint
@@ -462,21 +462,21 @@ def build_run_question(
     return RunQuestion(preset=preset, **vars(run_options), launch=launched_run)
 
 
-def _with_classification_head(preset: Preset, score_label_count: int) -> Preset:
+def _with_classification_head(preset: Preset, score_head_num_labels: int) -> Preset:
     """Returns the preset with a classification head (`ForSequenceClassification`) instead of the language-model head.
 
-    score_label_count: the number of scores per token; 0 for no head, as `AutoModel` has none. A model without a
+    score_head_num_labels: the number of scores per token; 0 for no head, as `AutoModel` has none. A model without a
         language model's head keeps its own.
     """
     if preset.model.head.type != "lm":
         return preset
-    if score_label_count == 0:
+    if score_head_num_labels == 0:
         from ..components.no_head import NoHead
 
         return preset.model_copy(update={"model": preset.model.model_copy(update={"head": NoHead()})})
     from ..components.classifier import Classifier
 
-    score_head = Classifier(num_labels=score_label_count, bias=False, over="token")
+    score_head = Classifier(num_labels=score_head_num_labels, bias=False, over="token")
     return preset.model_copy(update={"model": preset.model.model_copy(update={"head": score_head})})
 
 

@@ -391,7 +391,7 @@ def _uncertain_ttft_text(server: Server, load_point: LoadPoint) -> str:
 
 
 def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
-    """Returns a note on the server with the most tokens/s per device, if it is not the chosen one: tied or untested."""
+    """Returns a note on a server with more tokens/s per device than the chosen one, with why it was not chosen."""
     chosen_server = servers.chosen_server
     if chosen_server is None or servers.trace_times:
         return []

@@ -51,7 +51,7 @@ class SimulatedWork:
         self._uses: list[tuple[int, int]] | None = None
 
     def begin_search(self) -> None:
-        """Begins a search, in which a recording shared by several runs counts once."""
+        """Begins the search of another layout list; work on a recording that several of its runs share counts once."""
         self._counted_recordings.clear()
 
     def subtract_work_since(self, units_before: int) -> int:

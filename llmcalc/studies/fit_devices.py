@@ -160,7 +160,7 @@ class DevicesSearch:
         order_name: OrderName | None = None,
         tries_variants: bool = False,
     ) -> LayoutPlan:
-        """Plans the layouts of a number of accelerators and replays the best one.
+        """Ranks the layouts on `devices` accelerators and replays the memory allocations of the best one.
 
         suggests_nearest: as in `plan`.
         order_name: order of the layouts; None (default) is that of `llmcalc plan`: by time where it can be estimated.

@@ -42,8 +42,8 @@ class Paper(NamedTuple):
 
 
 @cache
-def paper_of_source() -> dict[str, Paper]:
-    """Returns formula source → the paper, by the source's text."""
+def paper_by_citation() -> dict[str, Paper]:
+    """Returns a table from the citation in a formula's source to its paper."""
     paper_tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
     return {source: Paper(**paper_fields) for source, paper_fields in paper_tables.items()}
 
@@ -53,8 +53,8 @@ def papers(sources: Iterable[str]) -> tuple[list[Paper], list[str]]:
     known_papers, other_sources = dict[str, Paper](), dict[str, None]()
     for source in sources:
         paper_name = source.partition(", §")[0]
-        if paper_name in paper_of_source():
-            known_papers.setdefault(paper_of_source()[paper_name].key, paper_of_source()[paper_name])
+        if paper_name in paper_by_citation():
+            known_papers.setdefault(paper_by_citation()[paper_name].key, paper_by_citation()[paper_name])
         else:
             other_sources.setdefault(paper_name)
     return list(known_papers.values()), list(other_sources)

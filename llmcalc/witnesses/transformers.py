@@ -64,7 +64,7 @@ def require_transformers(feature_text: str = "--against transformers") -> None:
         raise MissingExtra(feature_text, "torch and transformers", "transformers")
 
 
-def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) -> Verdict:
+def verify_with_transformers(preset: Preset, batch: int = 1, seq: int | None = None) -> Verdict:
     """Compares a model with the `transformers` class of its config, or of the config that its spec converts to.
 
     Raises `InputError` if no such class is known, or if a sequence is longer than the learned positions.

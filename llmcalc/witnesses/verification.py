@@ -52,9 +52,9 @@ def _compare_model(
 
         return verify_published(preset)
     if witness == "transformers":
-        from .transformers import verify_transformers
+        from .transformers import verify_with_transformers
 
-        return verify_transformers(preset, batch, seq)
+        return verify_with_transformers(preset, batch, seq)
     verdict = verify_reference(preset.model, preset.name, device, batch, seq, every_layer)
     return _add_memory_checks(verdict, preset.model, device, batch, seq) if compares_memory else verdict
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import llmcalc
-from llmcalc.symbolic.bibliography import paper_of_source, papers
+from llmcalc.symbolic.bibliography import paper_by_citation, papers
 from tests.builders import family_shapes, spec_of
 from tests.samples import in_one_test
 
@@ -42,12 +42,12 @@ def sources() -> set[str]:
 
 def test_every_source_is_known() -> None:
     named = sources()
-    assert named <= {*paper_of_source(), *WITHOUT_PAPER}
+    assert named <= {*paper_by_citation(), *WITHOUT_PAPER}
     # sources of parts that no small shape has: Transformer-XL, LayerScale in the vision encoders of InternVL,
     # encoders alone (MobileNet, DaViT, Swin, VQ-VAE, SAM, Granite Speech, SAN-M, VibeVoice, Nemotron 3.5 Transcribe),
     # and Arctic, Kimi K3, DeepSeek-V4.1, K2 Horizon, RetNet, GLA and HGRN2, whose classes are code of their
     # repositories
-    assert {*paper_of_source(), *WITHOUT_PAPER} - named <= {
+    assert {*paper_by_citation(), *WITHOUT_PAPER} - named <= {
         "Dai et al. 2019",
         *("Ding et al. 2022", "Liu et al. 2021 (Swin)"),
         "Qin et al. 2024 (MobileNetV4)",
@@ -63,7 +63,7 @@ def test_every_source_is_known() -> None:
 
 
 def test_entries_are_whole() -> None:
-    for paper in paper_of_source().values():
+    for paper in paper_by_citation().values():
         assert re.fullmatch(r"[a-z0-9]+", paper.key)
         assert paper.authors
         assert paper.title

@@ -25,7 +25,7 @@ from llmcalc.sources.to_toml import model_description
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
-from llmcalc.witnesses.transformers import verify_transformers
+from llmcalc.witnesses.transformers import verify_with_transformers
 from tests.builders import json_lines, run_config
 from tests.witnesses.verdicts import FOLLOWED, QUANTITIES, found
 
@@ -77,7 +77,7 @@ def measure(name: str) -> dict[str, Any]:
     for one in (preset, without_towers(preset)):
         kept["text"] = one.model.towers != preset.model.towers
         try:
-            verdict = verify_transformers(one, seq=LEAST_SEQ)
+            verdict = verify_with_transformers(one, seq=LEAST_SEQ)
         except (InputError, RuntimeError, MemoryError):
             continue
         assert verdict.ok, (name, verdict.failures[:3])

@@ -8,7 +8,7 @@ from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.sources.target import load
 from llmcalc.witnesses.published import verify_published
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
-from llmcalc.witnesses.transformers import verify_transformers
+from llmcalc.witnesses.transformers import verify_with_transformers
 from tests.builders import SOME_PRESETS
 from tests.witnesses.presets import QUANTITIES, closed_form, digest, recorded
 from tests.witnesses.verdicts import FOLLOWED
@@ -47,5 +47,5 @@ def test_some_agree_with_their_reference(name: str) -> None:
 @pytest.mark.parametrize("name", SOME_PRESETS)
 def test_some_agree_with_their_class(name: str) -> None:
     """At one length; the small shapes of every family are compared at two."""
-    verdict = verify_transformers(load(name, ("towers={}",)), seq=LEAST_SEQ)
+    verdict = verify_with_transformers(load(name, ("towers={}",)), seq=LEAST_SEQ)
     assert verdict.ok, verdict.failures

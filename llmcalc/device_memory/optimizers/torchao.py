@@ -32,15 +32,15 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
     def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
         """Returns the bytes of two states per element: quantized codes, scales and code map, or plain numbers."""
         code_bytes = sum_over_tensors(
-            tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, codes_per_byte)
+            tensors, lambda tensor: _one_if_quantized_states(tensor) * floor_div(tensor.size, codes_per_byte)
         )
         other_state_bytes = packed_bytes(
-            sum_over_tensors(tensors, lambda tensor: (1 - _is_quantized(tensor)) * tensor.size), dtype
+            sum_over_tensors(tensors, lambda tensor: (1 - _one_if_quantized_states(tensor)) * tensor.size), dtype
         )
         scale_bytes = 4 * sum_over_tensors(
-            tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, BLOCK_ELEMENTS)
+            tensors, lambda tensor: _one_if_quantized_states(tensor) * floor_div(tensor.size, BLOCK_ELEMENTS)
         )
-        map_bytes = 2 * 4 * codebook_size * sum_over_tensors(tensors, _is_quantized)
+        map_bytes = 2 * 4 * codebook_size * sum_over_tensors(tensors, _one_if_quantized_states)
         moment_bytes = code_bytes + other_state_bytes
         return {"exp_avg": moment_bytes, "exp_avg_sq": moment_bytes, "scales": 2 * scale_bytes, "qmaps": map_bytes}
 
@@ -89,8 +89,8 @@ def _run_compiled_step(optimizer_step: OptimizerStep, element_count: Number, cod
     del new_states
 
 
-def _is_quantized(tensor: ParamTensor) -> Number:
-    """Returns 1 if a tensor is large enough for quantized states, otherwise 0."""
+def _one_if_quantized_states(tensor: ParamTensor) -> Number:
+    """Returns 1 if a parameter is large enough for quantized optimizer states, otherwise 0."""
     remainder = tensor.size - BLOCK_ELEMENTS * floor_div(tensor.size, BLOCK_ELEMENTS)
     return one_if_large_tensor(tensor) * (1 - minimum(1, remainder))
 

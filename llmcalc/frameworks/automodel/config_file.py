@@ -205,7 +205,7 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("freeze_config") is not None:
             reader.read_frozen_encoders(reader.table(config, "freeze_config"), "freeze_vision_tower", is_frozen=True)
         if _is_classifier(config, model_table):
-            reader.score_label_count = reader.integer(model_table, "num_labels", 2)
+            reader.score_head_num_labels = reader.integer(model_table, "num_labels", 2)
         distributed_table = reader.table(config, "distributed")
         layout = _parallel_layout(reader, config, distributed_table)
         step_scheduler = reader.table(config, "step_scheduler")

@@ -92,7 +92,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             reader.notes.append("unified_finetuning: the two small heads of BGE-M3 are not counted")
         reads_words = is_reranker and is_decoder
         if not reads_words:
-            reader.score_label_count = 1 if is_reranker else 0
+            reader.score_head_num_labels = 1 if is_reranker else 0
         launched_run = replace(launch_as_trainer(reader, trainer_table, model_id), counts_longest_samples=True)
         if not reads_words:
             return launched_run

@@ -176,10 +176,12 @@ def larger_layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict
         if has_chosen_placement:
             yield split_flags, memory(server_on_devices)
         else:
-            yield from _placements(server_on_devices, split_flags)
+            yield from _offload_flags_with_memory(server_on_devices, split_flags)
 
 
-def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def _offload_flags_with_memory(
+    server: GgmlServer, split_flags: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, server memory) of ways to place a model on the devices; all layers on GPUs come first."""
     flag_sets: list[dict[str, Any]] = [{"n_gpu_layers": "all"} if server.devices else {}]
     if _fewest_free_bytes(_server_with_fit_off(server)) < 0:

@@ -53,7 +53,7 @@ def with_embedding_loss(launch: Launch, calls: Iterable[tuple[str, Mapping[str, 
     return replace(
         launch,
         settings={**launch.settings, "batch": sequence_count},
-        score_label_count=0,
+        score_head_num_labels=0,
         counts_longest_samples=True,
         notes=(*launch.notes, batch_note),
     )

@@ -82,7 +82,7 @@ class Launch:
     calls_torch_attention: whether the program calls torch's attention, whose version chooses a kernel; default false.
         The settings then say `flash`, which keeps as much.
     written_options: option → the file's own argument with its value, where an error may name the option.
-    score_label_count: the number of scores per token of the head that replaces the language model's, 0 for no head;
+    score_head_num_labels: the number of scores per token of the head that replaces the language model's, 0 for no head;
         None (default) for the model's own head.
     logits_per_chunk: the most logits that a chunked loss computes at once, where the program states a chunk by its
         bytes; None (default) where the settings say its tokens.
@@ -124,7 +124,7 @@ class Launch:
     counts_longest_samples: bool = False
     calls_torch_attention: bool = False
     written_options: Mapping[str, str] = field(default_factory=dict)
-    score_label_count: int | None = None
+    score_head_num_labels: int | None = None
     logits_per_chunk: int | None = None
     software_stack: str = ""
     accelerator_name: str = ""
@@ -403,7 +403,7 @@ class LaunchReader:
     requests_expandable_segments: whether the program asks torch's allocator for expandable segments, where the
         environment does not say; false by default.
     end_stage_layers, ends_counted_as_layers, layers_per_stage, rounds_stages_up, counts_longest_samples,
-        calls_torch_attention, score_label_count, logits_per_chunk, trains_encoders: as in `Launch`.
+        calls_torch_attention, score_head_num_labels, logits_per_chunk, trains_encoders: as in `Launch`.
     """
 
     source: LaunchSource
@@ -420,7 +420,7 @@ class LaunchReader:
     rounds_stages_up: bool | None = None
     counts_longest_samples: bool = False
     calls_torch_attention: bool = False
-    score_label_count: int | None = None
+    score_head_num_labels: int | None = None
     logits_per_chunk: int | None = None
     trains_encoders: bool | None = None
 
@@ -650,7 +650,7 @@ class LaunchReader:
             kind="",
             framework=framework_name,
             layout=launch_settings.layout,
-            settings={**self._allocator_environment(), **launch_settings.settings},
+            settings={**self._allocator_setting(), **launch_settings.settings},
             framework_settings=launch_settings.framework_settings,
             unknown_arguments=self.unknown_arguments,
             ignored_arguments=tuple(self.ignored_arguments),
@@ -664,7 +664,7 @@ class LaunchReader:
             counts_longest_samples=self.counts_longest_samples,
             calls_torch_attention=self.calls_torch_attention,
             written_options=dict(self.written_options),
-            score_label_count=self.score_label_count,
+            score_head_num_labels=self.score_head_num_labels,
             logits_per_chunk=self.logits_per_chunk,
             trains_encoders=self.trains_encoders,
             **launch_fields,
@@ -678,13 +678,13 @@ class LaunchReader:
             ignored_arguments=(*self.ignored_arguments, *launched_run.ignored_arguments),
             notes=(*self.notes, *launched_run.notes),
             assumed_defaults={**launched_run.assumed_defaults, **self.assumed_defaults},
-            score_label_count=launched_run.score_label_count
-            if self.score_label_count is None
-            else self.score_label_count,
+            score_head_num_labels=launched_run.score_head_num_labels
+            if self.score_head_num_labels is None
+            else self.score_head_num_labels,
             trains_encoders=launched_run.trains_encoders if self.trains_encoders is None else self.trains_encoders,
         )
 
-    def _allocator_environment(self) -> dict[str, str]:
+    def _allocator_setting(self) -> dict[str, str]:
         """The setting of torch's allocator, from the environment or the program; empty for torch's default."""
         environment = self.source.env
         set_variables = [variable_name for variable_name in ALLOCATOR_VARIABLES if environment.get(variable_name)]

@@ -543,7 +543,7 @@ def preference_pair_settings(
     if loss not in LOSSES_WITHOUT_REFERENCE and not has_cached_reference:
         add_reference_model(reader, run_settings, reference_model)
     if loss == "reward" and not computes_logits:
-        reader.score_label_count = 1
+        reader.score_head_num_labels = 1
         reader.notes.append("a pair is two sequences; the head has one score per token, and no logits")
         return {"batch": 2 * run_settings["batch"]}
     reader.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")

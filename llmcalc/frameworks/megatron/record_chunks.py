@@ -115,7 +115,9 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, distinguishes_previous_pass: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
-    """Records a rank's chunks separately; returns events per kind of pass, and the chunks. None if this is impossible.
+    """Records what each of a rank's model chunks allocates in its passes, by kind of pass, and the chunks.
+
+    None if the weight gradients of several chunks are deferred together, so that they cannot be recorded separately.
 
     is_last_stage, distinguishes_previous_pass: as in `record_passes`.
     Raises `NotRepeatingError` if passes that should be alike are not.

@@ -181,7 +181,7 @@ def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch
     chunk_tokens = int(chunk_tokens_text[:9]) if chunk_tokens_text.isdecimal() else 0
     is_sequence_divided = config.get("sequence_parallel_size") not in (None, 1)
     has_logits = (
-        launched_run.settings.get("cross_entropy", "eager") == "eager" and launched_run.score_label_count is None
+        launched_run.settings.get("cross_entropy", "eager") == "eager" and launched_run.score_head_num_labels is None
     )
     if not (chunk_tokens and is_sequence_divided and has_logits):
         return launched_run

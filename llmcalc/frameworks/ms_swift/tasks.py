@@ -20,8 +20,8 @@ def task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple
     if rlhf_type or task_type in ("causal_lm", "prm"):
         return ()
     if task_type in ("seq_cls", "embedding", "reranker"):
-        reader.score_label_count = 1 if task_type != "seq_cls" else reader.integer(config, "num_labels", 1)
-        scores_text = "1 score" if reader.score_label_count == 1 else f"{reader.score_label_count} scores"
+        reader.score_head_num_labels = 1 if task_type != "seq_cls" else reader.integer(config, "num_labels", 1)
+        scores_text = "1 score" if reader.score_head_num_labels == 1 else f"{reader.score_head_num_labels} scores"
         reader.notes.append(f"--task_type {task_type}: {scores_text} a token in place of the logits of all words")
     elif task_type not in TEXT_TASKS:
         reader.refuse("--task_type", f"'{task_type}' is not modelled")

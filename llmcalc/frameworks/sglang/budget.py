@@ -695,7 +695,7 @@ def memory(server: SGLangServer) -> EngineMemory:
         cache_tokens = server.cache_tokens_that_fit(
             engine_rank, cache_bytes if slot_pool is None else slot_pool.remaining_bytes
         )
-        has_request_slots = slot_pool is None or slot_pool.request_count > 0
+        has_request_slots = slot_pool is None or slot_pool.max_running_requests > 0
         stage_memories.append(
             (cache_tokens if has_request_slots else 0, cache_bytes, weight_bytes, engine_rank, slot_pool)
         )
@@ -735,15 +735,15 @@ def memory(server: SGLangServer) -> EngineMemory:
     startup_error = ""
     if cache_tokens == 0:
         startup_error = server.engine_record.messages[
-            "no_cache" if slot_pool is None or slot_pool.request_count else "no_states"
+            "no_cache" if slot_pool is None or slot_pool.max_running_requests else "no_states"
         ]
     max_concurrency = cache_tokens / request_length
     return EngineMemory(
         terms=server.with_logged_sizes(memory_terms),
         kv_tokens=cache_tokens,
         block_count=cache_tokens // page_tokens,
-        max_concurrency=max_concurrency if slot_pool is None else min(max_concurrency, slot_pool.request_count),
-        requests_with_states=None if slot_pool is None else slot_pool.request_count,
+        max_concurrency=max_concurrency if slot_pool is None else min(max_concurrency, slot_pool.max_running_requests),
+        requests_with_states=None if slot_pool is None else slot_pool.max_running_requests,
         divides_request_limit=server.has_divided_attention,
         can_start=not startup_error,
         startup_error=startup_error,
@@ -803,10 +803,10 @@ def _server_notes(server: SGLangServer) -> list[str]:
 
 def _states_note(slot_pool: StatePool | None, max_concurrency: float) -> str:
     """Returns a note if recurrent states limit the concurrent requests; otherwise an empty text."""
-    if slot_pool is None or slot_pool.request_count >= max_concurrency:
+    if slot_pool is None or slot_pool.max_running_requests >= max_concurrency:
         return ""
     return (
-        f"{slot_pool.slot_count:,} slots of recurrent states are enough for {slot_pool.request_count:,} requests at "
+        f"{slot_pool.slot_count:,} slots of recurrent states are enough for {slot_pool.max_running_requests:,} requests at "
         "once "
         "(--max-mamba-cache-size, --mamba-full-memory-ratio)"
     )

@@ -45,12 +45,12 @@ class StatePool(NamedTuple):
     """The slots for recurrent states on a rank.
 
     slot_count: number of slots.
-    request_count: number of requests that can run at once with these slots.
+    max_running_requests: number of requests that can run at once with these slots.
     remaining_bytes: bytes that are left for the KV cache.
     """
 
     slot_count: int
-    request_count: int
+    max_running_requests: int
     remaining_bytes: int
 
 

@@ -195,7 +195,7 @@ def _launch_of_calls(
     elif loss_name != "embedding":
         run_settings |= preference_pair_settings(reader, loss_name, run_settings)
     if model_arguments.get("num_labels") is not None:  # auto_model=AutoModelForSequenceClassification
-        reader.score_label_count = reader.integer(model_arguments, "num_labels", 2)
+        reader.score_head_num_labels = reader.integer(model_arguments, "num_labels", 2)
     reader.counts_longest_samples = loss_name == "grpo" or not config.get("packing")
     reader.notes.append(UPPER_BOUND_NOTE)
     if reader.flag(model_arguments, "load_in_fp8"):

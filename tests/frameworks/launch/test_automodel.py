@@ -245,7 +245,7 @@ def test_adapters_have_the_format_of_frozen_weights() -> None:
 )
 def test_a_classifier_has_a_head_of_scores(tables: dict[str, Any], label_count: int | None) -> None:
     """recipes/llm/train_seq_cls.py; without `num_labels` transformers' config has 2 (configuration_utils.py)."""
-    assert changed(**tables).score_label_count == label_count
+    assert changed(**tables).score_head_num_labels == label_count
 
 
 def test_the_command_names_processes_and_overrides() -> None:

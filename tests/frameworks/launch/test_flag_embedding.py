@@ -25,7 +25,7 @@ def test_an_embedder_encodes_a_query_and_passages(module: str) -> None:
     launch = launch_of(module, "BAAI/bge-large-en-v1.5", LOSS)
     assert (launch.model_name, launch.layout.world_size) == ("BAAI/bge-large-en-v1.5", 2)
     assert (launch.settings["batch"], launch.settings["seq"]) == (8 * (64 + 4 * 256) // 256, 256)
-    assert launch.score_label_count == 0
+    assert launch.score_head_num_labels == 0
     assert "lora_rank" not in launch.settings
     assert launch.settings["recompute"] == "full"
 
@@ -38,16 +38,16 @@ def test_an_embedder_of_a_language_model_has_adapters() -> None:
     )
     assert (launch.settings["lora_rank"], launch.settings["lora_targets"]) == (32, ("q_proj", "v_proj"))
     assert launch.settings["attn_implementation"] == "flash"
-    assert launch.score_label_count == 0
+    assert launch.score_head_num_labels == 0
     assert "lora_rank" not in launch_of(module, "Qwen/Qwen2.5-0.5B", "--use_lora False").settings
 
 
 def test_a_reranker_scores_pairs() -> None:
     """A pair has at most the tokens of both texts (abc/finetune/reranker/AbsDataset.py)."""
     launch = launch_of("finetune.reranker.encoder_only.base", "BAAI/bge-reranker-v2-m3")
-    assert (launch.settings["batch"], launch.settings["seq"], launch.score_label_count) == (32, 320, 1)
+    assert (launch.settings["batch"], launch.settings["seq"], launch.score_head_num_labels) == (32, 320, 1)
     launch = launch_of("finetune.reranker.decoder_only.base", "google/gemma-2b")
-    assert (launch.settings["cross_entropy"], launch.score_label_count) == ("flash-in-place", None)
+    assert (launch.settings["cross_entropy"], launch.score_head_num_labels) == ("flash-in-place", None)
 
 
 @pytest.mark.parametrize(

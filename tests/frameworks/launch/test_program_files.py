@@ -656,7 +656,7 @@ def test_texts_of_examples_of_sentence_transformers(losses: str, batch: int) -> 
     )
     expected = {"batch": batch, "seq": 128, "precision": "autocast"}
     assert {name: launch.settings[name] for name in expected} == expected
-    assert (launch.model_name, launch.score_label_count) == ("google-bert/bert-base-uncased", 0)
+    assert (launch.model_name, launch.score_head_num_labels) == ("google-bert/bert-base-uncased", 0)
 
 
 def test_training_of_embeddings_has_no_logits(tmp_path: Path) -> None:
@@ -1321,7 +1321,7 @@ def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts
     )
     launch = launch_from_text(command, "texts.sh")
     assert launch.settings["batch"] == 4 * texts
-    assert launch.score_label_count == labels
+    assert launch.score_head_num_labels == labels
     assert launch.settings.get("cross_entropy") == ("chunked" if labels is None else None)
     note = "logits of two words alone" if labels is None else f"{labels} score{'s' * (labels > 1)} a token in place of"
     assert any(text.startswith(f"--task_type {task.split(maxsplit=1)[0]}: {note}") for text in launch.notes)
@@ -1364,13 +1364,13 @@ def test_a_classifier_of_megatron_swift_has_scores_in_place_of_logits() -> None:
     """mcore-bridge, model/gpt_model.py, `OutputLayerLinear`; a reward model has one score."""
     text = FILES["swift_megatron.sh"]
     launch = launch_from_text(f"{text.rstrip()} --task_type seq_cls --num_labels 3\n", "cls.sh")
-    assert launch.score_label_count == 3
+    assert launch.score_head_num_labels == 3
     assert launch.settings == launch_from_text(text, "cls.sh").settings
     reranker = launch_from_text(f"{text.rstrip()} --task_type generative_reranker\n", "rank.sh")
-    assert (reranker.score_label_count, reranker.settings["cross_entropy"]) == (None, "native")
+    assert (reranker.score_head_num_labels, reranker.settings["cross_entropy"]) == (None, "native")
     assert any("Megatron-SWIFT has logits of all words" in note for note in reranker.notes)
     reward = FILES["swift_megatron_dpo.sh"].replace("--rlhf_type dpo", "--rlhf_type rm")
-    assert launch_from_text(reward, "rm.sh").score_label_count == 1
+    assert launch_from_text(reward, "rm.sh").score_head_num_labels == 1
     run: dict[str, Any] = {"phase": "training", "framework": "megatron", "seq": 64}
     small = "qwen2.5-7b?num_hidden_layers=2&vocab_size=1000"
     with_head = llmcalc.memory(small, **run).document["memory"]["by_phase"]["step"]["weights"]
@@ -1454,7 +1454,7 @@ def test_chunks_of_unsloths_loss() -> None:
     assert eager.settings["attn_implementation"] == "eager"
     assert any(note.startswith("unsloth_tiled_mlp: ") for note in eager.notes)
     scores = launch_from_text(text.replace("load_in", "num_labels=6, load_in"), "classes.py")
-    assert (scores.score_label_count, launch.score_label_count) == (6, None)
+    assert (scores.score_head_num_labels, launch.score_head_num_labels) == (6, None)
     pairs = launch_from_text(text.replace("SFTConfig", "DPOConfig"), "dpo.py")
     assert "loss_chunk" not in pairs.with_chunked_loss(2**20).settings
 

@@ -425,15 +425,15 @@ def test_a_reward_model_has_one_score_for_each_answer_of_a_pair(tmp_path: Path) 
     """TRL 1.10, trainer/reward_trainer.py, `compute_loss`; trl/scripts/reward.py."""
     (tmp_path / "reward.py").write_text(REWARD)
     launch = read_launch(tmp_path / "reward.py")
-    assert (launch.score_label_count, launch.settings["batch"], launch.settings["seq"]) == (1, 4, 64)
+    assert (launch.score_head_num_labels, launch.settings["batch"], launch.settings["seq"]) == (1, 4, 64)
     assert not {"cross_entropy", "loss_chunk"} & {*launch.settings}
     assert llmcalc.memory(launch=tmp_path / "reward.py").document["launch"]["program"] == "TRL"  # `score` is known
     subclass = REWARD.replace("\nRewardTrainer(", "\nclass Mine(RewardTrainer): ...\nMine(")
     (tmp_path / "mine.py").write_text(subclass)
-    assert read_launch(tmp_path / "mine.py").score_label_count == 1
+    assert read_launch(tmp_path / "mine.py").score_head_num_labels == 1
     for program in ("trl reward", "python trl/scripts/reward.py", "python examples/scripts/reward_modeling.py"):
         command = read_launch(f"{program} --model_name_or_path a/b --max_length 64 --per_device_train_batch_size 2")
-        assert (command.score_label_count, command.settings["batch"], command.settings["seq"]) == (1, 4, 64)
+        assert (command.score_head_num_labels, command.settings["batch"], command.settings["seq"]) == (1, 4, 64)
     for option in ({"cross_entropy": "fused"}, {"logits_dtype": "fp32"}, {"loss_chunk": 8}, {"divide_logits": True}):
         with pytest.raises(InputError, match=r"reward.py trains a model without logits; remove the option"):
             llmcalc.memory(launch=tmp_path / "reward.py", **option)

@@ -1,4 +1,4 @@
-"""Decoders with LayerNorm (CodeShell, Jais, BTLM, ProGen2, nanoGPT, first Phi and Falcon), and with sizes per layer.
+"""Decoders with LayerNorm (CodeShell, Jais, BTLM, ProGen2, nanoGPT, first Phi, Falcon), and with other sizes by layer.
 
 OpenELM and the models of NVIDIA's architecture search have heads and FFN widths that differ by layer.
 
