@@ -65,7 +65,7 @@ class Check:
         )
 
     def explanation(self, model_sizes: NamedSizes = ()) -> str:
-        """Describes how the counted and the measured number differ, and names a size of the spec that may explain it."""
+        """Describes how the counted and measured numbers differ, and names a size of the spec that may explain it."""
         if self.measured_value is None:
             return "the witness has no such module"
         if self.measured_value == 0:
