@@ -806,8 +806,8 @@ def _states_note(slot_pool: StatePool | None, max_concurrency: float) -> str:
     if slot_pool is None or slot_pool.max_running_requests >= max_concurrency:
         return ""
     return (
-        f"{slot_pool.slot_count:,} slots of recurrent states are enough for {slot_pool.max_running_requests:,} requests "
-        "at once (--max-mamba-cache-size, --mamba-full-memory-ratio)"
+        f"{slot_pool.slot_count:,} slots of recurrent states are enough for {slot_pool.max_running_requests:,} "
+        "requests at once (--max-mamba-cache-size, --mamba-full-memory-ratio)"
     )
 
 
