@@ -602,7 +602,7 @@ def serve(
 
     input, output: tokens of a prompt, default 1,024, and of an answer, default 128, as `vllm bench serve` sends.
     trace: a file of requests that are simulated in place of equal ones; the times of each server are in
-        `.result.traces`. engine: vllm (default), sglang or tensorrt-llm.
+        `.result.trace_times`. engine: vllm (default), sglang or tensorrt-llm.
     quantize, kv_dtype: formats to try, with commas between them; `auto` is the published one.
     price: money of a device and hour. concurrency: requests at any time. rate: requests per second, in its place.
     ttft, tpot: most seconds to the first token and of each further token ("300ms"). prefix_hit: share of a prompt

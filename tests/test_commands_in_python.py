@@ -17,7 +17,7 @@ import pytest
 import llmcalc
 from llmcalc.arguments import READING_OPTIONS
 from llmcalc.cli.help import with_help_all_option
-from llmcalc.cli.main import COMMANDS, module_name
+from llmcalc.cli.main import COMMANDS, command_module_name
 from llmcalc.drawing import DRAWING_FUNCTIONS
 from llmcalc.errors import InputError
 from llmcalc.plots.pictures import Picture
@@ -185,13 +185,13 @@ def test_no_module_hides_a_function() -> None:
     for name in modules(PACKAGE):
         if name != "llmcalc.__main__":
             import_module(name)
-    names = [module_name(name) for name in COMMANDS]
+    names = [command_module_name(name) for name in COMMANDS]
     assert all(inspect.isfunction(getattr(llmcalc, name)) for name in names)
     assert [name for name in names if (PACKAGE / f"{name}.py").exists() or (PACKAGE / name).exists()] == []
 
 
 def test_every_command_is_a_function() -> None:
-    assert set(map(module_name, COMMANDS)) <= set(llmcalc.__all__)
+    assert set(map(command_module_name, COMMANDS)) <= set(llmcalc.__all__)
     with_documents = {name.partition(" ")[0] for name in ASKED}
     assert set(COMMANDS) - with_documents - {"mcp"} == {"plot", "verify", "convert", "schema", "web"}  # tested below
 
@@ -301,11 +301,11 @@ WITH_ANY |= {"verify": {"layout": True}}
 @in_one_test
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "plot"])
 def test_options_have_the_same_names(command: str) -> None:
-    function = inspect.signature(getattr(llmcalc, module_name(command))).parameters
+    function = inspect.signature(getattr(llmcalc, command_module_name(command))).parameters
     taken = set(function)
     if "options" in function:
         taken |= set(READING_OPTIONS) | groups(**WITH_ANY.get(command, {}))
-    assert sort_options(module_name(command)) - taken == set()
+    assert sort_options(command_module_name(command)) - taken == set()
 
 
 @in_one_test

@@ -111,7 +111,9 @@ def _tower_layer_program(tower: Any) -> Flow:
         frame_rows = tower.stack.stem.frames_of_recording()
     else:
         frame_rows = Value(
-            ExtendedRows(source_rows=PATCHES, extra_rows=tower.vector_count) if tower.vector_count else PATCHES,
+            ExtendedRows(source_rows=PATCHES, extra_rows=tower.prepended_vector_count)
+            if tower.prepended_vector_count
+            else PATCHES,
             (hidden_vectors,),
         )
         program.stage_input = frame_rows

@@ -272,7 +272,7 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
         f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({layout_text}): two steps "
         f"with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "
         f"{run_info['seq']} tokens per replica; loss: against one process",
-        f"not compared: {'; '.join(run_info['uncounted_effects'])}; scratch that kernels free before they return, the "
+        f"not compared: {'; '.join(run_info['not_counted'])}; scratch that kernels free before they return, the "
         "largest block of each: "
         f"{', '.join(f'{kernel} {units.memory(scratch_bytes)}' for kernel, scratch_bytes in scratch_sizes) or 'none'}",
     ]

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import llmcalc
 from llmcalc import page_server
 from llmcalc.cli.examples import EXAMPLES
-from llmcalc.cli.main import COMMANDS, module_name
+from llmcalc.cli.main import COMMANDS, command_module_name
 
 LOG = Path(__file__).parents[1] / "data" / "logs" / "vllm_v1.log"
 
@@ -47,7 +47,7 @@ def commands() -> Iterator[str]:
     """Yields every command, and the commands of a group after it."""
     for command in COMMANDS:
         yield command
-        module = import_module(f"llmcalc.cli.{module_name(command)}")
+        module = import_module(f"llmcalc.cli.{command_module_name(command)}")
         yield from (f"{command} {inner}" for inner in getattr(module, "COMMANDS", ()))
 
 

@@ -190,7 +190,7 @@ def test_experts_of_all_ranks_are_those_of_the_model(ep: int) -> None:
         model = weight_shards(rank_program(spec, ONE_DEVICE), ALL_PART_NAMES)
         for whole, *parts_of in zip(model, *ranks, strict=True):
             number = ep if parts_of[0].is_expert else 1
-            assert [one.elements * number for one in parts_of] == [whole.elements] * ep, name
+            assert [one.element_count * number for one in parts_of] == [whole.element_count] * ep, name
             seen += parts_of[0].is_expert
     assert seen > 40
     reasons = f"--ep {ep}: does not divide num_experts ", f"--ep {ep}: the model has no routed experts"

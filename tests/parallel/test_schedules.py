@@ -44,7 +44,7 @@ def most(found: Pipeline) -> list[int]:
 
 def over_ideal(found: Any) -> float:
     """Idle time as a share of the time without any, as the papers give it: (p − 1)/m of 1F1B."""
-    return float(found.idle_time / (found.time - found.idle_time))
+    return float(found.idle_time / (found.total_time - found.idle_time))
 
 
 def words(order: Any) -> str:

@@ -74,7 +74,7 @@ def test_every_point_is_under_the_roof(model: str) -> None:
         for users in (1, 64):
             run = llmcalc.time(model, "h100", phase, seq=1024, users=users).result
             for path, point in run.traffic().items():
-                roof = min(run.peak, point.intensity * run.device.memory_bandwidth)
+                roof = min(run.peak_flops, point.intensity * run.device.memory_bandwidth)
                 assert point.flops_per_second <= roof * (1 + 1e-9), (phase, users, path)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.accelerator import ListedHardware
+from llmcalc.accelerator import HardwarePreset
 from llmcalc.errors import InputError
 from llmcalc.sources.files import validate
 from llmcalc.sources.hardware import (
@@ -562,9 +562,9 @@ def test_memory_says_what_a_gb_is_where_one_is_asked_for(run):
     ],
 )
 def test_bad_files_are_refused(change, message):
-    assert validate(ListedHardware, MINIMAL, "x").peak_flops == {}
+    assert validate(HardwarePreset, MINIMAL, "x").peak_flops == {}
     with pytest.raises(InputError, match=re.escape(message)):
-        validate(ListedHardware, {**MINIMAL, **change}, "x")
+        validate(HardwarePreset, {**MINIMAL, **change}, "x")
 
 
 def test_the_list_fits_80_columns_and_names_everything(run):

@@ -16,7 +16,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.memory import compare_memory, default_runs
+from llmcalc.witnesses.memory import compare_memory, default_run_settings
 from llmcalc.witnesses.reference import verify_reference
 from tests.families.drafts.medusa import SHAPES as MEDUSA_SHAPES
 from tests.samples import in_one_test
@@ -330,7 +330,7 @@ def test_heads_agree_with_the_reference(shape: dict[str, Any]) -> None:
     spec = llmcalc.load(shape).model
     verdict = verify_reference(spec, seq=8)
     assert verdict.ok, verdict.failures[:4]
-    comparison = compare_memory(spec, default_runs(spec, 2, 8), "meta")
+    comparison = compare_memory(spec, default_run_settings(spec, 2, 8), "meta")
     assert len(comparison.checks) == 17
     assert all(check.ok for check in comparison.checks), [check for check in comparison.checks if not check.ok]
 

@@ -66,7 +66,7 @@ class FixedReplays(LayoutReplays):
         replayed_bytes: Callable[[LayoutRun, int | None], int] = lambda run, _limit: 50,
         begin: Callable[[Sequence[LayoutRun], int | None], None] = lambda runs, _limit: None,
     ) -> None:
-        self.__dict__ |= {"bytes": replayed_bytes, "begin": begin}
+        self.__dict__ |= {"replayed_bytes": replayed_bytes, "start_replays": begin}
 
 
 class EstimatesWithPeaks(RunEstimates):
@@ -727,7 +727,7 @@ def test_longer_micro_batches_end_with_the_first_one_that_is_slower(
             hardware=None,
             global_batch=global_batch,
         )
-        plan.first_row = plan, _TimedLayout(seconds_by_micro_batch[micro_batch], Layout(dp=8))
+        plan.first_candidate = plan, _TimedLayout(seconds_by_micro_batch[micro_batch], Layout(dp=8))
         return plan
 
     def plan_layouts(micro_batch: int, *_: Any, **__: Any) -> Any:

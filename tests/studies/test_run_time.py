@@ -512,10 +512,12 @@ def test_a_layout_that_a_replay_refuses_has_no_place() -> None:
     layout_plan: Any = llmcalc.plan(SMALL, "h100", devices=4, seq=128, rows=3).result
     first, second, *others = layout_plan.ranked_layouts.fitting_candidates
     refused_plan = replace(layout_plan.ranked_layouts, fitting_candidates=[second, *others])
-    layouts_in_order = [candidate for _, candidate in replace(layout_plan, ranked_layouts=refused_plan).order]
+    layouts_in_order = [
+        candidate for _, candidate in replace(layout_plan, ranked_layouts=refused_plan).candidates_in_order
+    ]
     assert layouts_in_order[:2] == [second, *others][:2]
     assert first not in layouts_in_order
-    assert len(layouts_in_order) == len(layout_plan.order) - 1
+    assert len(layouts_in_order) == len(layout_plan.candidates_in_order) - 1
 
 
 def test_an_accelerator_without_peaks_is_ordered_by_memory(run: Any) -> None:
@@ -604,7 +606,7 @@ REFUSED = {
     "time gpt2 --hardware h100 --overlap dp,all": "expected none, all, or some of dp, tp, ep with commas",
     "time gpt2 --hardware h100 --phase training --stack vllm": "--stack vllm: is for inference",
     "time gpt2 --hardware h100 --phase decode --stack megatron": "--stack megatron: is for training",
-    "time gpt2 --hardware h100 --engine tgi": "--engine 'tgi': not known",
+    "time gpt2 --hardware h100 --engine tgi": "--engine: text-generation-inference is not modelled",
     "time gpt2 --hardware h100 --engine vllm --global-batch 8": "--engine: is of inference",
     "time gpt2 --hardware h100 --phase decode --context 4k": "--context: is of prompts; expected --seq",
     "time gpt2 --hardware h100 --phase prefill --context 512": "expected --seq with the prompt's tokens too",

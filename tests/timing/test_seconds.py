@@ -178,7 +178,7 @@ def test_interleaved_stages_wait_for_exchanges_while_the_pipeline_fills_and_empt
         return float(training_step(llama(), h100(), stack, plan).seconds_by_part["bubble"])
 
     message_seconds = h100().hop_seconds(2 * 4096 * llama().hidden_size, 1)
-    hidden, waited = MEGATRON, MEGATRON.model_copy(update={"hides_hops": False})
+    hidden, waited = MEGATRON, MEGATRON.model_copy(update={"hides_stage_messages": False})
     two_neighbors = 2 * message_seconds
     assert bubble_seconds(8, 2, waited) - bubble_seconds(8, 2, hidden) == pytest.approx(
         8 * 2 * two_neighbors - 2 * 4 * message_seconds
@@ -802,7 +802,10 @@ def test_a_recurrence_has_the_rate_of_its_own_kernels() -> None:
         if line.path == "layers.mamba.scan"
     )
     rate = device.peak_rates["bf16"] * device.generation.scan
-    assert (forward.compute, backward.compute) == pytest.approx([flops / rate for flops in scan.flops])
+    forward_flops, backward_flops = scan.flops
+    assert (forward.compute, backward.compute) == pytest.approx(
+        (forward_flops * scan.scan_ratio / rate, backward_flops / rate)
+    )
 
 
 def test_ranks_wait_before_they_exchange_tokens_of_experts() -> None:

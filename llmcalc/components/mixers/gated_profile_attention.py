@@ -205,7 +205,9 @@ def _reference_class() -> type[nn.Module]:
             end_position = pass_state.past_tokens + x.shape[1]
             mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
-            bias = self.bias_of(limit_norm(profile_weights, 8.0).transpose(1, 2), pass_state, end_position, k.shape[2])
+            bias = self.distance_score_bias(
+                limit_norm(profile_weights, 8.0).transpose(1, 2), pass_state, end_position, k.shape[2]
+            )
             k, v = self._repeat_for_query_heads(k, v)
             attn_output = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
             return self.o_proj(attn_output * self.gate_proj(x).sigmoid())

@@ -29,7 +29,7 @@ def estimate(memory: Memory) -> PeakEstimate:
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
     """One sum of all gradients."""
-    yield group.replica_group.message("all_reduce", group.elements * group.element_bytes, 1)
+    yield group.replica_group.message("all_reduce", group.element_count * group.element_bytes, 1)
 
 
 def gradient_rules() -> GradientRules:

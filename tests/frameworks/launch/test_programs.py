@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
-from llmcalc.frameworks.launch.adapter_targets import translate_targets
+from llmcalc.frameworks.launch.adapter_targets import translate_adapter_targets
 from llmcalc.frameworks.launch.file_kinds import program_launch_files
 from llmcalc.frameworks.launch.launch_types import Launch, OptionOverride
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
@@ -542,7 +542,7 @@ def test_axolotls_kernels_of_adapters_are_those_of_the_file_or_the_automatic_one
 def test_axolotls_kernels_of_adapters_take_all_projections_of_a_group(targets: list[str], is_fused: bool) -> None:
     """monkeypatch/lora_kernels.py leaves other layers to PEFT, with a warning."""
     launch = changed("axolotl_qlora.yaml", lora_target_linear=None, lora_target_modules=targets)
-    settings = translate_targets(launch, load_preset("llama3.2-1b").model).settings
+    settings = translate_adapter_targets(launch, load_preset("llama3.2-1b").model).settings
     assert settings.get("fused_adapters", False) is is_fused
 
 
