@@ -185,20 +185,20 @@ def device_memory(
     spec: ModelSpec,
     record_replay: RecordReplay,
     cuda_runtime: CudaRuntime,
-    unreplayed_bytes: Sequence[UnreplayedBytes],
+    unsimulated_allocations: Sequence[UnreplayedBytes],
     tensor_term: MemoryTerm,
     recompute_period: int = 1,
     encoder_peaks: Sequence[EncoderPeak] = (),
 ) -> DeviceMemory:
     """Replays a run and returns the memory of the device.
 
-    unreplayed_bytes: bytes that the replay does not see.
+    unsimulated_allocations: bytes that the replay does not see.
     tensor_term: the term of its tensors, with their evidence.
     recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
     encoder_peaks: the peaks of encoders that run before a prompt; default none.
     """
     counted_run = CountedRun(spec, record_replay, cuda_runtime, recompute_period)
-    return counted_run.memory(cuda_runtime.context_bytes, unreplayed_bytes, tensor_term, encoder_peaks)
+    return counted_run.memory(cuda_runtime.context_bytes, unsimulated_allocations, tensor_term, encoder_peaks)
 
 
 def summarize_memory(
@@ -314,19 +314,19 @@ class CountedRun:
         peak = self.replay_result.peak[1]
         return peak.bytes - peak.bytes_of_all_kinds["overhead"]
 
-    def least_bytes(self, context_bytes: int, unreplayed_bytes: Sequence[UnreplayedBytes] = ()) -> int:
+    def least_bytes(self, context_bytes: int, unsimulated_allocations: Sequence[UnreplayedBytes] = ()) -> int:
         """Returns a lower bound of the device's memory in bytes: tensors at the peak plus the CUDA context.
 
         The allocator's blocks have at least the bytes of their tensors. context_bytes: bytes of the CUDA context.
-        unreplayed_bytes: bytes that the replay does not see.
+        unsimulated_allocations: bytes that the replay does not see.
         """
-        whole_run_bytes = sum(entry.bytes for entry in unreplayed_bytes if entry.phases == REPLAY_PHASES)
+        whole_run_bytes = sum(entry.bytes for entry in unsimulated_allocations if entry.phases == REPLAY_PHASES)
         return self.replay_result.peak[1].bytes + whole_run_bytes + context_bytes
 
     def memory(
         self,
         context_bytes: int,
-        unreplayed_bytes: Sequence[UnreplayedBytes],
+        unsimulated_allocations: Sequence[UnreplayedBytes],
         tensor_term: MemoryTerm,
         encoder_peaks: Sequence[EncoderPeak] = (),
     ) -> DeviceMemory:
@@ -335,8 +335,8 @@ class CountedRun:
         replay_result.rounding_bytes = overhead.rounding_bytes
         replay_result.rounding_bytes_after = overhead.rounding_bytes_after
         replay_result.reserved_bytes = replay_result.peak[1].bytes + overhead.rounding_bytes + overhead.free_bytes
-        _add_unreplayed_bytes(replay_result, unreplayed_bytes)
-        _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
+        _add_unreplayed_bytes(replay_result, unsimulated_allocations)
+        _add_encoders(replay_result, unsimulated_allocations, encoder_peaks)
         return summarize_memory(replay_result, context_bytes, self.stacks, tensor_term, self.replays_all_layers)
 
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
@@ -430,9 +430,9 @@ def _join_consecutive_replays(replay_results: Sequence[ReplayResult]) -> ReplayR
     )
 
 
-def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
+def _add_unreplayed_bytes(replay_result: ReplayResult, unsimulated_allocations: Sequence[UnreplayedBytes]) -> None:
     """Adds the bytes that are not replayed to the result of a replay."""
-    for entry in unreplayed_bytes:
+    for entry in unsimulated_allocations:
         replay_result.set_up_bytes += entry.bytes
         replay_result.reserved_bytes += entry.bytes
         replay_result.final_bytes += entry.bytes if entry.stays_after_run else 0
@@ -443,12 +443,14 @@ def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_bytes: Sequenc
 
 
 def _add_encoders(
-    replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes], encoder_peaks: Sequence[EncoderPeak]
+    replay_result: ReplayResult,
+    unsimulated_allocations: Sequence[UnreplayedBytes],
+    encoder_peaks: Sequence[EncoderPeak],
 ) -> None:
     """Adds the peaks of image and audio encoders, which run before the prompt while weights and cache exist."""
     if not any(allocation_place.phase == "prefill" for allocation_place in replay_result.peaks):
         return
-    cache_bytes = sum(entry.bytes for entry in unreplayed_bytes if entry.kind == "cache")
+    cache_bytes = sum(entry.bytes for entry in unsimulated_allocations if entry.kind == "cache")
     for encoder_peak in encoder_peaks:
         peak = MemoryPeak()
         peak.bytes = replay_result.set_up_bytes + encoder_peak.bytes

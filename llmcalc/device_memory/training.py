@@ -504,7 +504,7 @@ def record_training(
 
 
 def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) -> RecordedEvents | None:
-    """Records two training steps but replays the micro-batches only once; None if the steps differ.
+    """Returns the memory events of two training steps from one run of the micro-batches; None if the steps differ.
 
     The first pass allocates the parameters in the order in which it reads them, as the set-up would.
     """

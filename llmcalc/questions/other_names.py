@@ -135,7 +135,7 @@ def llmcalc_spelling(typed_name: str, spellings_by_name: Mapping[str, str], know
     )
 
 
-def python_argument_of(typed_name: str, argument_names: Collection[str]) -> str:
+def python_argument_of(name_from_user: str, argument_names: Collection[str]) -> str:
     """Returns the Python argument for another name, such as `hardware` for `gpu`; empty if there is none.
 
     argument_names: the arguments of the function.
@@ -143,9 +143,9 @@ def python_argument_of(typed_name: str, argument_names: Collection[str]) -> str:
     from ..device_memory.settings import Settings
     from ..parallel.layout_request import LayoutRequest
 
-    if typed_name in MODEL_ARGUMENT_NAMES and "model" in argument_names:
+    if name_from_user in MODEL_ARGUMENT_NAMES and "model" in argument_names:
         return "model"
-    typed_option = _option_spelling(typed_name)
+    typed_option = _option_spelling(name_from_user)
     for name, declaration in (declarations_of(Settings) | declarations_of(LayoutRequest)).items():
         if name in argument_names and typed_option in declaration.setting.spellings:
             return name

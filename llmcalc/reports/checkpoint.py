@@ -72,13 +72,13 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
     return Report(report_document, tables).with_target(file_name)
 
 
-def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tensor_match: TensorMatch) -> Report:
+def check_report(preset: Preset, checkpoint_path: str, checkpoint: Checkpoint, tensor_match: TensorMatch) -> Report:
     """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
     buffers = tensor_match.buffers
     report_document = {
         "model": model_data(preset),
         "checkpoint": {
-            "path": model_origin,
+            "path": checkpoint_path,
             "format": checkpoint.format,
             "tensors": len(checkpoint.tensors),
             "elements": checkpoint.elements,
@@ -127,9 +127,9 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
         notes.append(f"the tied output head is stored again: {names_text}")
     if buffers:
         notes.append(f"{len(buffers):,} buffers are stored beside the parameters, such as {buffers[0].name}")
-    title = f"{model_origin} against {preset.display}: {verdict}"
+    title = f"{checkpoint_path} against {preset.display}: {verdict}"
     tables = [Table(title, columns, table_rows[:MAX_SHOWN_TENSORS], notes=notes)]
-    return Report(report_document, tables).with_target(model_origin)
+    return Report(report_document, tables).with_target(checkpoint_path)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

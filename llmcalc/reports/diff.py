@@ -106,8 +106,8 @@ def report(model_difference: ModelDifference, title: str = "", unread_files: str
             for quantity_name, changed_nodes in model_difference.components.items()
             if changed_nodes
         ]
-    target_text = " → ".join(preset.target for preset in (model_before, model_after) if preset is not None)
-    return Report(_difference_data(model_difference), tables, warnings=warnings).with_target(target_text)
+    compared_models_text = " → ".join(preset.target for preset in (model_before, model_after) if preset is not None)
+    return Report(_difference_data(model_difference), tables, warnings=warnings).with_target(compared_models_text)
 
 
 def _length_warnings(model_difference: ModelDifference) -> list[str]:

@@ -380,8 +380,8 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
     ]
     if attention_implementation_of(plan.memory, plan.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
-    if plan.layouts_fitting_with_recompute is not None:
-        recompute_text = f"{plan.layouts_fitting_with_recompute:,} of {plan.ranked_layouts.tried_count:,} may fit"
+    if plan.layout_count_fitting_with_recompute is not None:
+        recompute_text = f"{plan.layout_count_fitting_with_recompute:,} of {plan.ranked_layouts.tried_count:,} may fit"
         notes.insert(0, f"with --recompute full {recompute_text}: their tensors do")
     if plan.ranked_layouts.unreplayed_candidates:
         layout_count = len(plan.ranked_layouts.unreplayed_candidates)
@@ -467,7 +467,7 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
         else {"batch": plan.longer_micro_batches.micro_batch}
         | replayed_layout_data(plan.longer_micro_batches.candidate, plan.longer_micro_batches.time_range),
         "unreplayed": [],
-        "feasible_with_recompute": plan.layouts_fitting_with_recompute,
+        "feasible_with_recompute": plan.layout_count_fitting_with_recompute,
         "refused": ranked_layouts.refusal_counts,
         "nearest": nearest,
         "nearest_expandable_bytes": plan.bytes_with_expandable_segments,

@@ -110,7 +110,7 @@ class EventRecorder:
             self.events.append((block.handle, RECLASSIFY_EVENT, memory_kind))
 
     def take_events(self) -> list[Event]:
-        """Returns the events since the last call. The next event records the module and phase in which it occurs."""
+        """Returns the events since the last call and empties the log; the next event states its module and phase."""
         memory_events, self.events = self.events, []
         self._place = NOWHERE
         return memory_events

@@ -47,10 +47,10 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
     uses_llama_cpp = hardware.usual_engine == "llama.cpp"
     if (model_memory is not None and model_memory.has_gguf_weights) or needs_llama_cpp or uses_llama_cpp:
         return LLAMA_CPP_STACK
-    has_both_stacks = (
+    is_encoder_decoder = (
         model_memory is not None and model_memory.spec.encoder is not None and model_memory.spec.decoder is not None
     )
-    if has_both_stacks:
+    if is_encoder_decoder:
         return TRANSFORMERS_STACK
     return engine(USUAL_ENGINE).software_stack(NEWEST_VERSION, hardware.vendor)
 

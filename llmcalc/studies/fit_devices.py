@@ -327,7 +327,7 @@ def _largest_number(
         )
         if largest_size <= fitting_point[0]:
             break
-        largest_tensor_bytes = tensor_bytes(largest_size)
+        tensor_bytes_at_largest_size = tensor_bytes(largest_size)
         candidate_run = model_memory.with_changes(num_microbatches=micro_batches, **{setting_name: largest_size})
         device_bytes = replayed_bytes(candidate_run, framework, version, best_candidate)
         replay_count += 1
@@ -335,9 +335,9 @@ def _largest_number(
             margin_bytes = (
                 max(2 * margin_bytes, device_bytes - capacity_bytes) if too_large_point[0] > fitting_point[0] else 0
             )
-            too_large_point = largest_size, device_bytes - largest_tensor_bytes
+            too_large_point = largest_size, device_bytes - tensor_bytes_at_largest_size
             continue
-        fitting_point, margin_bytes = (largest_size, device_bytes - largest_tensor_bytes), 0
+        fitting_point, margin_bytes = (largest_size, device_bytes - tensor_bytes_at_largest_size), 0
         if too_large_point[0] <= fitting_point[0] or too_large_point[0] - fitting_point[0] <= max(
             size_unit, SEARCH_TOLERANCE * fitting_point[0]
         ):

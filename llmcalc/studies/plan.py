@@ -218,7 +218,7 @@ class LayoutPlan:
         return required_bytes if required_bytes <= nearest_candidate.capacity else None
 
     @cached_property
-    def layouts_fitting_with_recompute(self) -> int | None:
+    def layout_count_fitting_with_recompute(self) -> int | None:
         """The number of layouts that fit only with every layer recomputed.
 
         None if enough layouts fit without it, if the user set recomputation, if the plan tried it, or ended early.

@@ -202,10 +202,10 @@ class Device:
         axis_lengths: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
         """
         integer_lengths = [axis_length for axis_length in axis_lengths if isinstance(axis_length, int)]
-        odd_length_share, even_length_share = self.generation.unaligned
+        rate_share_at_odd_lengths, rate_share_at_even_lengths = self.generation.unaligned
         if any(axis_length % 2 for axis_length in integer_lengths):
-            return odd_length_share
-        return even_length_share if any(axis_length % 8 for axis_length in integer_lengths) else 1.0
+            return rate_share_at_odd_lengths
+        return rate_share_at_even_lengths if any(axis_length % 8 for axis_length in integer_lengths) else 1.0
 
     def sustained_share(self, dtype: str = "bf16") -> float:
         """Returns the fraction of the FLOP/s of short benchmarks that a device sustains under long load."""

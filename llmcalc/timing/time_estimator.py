@@ -553,7 +553,7 @@ class TimeEstimator:
             yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes + activation_bytes)
 
     def _gradient_bytes_per_weight(self, bytes_per_element: float) -> float:
-        """Returns the bytes moved per weight when a product adds to its gradient: buffers are read and written."""
+        """Returns the bytes moved per weight when the backward product adds to the weight's gradient."""
         return 2 * self.stack.gradient_bytes if self.stack.sends_gradient_buffers else bytes_per_element + 4.0
 
     _experts_seconds = _product_seconds

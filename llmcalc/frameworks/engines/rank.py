@@ -245,7 +245,7 @@ class EngineRank:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)
 
-    def check_block_division(
+    def check_quantization_block_division(
         self, layout: Layout | None = None, unchecked_projections: frozenset[str] = frozenset()
     ) -> None:
         """Raises `ImpossibleLayout` if tensor parallelism divides weights inside a block with one scale (fp8).

@@ -489,7 +489,7 @@ class SGLangServer(EngineServer):
     def loaded_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes in use after loading: weights, draft weights, RoPE tables and adapter slots."""
         has_expert_ranks = "ep_size" in self.flags or self.flags.get("enable_ep_moe") or self.sends_tokens
-        engine_rank.check_block_division(
+        engine_rank.check_quantization_block_division(
             self.whole_layout if has_expert_ranks else None,
             QKV_PROJECTIONS if _has_unequal_value_width(self.preset) else frozenset(),
         )

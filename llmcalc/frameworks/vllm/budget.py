@@ -216,7 +216,9 @@ class VLLMServer(VLLMSettings):
     def stored_weights_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of vLLM's weights, with RoPE tables, expert padding, MLA copies and unsplit segments."""
         divides_blocks = self.version_numbers >= DIVIDED_BLOCKS_FROM
-        engine_rank.check_block_division(unchecked_projections=MERGED_PROJECTIONS if divides_blocks else frozenset())
+        engine_rank.check_quantization_block_division(
+            unchecked_projections=MERGED_PROJECTIONS if divides_blocks else frozenset()
+        )
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
         rope_table_bytes = engine_rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
         _, _, rank_experts = engine_rank.widest_network_sizes

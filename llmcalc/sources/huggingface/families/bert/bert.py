@@ -190,7 +190,7 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
 
 
 def _ffn_fields(config: Config, norm: Table | None = None) -> Table:
-    """Returns the stack fields for the network and the norms of a post-norm layer."""
+    """Returns a stack's fields for the feed-forward network and the norms of its post-norm layers."""
     return {
         "feed_forward": mlp(config.integer("intermediate_size"), bert_activation(config)),
         "norm": layernorm(config.number("layer_norm_eps")) if norm is None else norm,
