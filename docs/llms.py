@@ -46,7 +46,7 @@ def command_page(name: str) -> str:
 def index(names: tuple[str, ...]) -> str:
     """The text of `llms.txt`: what llmcalc is, and its pages with a sentence on each."""
     from llmcalc.cli.help import command_summary
-    from llmcalc.cli.main import module_name
+    from llmcalc.cli.main import command_module_name
 
     about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
     text = f"# llmcalc\n\n> {about}\n\n"
@@ -56,7 +56,7 @@ def index(names: tuple[str, ...]) -> str:
     text += "`--format json`. In Python each command is a function of its name. `llmcalc mcp` offers the commands as "
     text += "tools.\n\n## Commands\n\n"
     for name in names:
-        text += f"- [{name}]({address()}{FOLDER}/{name}.md): {command_summary(f'llmcalc.cli.{module_name(name)}')}\n"
+        text += f"- [{name}]({address()}{FOLDER}/{name}.md): {command_summary(f'llmcalc.cli.{command_module_name(name)}')}\n"
     pages = {"guide": "Every command with an example", "conventions": "What each number includes"}
     pages |= {"memory": "Memory of one device", "layouts": "Memory of many devices", "time": "How times are estimated"}
     text += "\n## Documentation\n\n"
