@@ -56,7 +56,8 @@ def index(names: tuple[str, ...]) -> str:
     text += "`--format json`. In Python each command is a function of its name. `llmcalc mcp` offers the commands as "
     text += "tools.\n\n## Commands\n\n"
     for name in names:
-        text += f"- [{name}]({address()}{FOLDER}/{name}.md): {command_summary(f'llmcalc.cli.{command_module_name(name)}')}\n"
+        summary = command_summary(f"llmcalc.cli.{command_module_name(name)}")
+        text += f"- [{name}]({address()}{FOLDER}/{name}.md): {summary}\n"
     pages = {"guide": "Every command with an example", "conventions": "What each number includes"}
     pages |= {"memory": "Memory of one device", "layouts": "Memory of many devices", "time": "How times are estimated"}
     text += "\n## Documentation\n\n"

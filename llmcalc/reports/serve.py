@@ -413,7 +413,7 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
     )
     return [
         f"{layout_text(cheapest_server)} on {device_phrase(cheapest_server.devices, serve_study.hardware.title)} has "
-        f"{units.percent(relative_gain, 1)} more tokens/s of a device, {reason}"
+        f"{units.percent(relative_gain, 1)} more tokens/s per device, {reason}"
     ]
 
 

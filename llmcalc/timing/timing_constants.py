@@ -243,7 +243,7 @@ class SoftwareStack(Record):
             raise ValueError(f"{self.name}: rows and sets; expected both or none")
         if self.host_seconds_per_expert and "bf16" not in self.host_seconds_per_expert:
             raise ValueError(
-                f"{self.name}: host_seconds_per_expert without bf16; expected it, which other formats have too"
+                f"{self.name}: host_seconds_per_expert has no bf16; expected its seconds, which other formats use"
             )
 
     @property

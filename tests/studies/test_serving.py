@@ -110,7 +110,7 @@ def test_of_servers_that_cannot_be_told_apart_the_one_with_fewer_devices_is_chos
     """It chose pp4 on 4 devices, and named pp2 on 2 beside it."""
     document = serve(run, "qwen3-14b", "--hardware", "h100", "--input", "1k", "--output", "500")
     (tie,) = [note for note in document["notes"] if note.endswith("a tie")]
-    assert tie == "pp4 on 4 × H100 SXM has 1.4 % more tokens/s of a device, within 3 %: a tie"
+    assert tie == "pp4 on 4 × H100 SXM has 1.4 % more tokens/s per device, within 3 %: a tie"
     assert document["chosen"]["devices"] == 2
     assert not any(note.endswith("a tie") for note in serve(run, *MODEL, "--tp", "2")["notes"])
     load = ("--input", "2k", "--output", "200", "--rate", "20")
