@@ -377,6 +377,6 @@ def test_ranks_wait_for_the_rank_that_reads_most_experts(ranks: int, tokens: int
 
 def test_launches_of_experts_have_seconds_in_16_bits_for_formats_without_their_own() -> None:
     fields = software_stacks()["megatron"].model_dump()
-    with pytest.raises(ValueError, match="host_seconds_per_expert without bf16"):
+    with pytest.raises(ValueError, match="host_seconds_per_expert has no bf16"):
         SoftwareStack(**fields | {"host_seconds_per_expert": {"fp8": 1e-5}})
     assert SoftwareStack(**fields | {"host_seconds_per_expert": {}}).host_seconds_per_expert == {}
