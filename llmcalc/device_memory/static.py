@@ -287,7 +287,7 @@ def _inference_memory(
                     raise
                 advice = "expected a smaller --tp, another scheme (--quantize), or an engine that pads them (--engine)"
                 message = f"--tp {spec.layout.tp}: of a rank's weights in {scheme.label}, {error.reason}; {advice}"
-                raise IndivisibleMatrix(message, error.reason) from None
+                raise IndivisibleMatrix(message, error.path, error.refusal_reason) from None
         stored_bytes = quantized_sizes[size_key]
     batch = 1 if run_settings.batch is None else run_settings.batch
     if run_settings.inputs.has_inputs and isinstance(spec, RankModel):

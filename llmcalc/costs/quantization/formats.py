@@ -38,11 +38,19 @@ EXL3_SIDE_MULTIPLE = 128
 
 
 class IndivisibleMatrix(InputError):
-    """The error raised if a format's blocks do not divide a matrix. reason: the matrix and the block size."""
+    """The error raised if a format's blocks do not divide a matrix.
 
-    def __init__(self, message: str, reason: str) -> None:
+    path: the path of the matrix. refusal_reason: its shape and the block size.
+    """
+
+    def __init__(self, message: str, path: str, refusal_reason: str) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.path, self.refusal_reason = path, refusal_reason
+
+    @property
+    def reason(self) -> str:
+        """The matrix, its shape and the block size."""
+        return f"{self.path}: {self.refusal_reason}"
 
 
 @frozen(slots=True)

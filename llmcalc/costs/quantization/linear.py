@@ -114,7 +114,7 @@ class LinearScheme(QuantizationScheme):
             if refusal_reason:
                 remedy_text = "expected another scheme, or a model whose sizes it can hold"
                 unsupported_error = self._unsupported_error(f"{param.path}: {refusal_reason}; {remedy_text}")
-                raise IndivisibleMatrix(str(unsupported_error), f"{param.path}: {refusal_reason}")
+                raise IndivisibleMatrix(str(unsupported_error), param.path, refusal_reason)
             stored_bytes = linear_format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8)
             if param.tensor.role == "table":
                 stored_bytes = replace(stored_bytes, other=0)  # scales of activations, which a table has none of

@@ -8,12 +8,10 @@ from typing import Any, TypeVar
 from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
 from .engine import EngineMemory
+from .rank import IndivisibleExperts
 from .server import EngineServer
 
 Server = TypeVar("Server", bound=EngineServer)
-
-EXPERT_PATH = ".experts."
-"""Part of the path of an expert's weights, by which errors name them."""
 
 
 def layouts_with_memory(
@@ -49,8 +47,8 @@ def layouts_with_memory(
             try:
                 try:
                     layout_memory = memory_function(server.with_flags(**flags))
-                except InputError as error:
-                    if whole_expert_flags is None or tp_size or EXPERT_PATH not in str(error):
+                except IndivisibleExperts:
+                    if whole_expert_flags is None or tp_size:
                         raise
                     flags |= whole_expert_flags(tp)
                     layout_memory = memory_function(server.with_flags(**flags))

@@ -74,6 +74,19 @@ class MissingKernels(InputError):
     """The error raised if an engine has no kernels on an accelerator for the weights, the cache or the attention."""
 
 
+class IndivisibleExperts(ImpossibleLayout):
+    """Raised if tensor parallelism divides experts' weights that their format cannot store in parts."""
+
+
+EXPERTS_PATH = ".experts."
+"""Part of the path of an expert's weights."""
+
+
+def _division_error(weight_path: str) -> type[ImpossibleLayout]:
+    """Returns the class of the error for a weight that a layout divides and its format does not."""
+    return IndivisibleExperts if EXPERTS_PATH in weight_path else ImpossibleLayout
+
+
 class TokenCache(NamedTuple):
     """The KV caches of all layers with one attention type, whose bytes grow with the tokens.
 
@@ -220,7 +233,7 @@ class EngineRank:
                 self.preset.model, self.scheme
             )  # raises if the scheme cannot store the whole model either
             scheme_title = self.scheme or "the published format"
-            raise ImpossibleLayout(
+            raise _division_error(error.path)(
                 f"{self._dividing_options_text}: of a rank's weights in {scheme_title}, {error.reason}; expected "
                 f"{self._smaller_options_text}, or another scheme{self._size_remark}"
             ) from None
@@ -266,15 +279,16 @@ class EngineRank:
         for weight in weight_tensors_of(model.tree(), included_parts, first_copies_only=True):
             tensor_shapes = whole_shapes.get(replace_numbers(weight.path), {})
             is_unchecked_projection = (
-                weight.path.rpartition(".")[2] in unchecked_projections and ".experts." not in weight.path
+                weight.path.rpartition(".")[2] in unchecked_projections and EXPERTS_PATH not in weight.path
             )
             if is_unchecked_projection or not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
             named_tensor = weight if path_names is None else replace(weight, published_names=path_names(weight.path))
             refusal_reasons = [scheme.shard_refusal_reason(named_tensor, shape) for shape in tensor_shapes]
             if all(refusal_reasons):
-                remedy = "experts that ranks do not divide, " if ".experts." in weight.path else ""
-                raise ImpossibleLayout(
+                error_class = _division_error(weight.path)
+                remedy = "experts that ranks do not divide, " if error_class is IndivisibleExperts else ""
+                raise error_class(
                     f"{self._dividing_options_text}: of a rank's weights in {self.scheme or 'the published format'}, "
                     f"{weight.path}: {refusal_reasons[0]}, which no kernel computes; expected "
                     f"{self._smaller_options_text}, {remedy}or another scheme"
