@@ -194,6 +194,4 @@ def serve_picture(compute_answer: Callable[[], ReportedAnswer]) -> Figure:
     table = answer.report().tables[0]
     if not answer.result.servers:
         raise InputError(f"{table.heading}: there is nothing to draw; expected more --devices or a shorter request")
-    limits = answer.document["limits"]
-    latency_limits = LatencyLimits(limits["concurrency"], limits["rate"], limits["ttft"], limits["tpot"])
-    return plot_servers(table.heading, table.subtitle, answer.result, latency_limits)
+    return plot_servers(table.heading, table.subtitle, answer.result, LatencyLimits(**answer.document["limits"]))

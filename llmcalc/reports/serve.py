@@ -145,7 +145,7 @@ def load_text(serve_study: ServeStudy) -> str:
         trace_text = duration_text(serve_study.trace.duration_seconds)
         requests_text = f"{counted_noun(len(serve_study.trace.requests), 'request')} in {trace_text}"
         return f"{requests_text}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
-    requests_text = "requests" if latency_limits.request_rate is None else f"{latency_limits.request_rate:g} requests/s"
+    requests_text = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
     requests_text = (
         requests_text if latency_limits.concurrency is None else counted_noun(latency_limits.concurrency, "user")
     )
@@ -296,7 +296,7 @@ def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
 def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the highest request rate that any server reaches within the limits, if none is chosen."""
     latency_limits = serve_study.latency_limits
-    if servers.chosen_server is not None or latency_limits.request_rate is None or servers.trace_times:
+    if servers.chosen_server is not None or latency_limits.rate is None or servers.trace_times:
         return []
     server_rates = [
         (server.replicas * server.latencies(concurrency).requests_per_second, server)
@@ -317,7 +317,7 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     chosen_server = servers.chosen_server
     shown_point = _point_with_shown_errors(servers)
     reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.rejection_counts.items())
-    notes = _cheaper_tie_notes(serve_study, servers)
+    notes = _notes_on_faster_server(serve_study, servers)
     notes += [] if shown_point is None else [test_errors_text(shown_point.tpot, serve_study.stack.title)]
     notes += [speculation_text(serve_study.speculation)] if serve_study.speculation is not None else []
     notes += [f"ruled out: {reasons_text}"] if reasons_text else []
@@ -352,13 +352,13 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
 
 
 def _uncounted_effects(serve_study: ServeStudy) -> list[str]:
-    spreads_arrivals = serve_study.latency_limits.request_rate is not None or serve_study.is_disaggregated
+    spreads_arrivals = serve_study.latency_limits.rate is not None or serve_study.is_disaggregated
     return [*(["bursts of arrivals"] if spreads_arrivals and serve_study.trace is None else []), *UNCOUNTED_EFFECTS]
 
 
 def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoint) -> list[str]:
     """Returns a note on the arrival of requests, with the likely latencies for spread instead of burst arrivals."""
-    if serve_study.latency_limits.request_rate is not None:
+    if serve_study.latency_limits.rate is not None:
         return ["arrivals are evenly spread; bursts wait longer"]
     if load_point.replica_latencies.concurrency <= 1 or serve_study.trace is not None:
         return []
@@ -390,7 +390,7 @@ def _uncertain_ttft_text(server: Server, load_point: LoadPoint) -> str:
     )
 
 
-def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
+def _notes_on_faster_server(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on a server with more tokens/s per device than the chosen one, with why it was not chosen."""
     chosen_server = servers.chosen_server
     if chosen_server is None or servers.trace_times:
@@ -506,12 +506,7 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
             "output": requests.output_tokens,
             "cached": requests.cached_tokens,
         },
-        "limits": {
-            "concurrency": latency_limits.concurrency,
-            "rate": latency_limits.request_rate,
-            "ttft": latency_limits.ttft,
-            "tpot": latency_limits.tpot,
-        },
+        "limits": {**vars(latency_limits)},
         "trace": _trace_data(serve_study),
         "speculation": _speculation_data(serve_study),
         "price": serve_study.price,

@@ -31,12 +31,12 @@ def largest_number(is_within_limits: Callable[[int], bool], maximum: int) -> int
 class LatencyLimits:
     """The latency limits that a server must meet; a field that is None is no limit.
 
-    concurrency: requests at any time. request_rate: requests per second that arrive.
+    concurrency: requests at any time. rate: requests per second that arrive.
     ttft, tpot: seconds to the first token and of each further token, at most.
     """
 
     concurrency: int | None = None
-    request_rate: float | None = None
+    rate: float | None = None
     ttft: float | None = None
     tpot: float | None = None
 

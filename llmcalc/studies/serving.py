@@ -343,7 +343,7 @@ class ServeStudy:
                 number_formats,
                 most_step_tokens,
                 self.speculation,
-                waited_step_share=1.0 if self.latency_limits.request_rate is None else 0.5,
+                waited_step_share=1.0 if self.latency_limits.rate is None else 0.5,
             )
             replica.decoding_pass(1)  # sizes that the layout does not divide raise here
         except ReplicaDoesNotFit:
@@ -369,7 +369,7 @@ class ServeStudy:
             most_requests,
             engine_flags,
             price=self.price,
-            has_equal_requests=self.latency_limits.request_rate is None and self.trace is None,
+            has_equal_requests=self.latency_limits.rate is None and self.trace is None,
         )
 
     def _exchange_flags(self, layout: Layout, used_flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -424,8 +424,8 @@ class ServeStudy:
         concurrency_within_limits = server.most_requests_within_limits(latency_limits)
         if not concurrency_within_limits:
             return replace(server, replicas=replicas or 1), None, server.violation_reason(latency_limits, 1)
-        if latency_limits.request_rate is not None:
-            return self._sized_server_for_rate(server, replicas, concurrency_within_limits, latency_limits.request_rate)
+        if latency_limits.rate is not None:
+            return self._sized_server_for_rate(server, replicas, concurrency_within_limits, latency_limits.rate)
         concurrency = latency_limits.concurrency or concurrency_within_limits * (replicas or 1)
         sized_server = replace(server, replicas=replicas or -(-concurrency // concurrency_within_limits))
         if sized_server.devices > MAX_DEVICES and replicas is None:
