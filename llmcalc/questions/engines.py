@@ -344,7 +344,7 @@ def ask_engine_fit(
     for hardware in filter(engine.runs_on, accelerators):
         hardware_flags = flags_on_hardware(hardware)
         try:
-            engine_options += _fewest_devices(preset, engine, version, hardware, hardware_flags, user_count, devices)
+            engine_options += _options_for_users(preset, engine, version, hardware, hardware_flags, user_count, devices)
         except MissingKernels:
             if named_hardware is not None:
                 raise
@@ -427,7 +427,7 @@ def _require_supported_accelerator(engine: Engine, hardware: Hardware) -> Hardwa
     return hardware
 
 
-def _fewest_devices(
+def _options_for_users(
     preset: Preset,
     engine: Engine,
     version: EngineVersion,
@@ -436,17 +436,16 @@ def _fewest_devices(
     users: int,
     devices: int | None,
 ) -> list[EngineOption]:
-    """Returns the layout with the fewest devices that holds all users, else the largest layout; none if impossible.
+    """Returns the layouts with the fewest devices that hold all users, else the largest layout; none if impossible.
 
-    devices: a stated number: the layouts of the most of them that hold all users come first; None for none.
+    devices: a stated number: the layouts with the most of them that hold all users come first; None for none.
     For an engine that shows alternatives, the result is all layouts with that many devices that hold all users; the
     first leaves nothing on the host. If the number of devices is stated, all of them may be used to leave nothing on
     the host.
     """
     layouts = engine.larger_layouts(engine.server(preset, hardware, version, engine_flags), devices or MAX_DEVICES)
     tried_options: list[EngineOption] = []
-    fewest_options: list[EngineOption] = []
-    most_options: list[EngineOption] = []
+    options_by_count: list[list[EngineOption]] = []
     last_serving_options: list[EngineOption] = []
     for _, layouts_of_number in groupby(layouts, lambda layout: layout[1].devices):
         engine_options = []
@@ -459,11 +458,12 @@ def _fewest_devices(
         if serving_options and (engine_options[0].serves_all_users or not engine.shows_alternatives or devices is None):
             if devices is None:
                 return serving_options
-            fewest_options, most_options = fewest_options or serving_options, serving_options
+            options_by_count.append(serving_options)
         tried_options += engine_options
         last_serving_options = serving_options or last_serving_options
-    if most_options:
-        return most_options if most_options is fewest_options else most_options + fewest_options
+    if options_by_count:
+        fewest_devices, *more_devices = options_by_count
+        return [*more_devices[-1], *fewest_devices] if more_devices else fewest_devices
     return (
         last_serving_options
         or sorted(

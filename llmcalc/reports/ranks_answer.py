@@ -33,7 +33,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
     hardware_of_chosen_layout: the accelerator for which the layout was chosen; default None for a given layout.
     planned_framework: the framework that other commands take for the same options, if it is another one; default None.
     engine_fit: the verdict on the fullest device by the buffers of the engine that usually runs the weights on
-        `chosen_for`; default None for torch's kernels.
+        `hardware_of_chosen_layout`; default None for torch's kernels.
     """
 
     launch: Launch | None = None

@@ -239,9 +239,9 @@ def test_megatron_gathers_the_input_of_products_again() -> None:
     """Korthikanti 2022, §4.2.2: a rank keeps its part of the input alone, "and perform an extra all-gather in the
     backward pass".
     """
-    again = per_layer(LLAMA, Layout(tp=4, sequence_parallel=True), regathers_inputs=True)
-    assert again["all_gather", "backward"] == 4
-    assert again["all_gather", "forward"] == 2
+    message_counts = per_layer(LLAMA, Layout(tp=4, sequence_parallel=True), regathers_inputs=True)
+    assert message_counts["all_gather", "backward"] == 4
+    assert message_counts["all_gather", "forward"] == 2
 
 
 def test_latent_attention_gathers_its_latents() -> None:

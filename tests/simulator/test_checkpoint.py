@@ -35,12 +35,12 @@ RUNS = {f"{number}-{mode}": (number, mode) for mode in ALL for number in (0, 1, 
     ("number", "mode"), spread(sampled(RUNS, lambda run: [(run[0] % 2, run[1]), (run[0], run[1] == "full")]))
 )
 def test_a_mode_holds_what_torch_holds(number: int, mode: str) -> None:
-    how = parse_recompute(mode)
+    recompute = parse_recompute(mode)
     spec = deep(around_a_model(Block.examples()[number]), 3)
     ours: list[str] = []
     theirs: list[str] = []
-    held = without_values(spec, log=ours, recompute=how)
-    assert held == by_torch(spec, log=theirs, recompute=how), "\n".join([*ours, "=====", *theirs])
+    held = without_values(spec, log=ours, recompute=recompute)
+    assert held == by_torch(spec, log=theirs, recompute=recompute), "\n".join([*ours, "=====", *theirs])
 
 
 MIXTURES = {name: part for name, part in examples().items() if name.startswith("MoE-")}
@@ -51,14 +51,14 @@ CARRIES = "MoE-9"
 @pytest.mark.parametrize("name", MIXTURES)
 def test_layers_of_experts_run_again(name: str) -> None:
     spec = deep(around_a_model(MIXTURES[name]), 3)
-    how = Recompute(layers=True)
-    assert without_values(spec, recompute=how) == by_torch(spec, recompute=how)
+    recompute = Recompute(layers=True)
+    assert without_values(spec, recompute=recompute) == by_torch(spec, recompute=recompute)
 
 
 @pytest.mark.parametrize("mode", ["every:2", "attention", "attention+matmuls", "nodes:self_attn"])
 def test_a_router_that_reads_the_one_below_runs_again(mode: str) -> None:
-    spec, how = deep(around_a_model(MIXTURES[CARRIES]), 3), parse_recompute(mode)
-    assert without_values(spec, recompute=how) == by_torch(spec, recompute=how)
+    spec, recompute = deep(around_a_model(MIXTURES[CARRIES]), 3), parse_recompute(mode)
+    assert without_values(spec, recompute=recompute) == by_torch(spec, recompute=recompute)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_it_reads_the_same_state_again(mode: str) -> None:
     """The gradients of the reference are those without recomputation."""
     spec = deep(around_a_model(MIXTURES[CARRIES]), 3)
 
-    def gradients(how: Recompute) -> list[torch.Tensor]:
+    def gradients(recompute: Recompute) -> list[torch.Tensor]:
         torch.manual_seed(0)
         module: Any = spec.reference().float()
-        kernel_variants.add_checkpoints(module, how)
+        kernel_variants.add_checkpoints(module, recompute)
         ids, source = inputs(spec, 2, 7)
         result(spec, module, torch.arange(14).reshape(ids.shape), source).backward()
         return [one.grad for one in module.parameters() if one.grad is not None]
@@ -95,13 +95,14 @@ def test_it_reads_the_same_state_again(mode: str) -> None:
 @pytest.mark.parametrize("name", ["Attention-0", "Attention-1", "Attention-4", "Attention-12", "MixtureOfAttention-0"])
 def test_selective_checkpoints_keep_what_flash_attention_gives(name: str) -> None:
     """Its output and what its backward pass reads, beside matrix products."""
-    spec, how = deep(around_a_model(examples()[name]), 3), parse_recompute("attention+matmuls")
+    spec, recompute = deep(around_a_model(examples()[name]), 3), parse_recompute("attention+matmuls")
     choices = KernelChoices("flash")
-    held = without_values(spec, recompute=how, choices=choices)
-    assert held == by_torch(spec, recompute=how, choices=choices)
-    products = Recompute(layers=True, saved_operations=how.saved_operations - {"flash_attention"})
+    held = without_values(spec, recompute=recompute, choices=choices)
+    assert held == by_torch(spec, recompute=recompute, choices=choices)
+    products = Recompute(layers=True, saved_operations=recompute.saved_operations - {"flash_attention"})
     assert without_values(spec, recompute=products, choices=choices).live < held.live
-    assert without_values(spec, recompute=products) == without_values(spec, recompute=how)  # eager runs no such kernel
+    # eager runs no such kernel
+    assert without_values(spec, recompute=products) == without_values(spec, recompute=recompute)
 
 
 def test_an_option_says_what_runs_again() -> None:

@@ -152,10 +152,10 @@ print(json.dumps([f"{name}.__init__" if hasattr(module, "__path__") else name fo
 def test_what_is_asked_first_needs_no_later_archive(call: str, absent: str) -> None:
     """In a process of its own, whose modules are those that the questions need: of llmcalc, and of SymPy."""
     defaults = bridge().DEFAULTS
-    asked = [(name, request) for name, request in QUESTIONS if name == call]
+    questions = [(name, request) for name, request in QUESTIONS if name == call]
     part = {"node": "lm_head"} if call == "explain" else {}
-    asked = asked or [(call, {"model": model, **part, **defaults}) for model in TRAINING]
-    text = json.dumps(asked)
+    questions = questions or [(call, {"model": model, **part, **defaults}) for model in TRAINING]
+    text = json.dumps(questions)
     command = [sys.executable, "-c", NEEDED, str(WEB.parent), str(WEB / "src"), text]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     build = module(WEB / "build.py")

@@ -439,8 +439,16 @@ def _run_of_few_layers(fsdp_rank_setup: FsdpRankSetup) -> FsdpRun:
     }
     fsdp_settings = fsdp_rank_setup.fsdp_settings
     rank_sharding = sharding_of_rank(training_config, layout, rank, fsdp_settings)
-    run_arguments = spec, training_config, rank_sharding, fsdp_settings, layout.reshard
-    training_run = FsdpRun(*run_arguments, layers_per_stack, 0, EventRecorder(), rank_flow)
+    training_run = FsdpRun(
+        spec,
+        training_config,
+        rank_sharding,
+        fsdp_settings,
+        layout.reshard,
+        layers_per_stack,
+        memory_meter=EventRecorder(),
+        program=rank_flow,
+    )
     training_run.set_up()
     return training_run
 

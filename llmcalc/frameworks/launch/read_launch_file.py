@@ -685,10 +685,8 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
     def read_table(file_name: str) -> Mapping[str, Any]:
         if file_name not in written_files:
             return read_named_tables(file_name)
-        file_text, name_in_error = (
-            written_files[file_name],
-            f"{source_file.name_in_errors}: {printable_word(file_name)}",
-        )
+        file_text = written_files[file_name]
+        name_in_error = f"{source_file.name_in_errors}: {printable_word(file_name)}"
         if is_unresolved(file_text):
             unknown_word = next(unknown_word for unknown_word in file_text.split() if is_unresolved(unknown_word))
             raise InputError(f"{name_in_error}: {unresolved_reason(unknown_word)}")
