@@ -22,7 +22,7 @@ ANSWERED: dict[str, tuple[str, ...]] = {
         "plan", "deepseek-v3", "--hardware", "h100", "--devices", "1048576", "--rows", "1",
     ),
     "a plan for a large prime": (
-        "plan", "llama3-8b", "--hardware", "h100", "--devices", "1048573", "--rows", "1",
+        "plan", "llama3-8b", "--hardware", "h100", "--devices", "1048573", "--global-batch", "1048573", "--rows", "1",
     ),
     "a fit for the most devices": ("fit", "llama3-8b", "--hardware", "h100", "--devices", "1048576"),
     "serving on the most devices": (
