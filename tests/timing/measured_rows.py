@@ -103,10 +103,11 @@ STACKS = {
     "megatron-lm-inference": "fastertransformer",
     "lmdeploy": "vllm",
     "optimum-habana": "vllm",
+    "neuronx-distributed": "megatron",
 }
 """Software of the rows → stack of `presets/timing`; others have its name. Servers without one have the default."""
 
-STAND_INS = {"lmdeploy", "optimum-habana"}
+STAND_INS = {"lmdeploy", "neuronx-distributed", "optimum-habana"}
 """Software of rows that have the stack of another one, and test no estimate of that one."""
 
 ONE_CONNECTION = {"halo", "trl", "qwen-2023-zero3"}
