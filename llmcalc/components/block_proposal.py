@@ -202,8 +202,11 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.markov == "vanilla":
                 return token_embedding
             gru_state, token_outputs = torch.zeros_like(token_embedding[:, :1]), []
-            for i in range(x.shape[1]):
-                joint_input = torch.cat([gru_state, token_embedding[:, i : i + 1], x[:, i : i + 1]], -1)
+            for token_index in range(x.shape[1]):
+                joint_input = torch.cat(
+                    [gru_state, token_embedding[:, token_index : token_index + 1], x[:, token_index : token_index + 1]],
+                    -1,
+                )
                 gate, candidate_state, output_gate = self.joint_proj(joint_input).chunk(3, -1)
                 gru_state = gate.sigmoid() * gru_state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
                 token_outputs.append(torch.tanh(output_gate))
@@ -211,9 +214,9 @@ def _reference_class() -> type[nn.Module]:
 
         def _pair_scores(self, x: Tensor) -> Tensor:
             """Returns the scores of token pairs, with the vocabulary's first tokens in place of the best tokens."""
-            tokens = torch.arange(self.spec.selector_top_k or 0, device=x.device).expand(*x.shape[:-1], -1)
-            conditioned_state = self.predecessor_codebook(tokens) * self.hidden_projection(x)[..., None, :]
-            scores: Tensor = self.pairs(conditioned_state, self.successor_codebook(tokens).transpose(-1, -2))
+            token_ids = torch.arange(self.spec.selector_top_k or 0, device=x.device).expand(*x.shape[:-1], -1)
+            conditioned_state = self.predecessor_codebook(token_ids) * self.hidden_projection(x)[..., None, :]
+            scores: Tensor = self.pairs(conditioned_state, self.successor_codebook(token_ids).transpose(-1, -2))
             return scores
 
         def _run_gru(self, x: Tensor) -> Tensor:

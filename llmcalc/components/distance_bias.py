@@ -199,9 +199,11 @@ class RelativeBias(DistanceBuckets, StackPart):
             recorder.layer_memo["relative_bias_of_blocks"], _ = recorder.table(
                 "blocks", bucket_axis, heads, of=bucket_rows, by="all"
             )
-        for i, bucket_count in enumerate(self.other_buckets):
+        for table_index, bucket_count in enumerate(self.other_buckets):
             table_rows = EmbeddingRows(row_count=bucket_count)
-            recorder.table(f"other_{i}", Axis("buckets", bucket_count), heads, of=table_rows, by="all", role="idle")
+            recorder.table(
+                f"other_{table_index}", Axis("buckets", bucket_count), heads, of=table_rows, by="all", role="idle"
+            )
         return bias_table
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -279,17 +281,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             self.core = DistanceScores()
 
-        def forward(self, q: Tensor, pass_state: PassState, total_tokens: int) -> tuple[Tensor, Tensor]:
+        def forward(self, q: Tensor, pass_state: PassState, total_token_count: int) -> tuple[Tensor, Tensor]:
             angles = pass_state.compute_once(
-                ("distances", total_tokens),
-                lambda: rotary_angles(pass_state.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
+                ("distances", total_token_count),
+                lambda: rotary_angles(pass_state.positions(0, total_token_count, q.device), self.hidden_size, 10000.0),
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
-            query_positions = pass_state.positions(total_tokens - q.shape[-2], total_tokens, q.device)
-            key_positions = pass_state.positions(0, total_tokens, q.device)
+            query_positions = pass_state.positions(total_token_count - q.shape[-2], total_token_count, q.device)
+            key_positions = pass_state.positions(0, total_token_count, q.device)
             distances = (
-                (query_positions[:, None] - key_positions[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
+                (query_positions[:, None] - key_positions[None, :])
+                .clamp(min=0)
+                .expand(*q.shape[:-1], total_token_count)
             )
             return q + self.content_bias.weight, distance_scores.gather(-1, distances) * q.shape[-1] ** -0.5
 

@@ -313,11 +313,11 @@ def causal_conv_class() -> type[nn.Module]:
             self.kept_frames = kernel_size if stored_frames is None else stored_frames
 
         def forward(self, x: Tensor, pass_state: PassState, state_module: Any) -> Tensor:  # type: ignore[override]
-            kernel_size, tokens = self.kernel_size[0], x.shape[-1]
+            kernel_size, token_count = self.kernel_size[0], x.shape[-1]
             stored_input = state_module.load(pass_state)
             if stored_input is None:
                 conv_output = super().forward(x)[
-                    ..., :tokens
+                    ..., :token_count
                 ]  # padded on both sides; outputs beyond the tokens are cut off
                 if pass_state.cached_tensors is None:
                     return conv_output

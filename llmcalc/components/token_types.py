@@ -86,7 +86,9 @@ class TokenTypes(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the computation of token embeddings plus a row of each token-type table. x: the token embeddings."""
-        other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
+        other_tables = (
+            (f"embed_other_{table_index}", vocab_size) for table_index, vocab_size in enumerate(self.other_vocab_sizes)
+        )
         for table_name, type_count in (
             ("embed_types", self.type_vocab_size),
             ("embed_tasks", self.task_type_vocab_size),
@@ -132,9 +134,11 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"embed_other_{table_index}", nn.Embedding(vocab_size, hidden_size))
             self._type_tables = tuple(self.children())
             if spec.boxes is not None:
-                positions, coordinate_size = spec.boxes.num_positions, spec.boxes.coordinate_size
-                self.box_x, self.box_y = (nn.Embedding(positions, coordinate_size) for _ in range(2))
-                self.box_height, self.box_width = (nn.Embedding(positions, spec.boxes.shape_size) for _ in range(2))
+                position_count, coordinate_size = spec.boxes.num_positions, spec.boxes.coordinate_size
+                self.box_x, self.box_y = (nn.Embedding(position_count, coordinate_size) for _ in range(2))
+                self.box_height, self.box_width = (
+                    nn.Embedding(position_count, spec.boxes.shape_size) for _ in range(2)
+                )
 
         def forward(self, x: Tensor) -> Tensor:
             zero_ids = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)

@@ -100,14 +100,16 @@ class WaveStem(Stem):
         assert isinstance(frames.rows, MultipliedRows)
         position_rows = frames.rows.source_rows
         axes, norm = width or x.axes, Norm(type="layernorm")
-        for i, (convolution, output_rows) in enumerate(
+        for conv_index, (convolution, output_rows) in enumerate(
             zip(self.convolutions, self._rows_per_convolution(position_rows)[1:], strict=True)
         ):
             channel_axis = Axis("channels", convolution.channels)
             frames = recorder.conv(
-                f"conv_{i}", frames, channel_axis, kernel=convolution.kernel, bias=self.bias, rows=output_rows
+                f"conv_{conv_index}", frames, channel_axis, kernel=convolution.kernel, bias=self.bias, rows=output_rows
             )
-            frames = recorder.part(f"norm_{i}", norm, frames) if i == 0 or self.norms == "all" else frames
+            frames = (
+                recorder.part(f"norm_{conv_index}", norm, frames) if conv_index == 0 or self.norms == "all" else frames
+            )
             frames = recorder.act(frames, self.hidden_act)
         frames = recorder.part("proj_norm", norm, frames) if self.projection_norm else frames
         frames = recorder.linear("proj", frames, *axes, bias=True)
@@ -120,9 +122,9 @@ class WaveStem(Stem):
                 positions = recorder.act(positions, self.hidden_act)
             else:
                 positions, norm = frames, Norm(type="layernorm", weight=False, bias=False)
-                for i in range(self.position_layers):
-                    positions = self._convolve_positions(recorder, f"conv_{i}", positions, axes, position_rows)
-                    positions = recorder.act(recorder.part(f"norm_{i}", norm, positions), self.hidden_act)
+                for conv_index in range(self.position_layers):
+                    positions = self._convolve_positions(recorder, f"conv_{conv_index}", positions, axes, position_rows)
+                    positions = recorder.act(recorder.part(f"norm_{conv_index}", norm, positions), self.hidden_act)
         return recorder.add(frames, positions)
 
     def _convolve_positions(self, recorder: Flow, conv_name: str, x: Value, axes: Shape, position_rows: Rows) -> Value:

@@ -71,5 +71,5 @@ class ImageTiles(ImageRule):
     def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         tile_count = prod(self.tile_grid(height, width))
         image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
-        tokens = image_count * (self.tokens + self.tile_marks) + self.marks
-        return InputSizes(image_count, patches_per_side, patches_per_side, tokens)
+        token_count = image_count * (self.tokens + self.tile_marks) + self.marks
+        return InputSizes(image_count, patches_per_side, patches_per_side, token_count)

@@ -44,9 +44,9 @@ class SplitImage(ImageRule):
             width, height = LARGEST_SIDE, max(int(LARGEST_SIDE / aspect_ratio), 1)
         elif height > width and height > LARGEST_SIDE:
             height, width = LARGEST_SIDE, max(int(LARGEST_SIDE * aspect_ratio), 1)
-        tile_rows, tile_columns = (-(-pixels // self.size) for pixels in (height, width))
-        patches_per_side, tokens_of_tile = self.size // patch_size, self.tokens + 3
+        tile_rows, tile_columns = (-(-side_pixels // self.size) for side_pixels in (height, width))
+        patches_per_side, tokens_per_tile = self.size // patch_size, self.tokens + 3
         if tile_rows * tile_columns == 1:
-            return InputSizes(1, patches_per_side, patches_per_side, tokens_of_tile)
-        tokens = tile_rows * (tile_columns * (self.tokens + 2) + 1) + tokens_of_tile
-        return InputSizes(tile_rows * tile_columns + 1, patches_per_side, patches_per_side, tokens)
+            return InputSizes(1, patches_per_side, patches_per_side, tokens_per_tile)
+        token_count = tile_rows * (tile_columns * (self.tokens + 2) + 1) + tokens_per_tile
+        return InputSizes(tile_rows * tile_columns + 1, patches_per_side, patches_per_side, token_count)

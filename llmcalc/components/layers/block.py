@@ -118,7 +118,11 @@ class Layer(Component):
 
     def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
         """The layer after `replace_mixer` is applied to each of its token mixers. hidden_size: the layer's width."""
-        mixers = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
+        mixers = {
+            mixer_field: getattr(self, mixer_field)
+            for mixer_field in ("attention", "cross_attention")
+            if hasattr(self, mixer_field)
+        }
         changed_mixers = {
             field_name: replace_mixer(component, hidden_size)
             for field_name, component in mixers.items()

@@ -126,7 +126,8 @@ class CompressedAttention(EntryAttention):
                 recorder.zeros(delayed_gate_series, state_name="last_window"),
             )
             first_window, first_gate = (
-                recorder.resumed(zero_window, "last_window", index) for index, zero_window in enumerate(zero_windows)
+                recorder.resumed(zero_window, "last_window", tensor_index)
+                for tensor_index, zero_window in enumerate(zero_windows)
             )
             recorder.hold(first=first_window, gate_first=first_gate)
             op = ops.PendingEntryCache(head_dim.size, rate_axis.size, rows=token_rows)

@@ -360,7 +360,7 @@ def _reference_class() -> type[nn.Module]:
             block_config = self.spec.indexer.finds
             if block_config is None:
                 return
-            block_size, tokens = block_config.candidate_block_size, scores.shape[1]
+            block_size, token_count = block_config.candidate_block_size, scores.shape[1]
             padding_columns = -scores.shape[-1] % block_size
             block_scores = (
                 nn.functional.pad(scores, (0, padding_columns), value=float("-inf"))
@@ -368,7 +368,7 @@ def _reference_class() -> type[nn.Module]:
                 .amax(-1)
             )
             block_of_token = (
-                pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, scores.device)
+                pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + token_count, scores.device)
                 // block_size
             )
             block_scores = block_scores.scatter(

@@ -208,8 +208,10 @@ class MobileNet(EncoderTower):
         """Records the operations of the blocks of a group, as often as the group repeats them."""
 
         def record_blocks(block_input: Value) -> Value:
-            for k, block in enumerate(block_group.blocks, 1):
-                with recorder.scope(f"block_{k}", kind="attention" if block.type == "attention" else "convolution"):
+            for block_index, block in enumerate(block_group.blocks, 1):
+                with recorder.scope(
+                    f"block_{block_index}", kind="attention" if block.type == "attention" else "convolution"
+                ):
                     block_input = self._record_block(recorder, block_input, block)
             return block_input
 
@@ -536,9 +538,9 @@ def _reference_class() -> type[nn.Module]:
                     repeat_modules = list[nn.Module]()
                     for _ in range(block_group.repeat):
                         block_modules = nn.Sequential()
-                        for k, block in enumerate(block_group.blocks, 1):
+                        for block_index, block in enumerate(block_group.blocks, 1):
                             block_module = block_classes[block.type](block, in_channels, spec.norm, spec.hidden_act)
-                            block_modules.add_module(f"block_{k}", block_module)
+                            block_modules.add_module(f"block_{block_index}", block_module)
                             in_channels = block_module.width
                         repeat_modules.append(block_modules)
                     group_modules.add_module(

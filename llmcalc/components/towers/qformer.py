@@ -55,7 +55,9 @@ class QFormer(LearnedQueries):
 
     def check_fields(self) -> None:
         check_head_width(self.hidden_size, self.num_attention_heads)
-        if 0 not in self.reading_layers or not all(0 <= i < self.num_hidden_layers for i in self.reading_layers):
+        if 0 not in self.reading_layers or not all(
+            0 <= layer_index < self.num_hidden_layers for layer_index in self.reading_layers
+        ):
             raise ValueError(
                 f"reading_layers: {list(self.reading_layers)}; expected 0, and others below num_hidden_layers "
                 f"({self.num_hidden_layers})"
@@ -211,7 +213,7 @@ def _reference_class() -> type[nn.Module]:
                     self.add_module(table_name, vector_module(torch.randn(rows, spec.hidden_size) * 0.02))
             self.query_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
             self.layers = nn.ModuleList(
-                QFormerLayer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers)
+                QFormerLayer(spec, layer_index in spec.reading_layers) for layer_index in range(spec.num_hidden_layers)
             )
 
         def forward(self, x: Tensor) -> Tensor:

@@ -133,7 +133,9 @@ class SamEncoder(TowerPart):
         layer_count: Number = self.num_hidden_layers
         global_indices = sorted({*self.global_layers})
         windowed_layers = (
-            [i for i in range(layer_count) if i not in global_indices] if isinstance(layer_count, int) else None
+            [layer_index for layer_index in range(layer_count) if layer_index not in global_indices]
+            if isinstance(layer_count, int)
+            else None
         )
         if windowed_layers != []:
             yield "window", self.window_size, layer_count - len(global_indices), windowed_layers
@@ -330,16 +332,17 @@ def _reference_class() -> type[nn.Module]:
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
             window_sizes = (
-                None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers)
+                None if layer_index in spec.global_layers else spec.window_size
+                for layer_index in range(spec.num_hidden_layers)
             )
             self.layers = nn.ModuleList(SamLayer(spec, window) for window in window_sizes)
             self.neck = SamNeck(spec)
             if spec.second_neck:
                 self.second_neck = SamSecondNeck(spec)
             channels = spec.output_channels
-            for i, halved_channels in enumerate(spec.halvings, 1):
+            for layer_index, halved_channels in enumerate(spec.halvings, 1):
                 halving_convolution = nn.Conv2d(channels, halved_channels, 3, 2, 1, bias=False)
-                self.add_module(f"halving_{i}", halving_convolution)
+                self.add_module(f"halving_{layer_index}", halving_convolution)
                 channels = halved_channels
             if spec.reader is not None:
                 self.reader = spec.reader.reference(ModelProperties(spec.reader.hidden_size))
