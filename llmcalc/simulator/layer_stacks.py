@@ -160,12 +160,18 @@ def _stacks_of_scope(
 ) -> list[tuple[tuple[str, ...], list[ModuleScope]]]:
     """Returns each stack that runs, as the path of its parent module and the module scopes of its layers."""
     layer_scopes = [
-        item
-        for item in module_scope.items
-        if isinstance(item, ModuleScope) and item.first_input is not None and not item.node_fields.get("optional")
+        scope_item
+        for scope_item in module_scope.items
+        if isinstance(scope_item, ModuleScope)
+        and scope_item.first_input is not None
+        and not scope_item.node_fields.get("optional")
     ]
     stacks = [(parent_path, layer_scopes)] if layer_scopes else []
-    for item in module_scope.items:
-        if isinstance(item, ModuleScope) and item.first_input is None and not item.node_fields.get("optional"):
-            stacks += _stacks_of_scope(item, (*parent_path, item.name))
+    for scope_item in module_scope.items:
+        if (
+            isinstance(scope_item, ModuleScope)
+            and scope_item.first_input is None
+            and not scope_item.node_fields.get("optional")
+        ):
+            stacks += _stacks_of_scope(scope_item, (*parent_path, scope_item.name))
     return stacks

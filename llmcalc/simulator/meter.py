@@ -103,8 +103,8 @@ class Meter:
     peaks: place → its peak since the last `restart`.
     """
 
-    def __init__(self, device: Device | None = None) -> None:
-        self.device = device
+    def __init__(self, allocator: Device | None = None) -> None:
+        self.device = allocator
         self.kind = "temporary"
         self.parameter_path: Any = None
         self.stream = 0
@@ -136,14 +136,14 @@ class Meter:
         self._has_unstored_peak = False
 
     def allocate(self, nbytes: Number) -> Block:
-        memory_kind, device, current_peak = self.kind, self.device, self._current_peak
+        memory_kind, allocator, current_peak = self.kind, self.device, self._current_peak
         self.live_bytes = live_bytes = self.live_bytes + nbytes
         self.by_kind[memory_kind] += nbytes
         if live_bytes > current_peak.bytes:  # else it is no peak of the run either
             current_peak.bytes, self._has_unstored_peak = live_bytes, True
             if live_bytes > self.peak_bytes:  # noqa: PLR1730
                 self.peak_bytes = live_bytes
-        return Block(nbytes, memory_kind, None if device is None else device.allocate(nbytes, self.stream))
+        return Block(nbytes, memory_kind, None if allocator is None else allocator.allocate(nbytes, self.stream))
 
     def free(self, block: Block) -> None:
         if self._has_unstored_peak:

@@ -112,10 +112,12 @@ class PassVisits(NamedTuple):
         added_bytes = later_visits[0].peak_bytes - earlier_visits[0].peak_bytes
         expected_visits = [
             (
-                place if place.layer_index < 0 else place._replace(layer_index=place.layer_index + added_layers),
+                module_place
+                if module_place.layer_index < 0
+                else module_place._replace(layer_index=module_place.layer_index + added_layers),
                 peak_bytes + added_bytes,
             )
-            for place, peak_bytes, _ in earlier_visits
+            for module_place, peak_bytes, _ in earlier_visits
         ]
         return added_bytes if expected_visits == [module_visit[:2] for module_visit in later_visits] else None
 
@@ -130,7 +132,9 @@ class PassVisits(NamedTuple):
 
     def visit_count_in_layers(self, start_index: int, visit_count: int) -> int:
         """Returns the number of visits from `start_index` to the last one in a layer, of `visit_count` visits."""
-        return max(i for i in range(1, visit_count + 1) if self.visits[start_index + i - 1].place.layer_index >= 0)
+        return max(
+            count for count in range(1, visit_count + 1) if self.visits[start_index + count - 1].place.layer_index >= 0
+        )
 
     def with_repeated_visits(self, start_index: int, end_index: int) -> PassVisits:
         """Returns the pass with the visits from index `start_index` to index `end_index` twice in a row."""

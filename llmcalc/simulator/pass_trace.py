@@ -94,15 +94,17 @@ class PassTrace:
         previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS_PASS`; None where cases do not have
             it.
         """
-        chunk, _, pass_number = pass_id
+        model_chunk, _, pass_number = pass_id
         storage_releases: dict[PassId, list[tuple[int, int]]] = {}
         for other_pass_id, pass_releases in self.releases_of_other_passes.items():
             other_chunk, pass_kind, other_pass_number = other_pass_id
-            if other_chunk != chunk:
+            if other_chunk != model_chunk:
                 raise NotRepeatingError
             is_previous_pass = other_pass_id == previous_pass_id
             storage_releases[
-                (chunk, PREVIOUS_PASS, 0) if is_previous_pass else (chunk, pass_kind, other_pass_number - pass_number)
+                (model_chunk, PREVIOUS_PASS, 0)
+                if is_previous_pass
+                else (model_chunk, pass_kind, other_pass_number - pass_number)
             ] = pass_releases
         return replace(self, releases_of_other_passes=storage_releases)
 

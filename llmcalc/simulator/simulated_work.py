@@ -30,12 +30,12 @@ class CountedWork(NamedTuple):
         return self.unshared_units + sum(dict(self.recordings).values())
 
 
-def total_work(works: Iterable[CountedWork]) -> CountedWork:
+def total_work(counted_works: Iterable[CountedWork]) -> CountedWork:
     """Returns the work of several runs, which may share recordings."""
-    work_list = list(works)
+    counted_work_list = list(counted_works)
     return CountedWork(
-        sum(work.unshared_units for work in work_list),
-        tuple(recording for work in work_list for recording in work.recordings),
+        sum(counted_work.unshared_units for counted_work in counted_work_list),
+        tuple(recording for counted_work in counted_work_list for recording in counted_work.recordings),
     )
 
 

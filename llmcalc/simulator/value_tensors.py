@@ -27,9 +27,9 @@ Result = TypeVar("Result")
 
 
 @cache
-def method_name(prefix: str, name: str) -> str:
+def method_name(prefix: str, method_suffix: str) -> str:
     """Returns the name of a profile's method as an interned object, which Python looks up faster."""
-    return intern(f"{prefix}_{name}")
+    return intern(f"{prefix}_{method_suffix}")
 
 
 class ValueTensors:
@@ -197,12 +197,12 @@ class ValueTensors:
         """Frees the references to a value's tensor and its views."""
         base_id, tensors_by_value = id(base_value), self.tensors_by_value
         tensors_by_value.pop(base_id, None)
-        for view_id in self.view_ids.pop(base_id, ()):
-            tensors_by_value.pop(view_id, None)
+        for value_id in self.view_ids.pop(base_id, ()):
+            tensors_by_value.pop(value_id, None)
 
-    def token_positions(self, tokens: Any) -> Tensor:
+    def token_positions(self, token_count: Any) -> Tensor:
         """Returns the positions of the pass's tokens, computed once per pass."""
-        return self.compute_once(("span", tokens), lambda: self.aten.new_tensor((tokens,), INT64))
+        return self.compute_once(("span", token_count), lambda: self.aten.new_tensor((token_count,), INT64))
 
     def compute_once(self, result_key: Any, compute_result: Callable[[], Result]) -> Result:
         """Returns the result that is stored under a key; the pass's first request computes and stores the result."""
@@ -262,7 +262,9 @@ class ValueTensors:
     @property
     def place(self) -> AllocationPlace:
         """The module and phase to which new storages are counted."""
-        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), -1)
+        layer_index = next(
+            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), -1
+        )
         return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, operation_name: str = "") -> UnsupportedKernel:

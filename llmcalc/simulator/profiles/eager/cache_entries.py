@@ -42,8 +42,8 @@ class CacheEntryKernels(AttentionVariantKernels):
         cached_tensors = self.frames[-1].local_tensors["held"] = self.cached_tensors("cache")
         if cached_tensors is not None:
             row_tensors = [
-                self.aten.cat([cached_rows, x], 1)
-                for cached_rows, x in zip(cached_tensors[1:], row_tensors, strict=True)
+                self.aten.cat([cached_rows, new_rows], 1)
+                for cached_rows, new_rows in zip(cached_tensors[1:], row_tensors, strict=True)
             ]
         for recorded_value, output, tensor in zip(
             operation.input_values, operation.output_values, row_tensors, strict=True
@@ -74,7 +74,9 @@ class CacheEntryKernels(AttentionVariantKernels):
                 (self.run_config.batch, 0, recorded_value.width), pending_rows[0].dtype if pending_rows else self.dtype
             )
         self.store_in_cache(
-            operation.name, compressed_entries, *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in pending_rows)
+            operation.name,
+            compressed_entries,
+            *(aten.slice(row_tensor, row_tensor.shape[1] % tokens_per_entry, 1) for row_tensor in pending_rows),
         )
         self.tensors_by_value.pop(id(recorded_value), None)
         self.store_output(operation, compressed_entries)
@@ -128,23 +130,23 @@ class CacheEntryKernels(AttentionVariantKernels):
 
     def _choose_best_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
         """Ranks compressed-entry blocks per token, and stores the best for higher layers (`_store_best_blocks`)."""
-        aten, (batch, tokens, entry_count) = self.aten, masked_scores.shape
+        aten, (batch, token_count, entry_count) = self.aten, masked_scores.shape
         total_blocks = -(-entry_count // block_size)
         padded_scores = aten.pad(masked_scores, total_blocks * block_size)
-        block_maxima = aten.new_tensor((batch, tokens, total_blocks), FLOAT32)
+        block_maxima = aten.new_tensor((batch, token_count, total_blocks), FLOAT32)
         del padded_scores
-        block_of_token = aten.new_like(self.token_positions(tokens))
+        block_of_token = aten.new_like(self.token_positions(token_count))
         block_maxima = aten.scatter(block_maxima, block_of_token)
         ranked_blocks = aten.sort(block_maxima)[1]
         self.pass_memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(total_blocks, block_count))
 
     def do_choose_entries(self, operation: Step) -> None:
         """Chooses the compressed entries with the highest weighted sum of all heads' scores (Chooser.forward)."""
-        aten, (scores, weights, visible_mask) = self.aten, map(self.tensor_of, operation.input_values)
+        aten, (scores, head_weights, visible_mask) = self.aten, map(self.tensor_of, operation.input_values)
         self.free_value(operation.input_values[0].storage)
         self.free_value(operation.input_values[1].storage)
-        weighted_scores = aten.mul(scores, aten.unsqueeze(aten.transpose(weights, 1, 2), -1))
-        del weights
+        weighted_scores = aten.mul(scores, aten.unsqueeze(aten.transpose(head_weights, 1, 2), -1))
+        del head_weights
         weighted_scores = aten.sum(weighted_scores, 1)
         scores = aten.to(weighted_scores, FLOAT32)
         del weighted_scores

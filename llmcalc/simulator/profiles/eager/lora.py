@@ -74,7 +74,8 @@ class LoraKernels(FakeQuantizationKernels):
         if adapters is None or adapters.base_storage == "none" or operation.node_fields.get("kind") == "router":
             return False
         if operation.name == SCAN_OUTPUT_PROJECTION and any(
-            isinstance(step.op, ChunkedScan) for step in module_steps(self.frames[-1].scope)
+            isinstance(module_operation.op, ChunkedScan)
+            for module_operation in module_steps(self.frames[-1].scope)
         ):
             return False
         if any(module_call.layer_index is not None for module_call in self.frames):
@@ -96,7 +97,10 @@ class LoraKernels(FakeQuantizationKernels):
             lora_b = self.adapter_matrix(f"{operation.name}.lora_B.weight", (row_count, rank * expert_count))
             lora_a_of_experts = aten.unflatten(lora_a, 0, (expert_count, rank))
             lora_b_of_experts = aten.permute(aten.unflatten(lora_b, 1, (rank, expert_count)), (2, 0, 1))
-            return aten.baddbmm(weight, *(aten.to(x, weight.dtype) for x in (lora_b_of_experts, lora_a_of_experts)))
+            return aten.baddbmm(
+                weight,
+                *(aten.to(adapter_matrix, weight.dtype) for adapter_matrix in (lora_b_of_experts, lora_a_of_experts)),
+            )
         if adapters is None or not adapters.quantized_experts or adapters.base_storage == "none":
             return super().expert_weight(operation, shape)
         if adapters.base_storage == "int8":

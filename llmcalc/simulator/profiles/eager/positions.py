@@ -125,8 +125,8 @@ class PositionKernels(AttentionVariantKernels):
             self.heads_first(self.tensor_of(operation.input_values[0])),
             self.tensor_of(operation.input_values[1]),
         )
-        tokens = x.shape[-2]
-        keys = aten.transpose(aten.unflatten(keys, 0, (tokens, tokens)), -1, -2)
+        token_count = x.shape[-2]
+        keys = aten.transpose(aten.unflatten(keys, 0, (token_count, token_count)), -1, -2)
         scores = aten.matmul(aten.transpose(aten.flatten(x, 0, 1), 0, 1), keys)
         self.store_output(operation, aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
 

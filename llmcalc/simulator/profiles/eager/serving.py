@@ -102,11 +102,11 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         return self.aten.new_tensor((minimum(query_count * key_count, MAX_INDEXER_LOGIT_BYTES // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
-        batch, key_count = self.tensor_of(operation.input_values[1]).shape[:2]
+        batch_size, key_count = self.tensor_of(operation.input_values[1]).shape[:2]
         query_count = self.run_config.new_rows(operation.input_values[1].rows)
-        logits = self.indexer_logits(batch * query_count, key_count)
+        logits = self.indexer_logits(batch_size * query_count, key_count)
         self.pass_memo["selected"] = self.aten.new_tensor(
-            (batch, query_count, minimum(key_count, operation.options["top_k"])), INT32
+            (batch_size, query_count, minimum(key_count, operation.options["top_k"])), INT32
         )
         del logits
 
@@ -129,16 +129,18 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
     def serve_choose_entries(self, operation: Step) -> None:
         selectable_entries = self.selectable_entry_count
-        batch, query_count = self.tensor_of(operation.input_values[1]).shape[:2]
-        logits = self.indexer_logits(batch * query_count, selectable_entries)
+        batch_size, query_count = self.tensor_of(operation.input_values[1]).shape[:2]
+        logits = self.indexer_logits(batch_size * query_count, selectable_entries)
         if operation.options["finds"] is not None:
             block_count, entries_per_block = operation.options["finds"]
             self.pass_memo["candidate blocks"] = self.aten.new_tensor(
-                (batch, query_count, minimum(ceil_div(selectable_entries, entries_per_block), block_count)), INT32
+                (batch_size, query_count, minimum(ceil_div(selectable_entries, entries_per_block), block_count)), INT32
             )
         self.store_output(
             operation,
-            self.aten.new_tensor((batch, query_count, minimum(selectable_entries, operation.options["top_k"])), INT32),
+            self.aten.new_tensor(
+                (batch_size, query_count, minimum(selectable_entries, operation.options["top_k"])), INT32
+            ),
         )
         del logits
 
