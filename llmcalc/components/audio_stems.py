@@ -95,7 +95,7 @@ class SubsamplingStem(Stem):
 
 
 class WaveformStem(Stem):
-    """An audio encoder's input layers: three convolutions over audio samples, with one position per 384 samples."""
+    """An audio encoder's input layers: three convolutions, which turn 384 audio samples into one position."""
 
     formula_source: ClassVar[str] = "Jeffries et al. 2024, §3.1"
     input_name: ClassVar[str] = "input_values"

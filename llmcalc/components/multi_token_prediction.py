@@ -154,7 +154,7 @@ class MultiTokenPrediction(OutputPart):
         output_weight: Weight,
         streams: ResidualStreams | None,
     ) -> Value:
-        """Records the operations of one prediction module. x: hidden states or streams of the model or last module."""
+        """Records the operations of one prediction module. x: hidden states or streams of model or previous module."""
         hidden_axis = x.axes[-1]
         if self.own_embedding:
             embedding, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")
@@ -262,7 +262,7 @@ def _reference_class() -> Callable[..., nn.Module]:
             )
 
         def block_input(self, embedding: Tensor, hidden_states: Tensor) -> Tensor:
-            """Concatenates the norms of embedding and hidden states; with residual streams, adds their projections
+            """Concatenates the norms of embedding and hidden states; with residual streams, adds projections of both.
             instead.
             """
             if self._merge is None:

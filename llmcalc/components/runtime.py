@@ -281,7 +281,7 @@ def recurrent_state_class() -> type[nn.Module]:
             return None if pass_state.cached_tensors is None else pass_state.cached_tensors.get(self)
 
         def single_tensor(self, pass_state: PassState) -> Tensor | None:
-            """Returns the tensor of a state with one tensor; None at the first token or without a cache.
+            """Returns the only tensor of a recurrent state; None at the first token or without a cache.
 
             A caller keeps it in a variable until the new state is kept, as transformers does: both are in memory then.
             """

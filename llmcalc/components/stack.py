@@ -191,7 +191,7 @@ class Stack(Component):
                     raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` if layers cannot share parameters, or reuse results that no lower layer computes."""
+        """Raises `ValueError` if layers cannot share parameters, or reuse a result that no lower layer computes."""
         for layer_name in self.shared_layers:
             self.layer(layer_name).check_can_share_parameters(layer_name)
         shared_results = {
@@ -406,7 +406,7 @@ class Stack(Component):
     def _record_layers(
         self, recorder: Flow, x: Value, kind_name: str, layer: Layer, layer_count: Number, layer_indices: Any
     ) -> Value:
-        """Records the operations of layers with one pattern name; if they share parameters, the first stores them."""
+        """Records the operations of all layers with one pattern name. If they share weights, the first has them."""
         shown_label = "" if kind_name == BASE_LAYER_NAME else kind_name
         node_fields = {"kind": "layer", "source": layer.formula_source}
         if kind_name not in self.shared_layers:
@@ -577,7 +577,7 @@ class Stack(Component):
 
 
 def _table_with_block_fields(block: dict[str, Any], variant_table: dict[str, Any]) -> dict[str, Any]:
-    """Returns a variant's table, in which missing fields are taken from the block if the variant's class has them."""
+    """Returns a variant's table with missing fields taken from the block, as far as the variant's class has them."""
     layer_type = variant_table.get("type")
     if layer_type in LAYERS.class_paths and layer_type != block.get("type", LAYERS.default):
         layer_fields = LAYERS.load_component(layer_type).model_fields
@@ -586,7 +586,7 @@ def _table_with_block_fields(block: dict[str, Any], variant_table: dict[str, Any
 
 
 def merge_tables(base_table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Returns `base_table` updated recursively with `changes`; a table with another `type` replaces the old table."""
+    """Returns a TOML table updated recursively with `changes`; a table with another `type` replaces the old one."""
     changed_table = dict(base_table)
     for changed_key, changed_value in changes.items():
         base_value = changed_table.get(changed_key)

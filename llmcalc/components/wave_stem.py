@@ -128,7 +128,7 @@ class WaveStem(Stem):
         return recorder.add(frames, positions)
 
     def _convolve_positions(self, recorder: Flow, conv_name: str, x: Value, axes: Shape, position_rows: Rows) -> Value:
-        """Records the operations of the position convolution; for an even kernel, the one surplus output is dropped."""
+        """Records the operations of the position convolution, and drops the surplus output of an even kernel."""
         kernel_size = self.position_kernel
         row_padding = 2 * floor_div(kernel_size, 2) + 1 - kernel_size
         padded_rows = MultipliedRows(

@@ -179,21 +179,25 @@ def _nodes_of_program_items(program_items: Sequence[ProgramItem]) -> tuple[Op | 
     op: Op | None = None
     ops_by_form: dict[str, Op] = {}
     child_nodes: list[Node] = []
-    for item in program_items:
-        if isinstance(item, ModuleScope) and item.list_index:
-            i, first_copy = next((i, child) for i, child in enumerate(child_nodes) if child.name == item.name)
-            child_nodes[i] = replace(first_copy, repeat=item.list_index + 1, indices=range(item.list_index + 1))
-        elif isinstance(item, ModuleScope):
-            child_nodes.append(item.node())
-        elif isinstance(item, AlternativeBranches):
-            branch_op, branch_forms, branch_children = _merge_alternative_nodes(item)
+    for program_item in program_items:
+        if isinstance(program_item, ModuleScope) and program_item.list_index:
+            item_index, first_copy = next(
+                (item_index, child) for item_index, child in enumerate(child_nodes) if child.name == program_item.name
+            )
+            child_nodes[item_index] = replace(
+                first_copy, repeat=program_item.list_index + 1, indices=range(program_item.list_index + 1)
+            )
+        elif isinstance(program_item, ModuleScope):
+            child_nodes.append(program_item.node())
+        elif isinstance(program_item, AlternativeBranches):
+            branch_op, branch_forms, branch_children = _merge_alternative_nodes(program_item)
             op, ops_by_form = (op, ops_by_form) if branch_op is None else (branch_op, branch_forms)
             child_nodes += branch_children
-        elif item.name:
-            is_fused = bool(item.options.get("fused"))
-            child_nodes.append(Node(item.name, item.op, is_fused=is_fused, **item.node_fields))
-        elif item.op is not None:
-            op = item.op
+        elif program_item.name:
+            is_fused = bool(program_item.options.get("fused"))
+            child_nodes.append(Node(program_item.name, program_item.op, is_fused=is_fused, **program_item.node_fields))
+        elif program_item.op is not None:
+            op = program_item.op
     return op, ops_by_form, child_nodes
 
 

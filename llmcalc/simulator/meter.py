@@ -33,7 +33,7 @@ class AllocationPlace(NamedTuple):
         return AllocationPlace("backward", self.layer_index, self.path)
 
 
-class Device(Protocol):
+class MemoryAllocator(Protocol):
     """The interface of a simulated device's memory allocator.
 
     allocated, requested: bytes of blocks in use, and of the tensors in them.
@@ -93,7 +93,7 @@ class MemoryPeak:
 class Meter:
     """Counts the live bytes of tensor storages, and their peaks.
 
-    device: the allocator of the blocks, which counts for itself; None for no allocator.
+    allocator: the allocator of the blocks, which counts for itself; None for no allocator.
     kind: the kind of new storages.
     place: the place of new storages.
     parameter_path: path of the parameter that a loop over parameters has reached; None outside of a loop.
@@ -103,8 +103,8 @@ class Meter:
     peaks: place → its peak since the last `restart`.
     """
 
-    def __init__(self, allocator: Device | None = None) -> None:
-        self.device = allocator
+    def __init__(self, allocator: MemoryAllocator | None = None) -> None:
+        self.allocator = allocator
         self.kind = "temporary"
         self.parameter_path: Any = None
         self.stream = 0
@@ -136,7 +136,7 @@ class Meter:
         self._has_unstored_peak = False
 
     def allocate(self, nbytes: Number) -> Block:
-        memory_kind, allocator, current_peak = self.kind, self.device, self._current_peak
+        memory_kind, allocator, current_peak = self.kind, self.allocator, self._current_peak
         self.live_bytes = live_bytes = self.live_bytes + nbytes
         self.by_kind[memory_kind] += nbytes
         if live_bytes > current_peak.bytes:  # else it is no peak of the run either
@@ -150,8 +150,8 @@ class Meter:
             self._store_peak_by_kind()
         self.live_bytes -= block.bytes
         self.by_kind[block.kind] -= block.bytes
-        if self.device is not None:
-            self.device.free(block.handle)
+        if self.allocator is not None:
+            self.allocator.free(block.handle)
 
     def reclassify(self, block: Block, memory_kind: str) -> None:
         """Moves a block's bytes to another memory kind in the counts, unless they are weights or inputs."""

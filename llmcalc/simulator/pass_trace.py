@@ -25,8 +25,8 @@ PREVIOUS_PASS = "previous"
 FIRST_PASS = "0"
 """Suffix of the neighbour state of a pass whose previous pass is the chunk's first pass of its kind."""
 
-PassCase: TypeAlias = tuple[int, str, int, str]
-"""(chunk, kind, number up to 2, which neighbouring passes have run). Passes of one case have equal events."""
+PassGroup: TypeAlias = tuple[int, str, int, str]
+"""The key of a group of passes with equal events: (chunk, kind, number up to 2, which neighbouring passes have run)."""
 
 
 class OutputTensor(NamedTuple):
@@ -91,8 +91,8 @@ class PassTrace:
     def with_relative_numbers(self, pass_id: PassId, previous_pass_id: PassId | None) -> PassTrace:
         """Returns the trace with the micro-batch numbers of other passes counted from this pass's number.
 
-        previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS_PASS`; None where cases do not have
-            it.
+        previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS_PASS`; None where groups do not
+            have it.
         """
         model_chunk, _, pass_number = pass_id
         storage_releases: dict[PassId, list[tuple[int, int]]] = {}

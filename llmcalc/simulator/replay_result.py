@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .caching_allocator import CachingAllocator
-from .meter import AllocationPlace, Device, MemoryPeak
+from .meter import AllocationPlace, MemoryAllocator, MemoryPeak
 
 STEP_PHASES = ("forward", "backward", "step")
 """The parts of a training step, in order."""
@@ -41,7 +41,9 @@ class ReplayResult:
         """Returns a copy of the result."""
         return replace(self, peaks={allocation_place: peak.copy() for allocation_place, peak in self.peaks.items()})
 
-    def read_allocator(self, allocator: Device | CachingAllocator, requested_bytes: int, peak_requested: int) -> None:
+    def read_allocator(
+        self, allocator: MemoryAllocator | CachingAllocator, requested_bytes: int, peak_requested: int
+    ) -> None:
         """Reads an allocator's counters. requested_bytes, peak_requested: bytes at the end and at the peak."""
         self.reserved_bytes = allocator.peak_reserved
         self.rounding_bytes = allocator.peak_allocated - peak_requested

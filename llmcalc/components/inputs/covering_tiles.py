@@ -17,7 +17,7 @@ COVERED_SHARE = 0.9
 
 
 class CoveringTiles(ImageRule):
-    """The rule for images cut into tiles of `size` × `size` pixels; an image of several tiles gets one of the whole.
+    """The rule for images cut into tiles of size × size pixels; if several, a tile of the whole image is added.
 
     size: the side of a tile in pixels.
     max_tiles: the most tiles, without the whole image.

@@ -1,4 +1,4 @@
-"""The rule that pads an image to whole tiles; padding gets no tokens, and a mark ends each line of tokens.
+"""The rule that pads an image to whole tiles; padding gets no tokens, and a marker token ends each row of tokens.
 
 Phi-4-multimodal. transformers: models/phi4_multimodal/image_processing_phi4_multimodal.py.
 """

@@ -1,4 +1,4 @@
-"""The rule that reads an image whole and, if it is large, also in slices of about `size`² pixels.
+"""The rule that reads the whole image and, if the image is large, also slices of about `size`² pixels.
 
 MiniCPM-V (Yao 2024, arXiv:2408.01800, §3.2). transformers: models/minicpmv4_6/image_processing_minicpmv4_6.py, with
 fewer patches per token than the processors of versions 2.6, 4.0 and 4.5 in their own code.

@@ -15,7 +15,7 @@ from .base import ImageRule, InputSizes
 
 
 class PatchGrid(ImageRule):
-    """The rule for images whose rows and columns of patches are multiples of `merge`; merge × merge give one token.
+    """The rule for images whose patch rows and columns are multiples of `merge`; merge × merge patches are a token.
 
     merge: the side of the square of patches of a token.
     min_patches, max_patches: limits of the number of patches.

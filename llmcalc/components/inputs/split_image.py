@@ -16,7 +16,7 @@ LARGEST_SIDE = 4096
 
 
 class SplitImage(ImageRule):
-    """The rule for images cut into tiles of `size` × `size` pixels; an image of several tiles gets one of the whole.
+    """The rule for images cut into tiles of size × size pixels; if several, a tile of the whole image is added.
 
     size: the side of a tile in pixels.
     longest_edge: the length of the longer side after scaling, in pixels.

@@ -189,7 +189,7 @@ def hyper_reference_classes() -> dict[str, type[nn.Module]]:
             return mix_matrix.transpose(-1, -2) @ streams
 
     class HyperConnection(nn.Module):
-        """Computes weights for reading and writing streams. streams → (sublayer input, output weights, streams)."""
+        """Computes a sublayer's input and output weights. streams → (input, output weights, mixed streams)."""
 
         def __init__(self, spec: HyperLayer, hidden_size: int) -> None:
             super().__init__()

@@ -118,7 +118,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class PerLayerTable(nn.Module):
-        """Computes the per-layer embedding vectors of all layers.
+        """Computes the embedding vectors of all layers for every token.
 
         x: token embeddings [batch, tokens, hidden] → vectors [batch, tokens, layers, width].
         """
@@ -147,7 +147,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return layer_vectors * 2**-0.5
 
     class VectorGate(nn.Module):
-        """Gates the per-layer vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
+        """Gates a layer's embedding vector. x: [batch, tokens, hidden] → the term added to x."""
 
         def __init__(self, spec: PerLayerGate, model_properties: ModelProperties, norm: Norm) -> None:
             super().__init__()

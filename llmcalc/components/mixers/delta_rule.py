@@ -48,7 +48,7 @@ def record_delta_rule(
     state_axes: tuple[Axis, Axis, Axis],
     source: str = "",
 ) -> Value:
-    """Records the recurrent state and the delta rule, in chunks for many tokens or as one step for one token.
+    """Records the recurrent state and the delta rule: in chunks, or as a single step when one token is decoded.
 
     scan_inputs: queries, keys, values, the decay if there is one, and β.
     state_axes: the axes of heads, of a key and of a value. source: the paper's section, by default that of the mixer.

@@ -75,7 +75,7 @@ class MeanIndexer(BlockIndexer):
                     q,
                     block_means,
                     is_cross_attention=True,
-                    core=ops.EntryAttentionCore,
+                    core=ops.CompressedKVAttentionCore,
                     tokens_per_entry=pool_axis.size,
                 ),
                 "relu",

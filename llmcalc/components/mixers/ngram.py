@@ -38,7 +38,7 @@ def _ngram_field() -> Any:
 
 
 class PredictStreams(ResidualStreams):
-    """Streams that predict future tokens, in addition to the main token stream; only they reach the output head.
+    """Streams that predict future tokens beside the main token stream; the output head reads only these streams.
 
     ngram: the number of predict streams.
     """

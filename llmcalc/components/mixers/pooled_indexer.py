@@ -89,7 +89,7 @@ class PooledIndexer(Part):
             pooled_keys,
             weights=head_weights,
             is_cross_attention=True,
-            core=ops.EntryAttentionCore,
+            core=ops.CompressedKVAttentionCore,
             tokens_per_entry=pool_axis.size,
         )
         recorder.hold(scores=scores)

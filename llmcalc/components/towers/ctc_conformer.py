@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CtcConformer(EncoderTower):
-    """A conformer for CTC: stacked spectrum frames → hidden_size → layers; labels are predicted after half of them.
+    """A conformer trained with CTC: stacked spectrum frames → hidden_size → layers; labels are predicted halfway.
 
     input_size: the number of values per frame.
     hidden_size: the width of the layers.

@@ -98,7 +98,7 @@ class DaVit(TowerPart):
             check_divisor("window_size", self.window_size, f"the side of the grid of stages.{stage_index}", grid_side)
 
     def _stride_of_later_stages(self, stage_index: int) -> int:
-        """Returns the product of the strides of all stages after the one with this index."""
+        """Returns the product of the strides of all stages after stage `stage_index`."""
         return prod(stage.stride for stage in self.stages[stage_index + 1 :])
 
     @property

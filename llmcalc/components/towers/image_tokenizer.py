@@ -205,7 +205,7 @@ class ImageTokenizer(TowerPart):
     def _record_level(
         self, recorder: Flow, x: Value, level_index: int, channels: Number, block_count: int, codes: Value | None = None
     ) -> Value:
-        """Records the residual blocks of a level and the level's attention if the spec has attention there."""
+        """Records a level's residual blocks and, where the spec has it, the level's attention."""
         for block_index in range(1, block_count + 1):
             x = self._record_block(recorder, f"block_{block_index}", x, channels, codes)
             if level_index in self.attn_resolutions:

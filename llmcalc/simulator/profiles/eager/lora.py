@@ -74,8 +74,7 @@ class LoraKernels(FakeQuantizationKernels):
         if adapters is None or adapters.base_storage == "none" or operation.node_fields.get("kind") == "router":
             return False
         if operation.name == SCAN_OUTPUT_PROJECTION and any(
-            isinstance(module_operation.op, ChunkedScan)
-            for module_operation in module_steps(self.frames[-1].scope)
+            isinstance(module_operation.op, ChunkedScan) for module_operation in module_steps(self.frames[-1].scope)
         ):
             return False
         if any(module_call.layer_index is not None for module_call in self.frames):

@@ -17,7 +17,7 @@ from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....flow.value import Value
 from ....workload.derived_rows import QueryKeyPairs
 from ...tensor import FLOAT32, INT32, Tensor
-from .cache_entries import CacheEntryKernels
+from .compressed_kv import CompressedKVKernels
 from .fused import FusedKernels
 from .positions import PositionKernels
 
@@ -27,7 +27,7 @@ MAX_INDEXER_LOGIT_BYTES = 512 << 20
 """
 
 
-class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
+class ServingKernels(CompressedKVKernels, PositionKernels, FusedKernels):
     """Inference kernels that allocate no tensor with one element per query-key pair.
 
     joint_output: the first sum of values of the last joint softmax, which its kernel has computed; None before.

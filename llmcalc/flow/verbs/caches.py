@@ -14,7 +14,7 @@ from ..value import Value
 from .pairs import query_key_pair_value
 
 
-class EntryVerbs(Recorder):
+class CacheVerbs(Recorder):
     """Methods that record compressed cache entries, caches and recurrent states."""
 
     def windows(self, x: Value, window_axis: Axis, *, includes_past: bool = False) -> Value:
@@ -113,8 +113,12 @@ class EntryVerbs(Recorder):
         width = vectors[0].width
         for cached_value in vectors[1:]:
             width = width + cached_value.width
-        cached_values = tuple(Value(v.rows, v.axes, v, v.is_constant, node_name) for v in vectors)
-        vector_shapes = tuple((self.element_count(v.axes[:-1]), self.element_count(v.axes[-1:])) for v in vectors)
+        cached_values = tuple(
+            Value(vector.rows, vector.axes, vector, vector.is_constant, node_name) for vector in vectors
+        )
+        vector_shapes = tuple(
+            (self.element_count(vector.axes[:-1]), self.element_count(vector.axes[-1:])) for vector in vectors
+        )
         op = ops.KVCache(width, cache_kind, token_limit, vectors[0].rows, vector_shapes)
         self.record("cache", node_name, vectors, cached_values, op=op, limit=token_limit)
         return cached_values
