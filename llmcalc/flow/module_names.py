@@ -158,7 +158,7 @@ class ModuleNames:
         return tuple(joined_name for joined_name in joined_names if joined_name) or (module_path,)
 
     def _layer_names(self, stack_path: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-        """Returns the published names of a layer, and those of the modules inside the layer by path."""
+        """Returns the published names of a layer, and the published names inside the layer by path."""
         for layers_of_type in reversed(self._layers.get(stack_path, [])):
             if layer_index in layers_of_type.indices:
                 return layers_of_type.names(layer_index), layers_of_type.names_in_layer
@@ -173,7 +173,7 @@ class ModuleNames:
         return (*root_names, *side_prefixes)
 
     def _add_stack_names(self, stack_name: str, child_nodes: Sequence[Node], root_names: tuple[str, ...]) -> None:
-        """Adds the names of a stack's nodes: its layers' by module list, and those of components around the layers."""
+        """Adds the published names for a stack: of layers by module list, and of the components around the layers."""
         layers = [child_node for child_node in child_nodes if child_node.name == "layers"]
         mtp_nodes = [child_node for child_node in child_nodes if child_node.name == "mtp"]
         for child_node in child_nodes:
@@ -288,7 +288,7 @@ class ModuleNames:
             )
 
     def _first_table_entry(self, table_keys: tuple[str, ...]) -> str | None:
-        """Returns the published-name entry for the first known key, from the family's table first; None without one."""
+        """Returns the first entry of the name tables for the keys, the family's table first; None without an entry."""
         return next(
             (
                 name_table[table_key]
@@ -305,7 +305,7 @@ class ModuleNames:
 
 
 class _LayerNames(NamedTuple):
-    """The layers of one type in a stack, and the checkpoint's names for the module lists that contain them.
+    """The layers of one type in a stack, and a checkpoint's names for the module lists with these layers.
 
     indices: their indices. are_predictors: whether they are multi-token-prediction modules, numbered after the others.
     layer_numbers: index → number among the stack's layers with parameters of their own.
@@ -397,7 +397,7 @@ def config_fields(model_config: Mapping[str, Any] | Checkpoint | None) -> Mappin
 
 
 def _parse_alternatives(joined_names: str, layer_level_names: Iterable[str] | None) -> list[list[str]]:
-    """Parses an entry of the name table into alternatives, each of which is a list of one or several module names.
+    """Parses an entry of a name table into alternatives, each a list of one or several module names.
 
     layer_level_names: names of the node's parts that the tables give from the layer down; None without parts.
     An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
@@ -429,7 +429,7 @@ def _parse_alternatives(joined_names: str, layer_level_names: Iterable[str] | No
 
 
 def _module_names_without_parts(alternative: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns an alternative's module names, except those that belong to components inside the node."""
+    """Returns an alternative's module names without those of the components inside the node."""
     if len(alternative) == 1:
         return alternative
     return [
@@ -447,7 +447,7 @@ def _paths_below_parents(
 
 
 def _name_pattern(current_name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
-    """Returns a regular expression for a module's name, and the replacement. `*` stands for an index in both."""
+    """Returns a regular expression for a module's name, and its replacement. `*` is a layer index in both names."""
     name_pattern = re.escape(current_name).replace(r"\*", r"(\d+)")
     return re.compile(rf"(?<![^.]){name_pattern}(?![^.])"), earlier_name.replace("*", r"\1")
 
@@ -457,7 +457,7 @@ def _split_alternatives(joined_names: str) -> list[str]:
 
 
 def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Extends a node's module names by those in older checkpoints and by those of single experts.
+    """Adds to a node's module names those of older checkpoints and those of single experts.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """

@@ -111,7 +111,7 @@ class ModuleScope:
 
     @property
     def input_and_output_values(self) -> tuple[Value, Value]:
-        """The input and the output of the module, which must have one argument."""
+        """The input and the output of a module with one argument."""
         assert self.module_argument is not None
         assert self.output is not None
         return self.module_argument, self.output
@@ -122,7 +122,7 @@ class ModuleScope:
         return Node(self.name, op, tuple(child_nodes), ops_by_form=ops_by_form, **self.node_fields)
 
     def scopes(self) -> Iterator[ModuleScope]:
-        """Yields this module and all modules inside it, in order; of alternative branches, only the first one's."""
+        """Yields this module and all modules inside it, in order; of alternative branches only the first branch's."""
         yield self
         for program_item in self.items:
             if isinstance(program_item, ModuleScope):
@@ -132,7 +132,7 @@ class ModuleScope:
                 yield from inner_scopes
 
     def steps(self, includes_idle: bool = True) -> Iterator[Step]:
-        """Yields all operations in this module, in order; of alternative branches, only the first one's.
+        """Yields all operations in this module, in order; of alternative branches only the first branch's.
 
         includes_idle: whether to include steps that no pass runs, true by default.
         """
@@ -175,7 +175,7 @@ def all_steps(program_items: Iterable[ProgramItem]) -> Iterator[Step]:
 
 
 def _nodes_of_program_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns a module's own operation, its operations in other forms by name of the form, and its child nodes."""
+    """Returns a module's own operation, its alternative operations by name of the form, and its child nodes."""
     op: Op | None = None
     ops_by_form: dict[str, Op] = {}
     child_nodes: list[Node] = []
@@ -202,7 +202,7 @@ def _nodes_of_program_items(program_items: Sequence[ProgramItem]) -> tuple[Op | 
 
 
 def _merge_alternative_nodes(alternatives: AlternativeBranches) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the first alternative's operation, the other alternatives' by name, and child nodes with both."""
+    """Returns the first branch's operation, the other branches' operations by name, and the child nodes of both."""
     (_, first_branch), *other_branches = alternatives.branches.items()
     other_nodes = [(form_name, _nodes_of_program_items(branch.items)) for form_name, branch in other_branches]
     op, ops_by_form, child_nodes = _nodes_of_program_items(first_branch.items)

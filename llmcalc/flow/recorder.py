@@ -60,7 +60,7 @@ class Recorder:
 
     @contextmanager
     def scope(self, scope_name: str, *, is_counted_whole: bool = False, **node_fields: Any) -> Iterator[ModuleScope]:
-        """Records the operations in a `with` block as those of a module with this name.
+        """Records the operations in a `with` block as operations of the module `scope_name`.
 
         is_counted_whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
@@ -86,7 +86,7 @@ class Recorder:
         first_layer_output: Value | None = None,
         **arguments: Any,
     ) -> Value:
-        """Records a component's operations as those of a module with this name, and returns the output.
+        """Records a component's operations as those of the module `part_name`, and returns the output.
 
         list_index: its index in a list of equal parts; the tree shows them as one node, in the place of the first.
         is_separate_model: whether it runs as a model of its own, as in `ModuleScope`; false by default.

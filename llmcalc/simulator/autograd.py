@@ -1,4 +1,4 @@
-"""Autograd without values: operations record nodes, and the backward pass runs them in torch's order.
+"""Autograd without values: operations record graph nodes, and the backward pass runs these in torch's order.
 
 Source: torch/csrc/autograd/engine.cpp (`evaluate_function`, `call_function`, `validate_outputs`) and input_buffer.cpp
 (`accumulate`) of torch 2.13.

@@ -83,7 +83,7 @@ def encode_stream_switch(cuda_stream: int) -> AllocatorStep:
 
 
 class BlockPool:
-    """The free blocks of one stream, for small or for large requests.
+    """The free blocks of one CUDA stream, either for small or for large requests.
 
     starts: start of a free block → its size.
     ends: end of a free block → its start.
@@ -384,7 +384,7 @@ class CachingAllocator:
 def replay_step_lists(
     step_lists: Sequence[StepList], storage_count: int, expandable_segments: bool
 ) -> CachingAllocator:
-    """Returns a caching allocator after a replay of a run's allocations and frees. storage_count: of the run."""
+    """Replays a run's allocations and frees, and returns the allocator. storage_count: the run's number of storages."""
     allocator = CachingAllocator(expandable_segments)
     for allocator_steps, storage_offset in step_lists:
         allocator.run_steps(allocator_steps, storage_count, storage_offset)
@@ -392,7 +392,7 @@ def replay_step_lists(
 
 
 class AllocatorStepEncoder:
-    """Encodes memory events as allocator steps, one list after the other, and counts the requested bytes.
+    """Encodes lists of memory events as allocator steps, one after the other, and counts the requested bytes.
 
     storage_count: the number of storages.
     requested, peak_requested: bytes of tensors so far, and their peak.
@@ -405,7 +405,7 @@ class AllocatorStepEncoder:
         self._renamed_storages: dict[Any, Any] = {}
 
     def encode_repeated_events(self, memory_events: Sequence[Event], storage_offsets: range) -> list[AllocatorStep]:
-        """Encodes memory events of consecutive equal layers. Returns the allocator steps of the first layer alone.
+        """Encodes memory events of consecutive equal layers, and returns the allocator steps of the first layer.
 
         memory_events: events of repeat 0; its storage x is x + r in repeat r, with an equal size.
         """

@@ -47,7 +47,7 @@ RECORDED_REPEATS = 4
 
 
 def find_layer_pattern(layer_types: Sequence[object]) -> LayerPattern:
-    """Returns the repeating pattern for which a run with `RECORDED_REPEATS` repeats has the fewest layers.
+    """Returns the repeating pattern of layers with which a run of `RECORDED_REPEATS` repeats is shortest.
 
     If the layers do not repeat, the pattern is the whole stack.
     """

@@ -29,7 +29,7 @@ class AllocationPlace(NamedTuple):
     path: str = ""
 
     def place_in_backward(self) -> AllocationPlace:
-        """Returns the place of the same module in the backward pass."""
+        """Returns the same module in the backward pass."""
         return AllocationPlace("backward", self.layer_index, self.path)
 
 
@@ -131,7 +131,7 @@ class Meter:
                 self._current_peak.bytes, self._has_unstored_peak = self.live_bytes, True
 
     def _store_peak_by_kind(self) -> None:
-        """Stores the bytes of each kind of memory at the current peak; called before storages are freed."""
+        """Stores the bytes of each kind of memory at the current peak, before these bytes change."""
         self._current_peak.by_kind = dict(self.by_kind)
         self._has_unstored_peak = False
 

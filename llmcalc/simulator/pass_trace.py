@@ -1,4 +1,4 @@
-"""The memory events of one forward or backward pass, relative to the pass's start."""
+"""The memory events (allocations and frees) of one forward or backward pass, relative to the pass's start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PassGroup: TypeAlias = tuple[int, str, int, str]
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that outlives the pass that allocates it: the pass's output or a gradient.
+    """A tensor that outlives the pass that allocates it: an output or a gradient.
 
     storage_number: number of its storage among those of the pass.
     bytes: bytes of the storage.
@@ -58,7 +58,7 @@ class OutputTensor(NamedTuple):
 
 @dataclass
 class PassTrace:
-    """The memory events (allocations and frees) of a forward or backward pass, relative to its start.
+    """The allocations and frees of a forward or backward pass, relative to the start of the pass.
 
     allocator_steps: the allocator's steps; storages are numbered in the pass.
     storage_count: the number of storages.
@@ -89,7 +89,7 @@ class PassTrace:
     kind_of_input_after_pass: str | None = None
 
     def with_relative_numbers(self, pass_id: PassId, previous_pass_id: PassId | None) -> PassTrace:
-        """Returns the trace with the micro-batch numbers of other passes counted from this pass's number.
+        """Returns the trace with micro-batch numbers of other passes relative to this pass's number.
 
         previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS_PASS`; None where groups do not
             have it.
@@ -124,13 +124,13 @@ class PassTrace:
         )
 
     def releases_of_previous_pass(self, model_chunk: int) -> list[tuple[int, int]]:
-        """Returns where this pass frees storages of the chunk's previous pass, as (index of the event, storage)."""
+        """Returns this pass's frees of storages of the chunk's previous pass: (index of the event, storage)."""
         return self.releases_of_other_passes.get((model_chunk, PREVIOUS_PASS, 0), [])
 
     def with_previous_storage_numbers(
         self, model_chunk: int, new_storage_numbers: Mapping[int, int]
     ) -> PassTrace | None:
-        """Returns the trace with other numbers for the previous pass's storages; None if it uses an unknown storage."""
+        """Returns the trace with renumbered storages of the previous pass; None if it uses an unknown storage."""
         storage_releases = self.releases_of_previous_pass(model_chunk)
         if not storage_releases:
             return self

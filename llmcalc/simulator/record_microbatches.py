@@ -1,4 +1,4 @@
-"""Records passes of a few micro-batches, and makes one trace for all passes that have the same memory events.
+"""Records passes of a few micro-batches, with one trace for all passes that have the same memory events.
 
 A pass allocates and frees its own storages. It may also free storages of other passes: those that its chunk referred to
 in the pass of the micro-batch before, or shared ones that every pass replaces. So its events depend on which neighbours
@@ -27,7 +27,7 @@ from .tensor import Storage, Tensor
 
 
 class PassCounter:
-    """Counts passes and assigns each to a group, so that passes of one group have the same memory events.
+    """Counts passes, and assigns each to a group of passes with the same memory events.
 
     distinguishes_previous_pass: whether the group of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
@@ -63,7 +63,7 @@ class PassCounter:
         return self._pass_group(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
 
     def _pass_group(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassGroup:
-        """Returns the group to which a pass belongs; all passes of a group have the same memory events."""
+        """Returns the group of a pass; all passes of a group have the same memory events."""
         previous_state = "flying" if self.backwards[model_chunk] < pass_number else "done"
         return model_chunk, pass_kind, _distinct_pass_number(pass_number), previous_state if pass_number else ""
 
@@ -79,7 +79,7 @@ class PassCounter:
         )
 
     def _group_with_previous_kind(self, pass_group: PassGroup, pass_id: PassId) -> tuple[PassGroup, PassId]:
-        """Returns the group extended by the kind of the model chunk's previous pass, if groups distinguish these."""
+        """Returns the group extended by the kind of the chunk's previous pass, if groups distinguish these kinds."""
         if not self.distinguishes_previous_pass:
             return pass_group, pass_id
         model_chunk, pass_kind, pass_number, pass_state = pass_group
@@ -220,7 +220,7 @@ class RecordedPasses:
 
 
 def add_unrecorded_groups(pass_traces: Mapping[PassGroup, PassTrace]) -> dict[PassGroup, PassTrace]:
-    """Adds traces for groups of a schedule that were not recorded but follow from the recorded groups.
+    """Adds traces for groups of passes that were not recorded but follow from recorded groups.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
@@ -279,7 +279,7 @@ NO_PEAK = -(NO_SIZE << UNIT_BITS)
 
 
 class TraceReader:
-    """Reads, from the events of a recorded run, one trace of memory events per group of passes.
+    """Reads one trace of memory events per group of passes from the events of a recorded run.
 
     traces: group → the trace of its passes.
     storage_bytes, storage_kinds: storage → its bytes, and the kind that it is counted under.
@@ -425,7 +425,7 @@ class TraceReader:
             raise NotRepeatingError
 
     def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
-        """Returns the module and phase in which a pass starts, from the first event that has them."""
+        """Returns the module and phase in which a pass starts, read from its first event that has a place."""
         if recorded_pass.first_event_index < recorded_pass.end_event_index:
             start_place, nbytes, _ = self.events[recorded_pass.first_event_index]
             if nbytes == PLACE_EVENT:
@@ -435,7 +435,7 @@ class TraceReader:
     def _describe_output(
         self, output_template: Tensor, storage_number_in_pass: int, storage_number_in_run: int
     ) -> OutputTensor:
-        """Creates the description of a pass's output, by which a replay creates that output again."""
+        """Creates the description of a pass's output tensor, from which a replay creates the tensor."""
         return OutputTensor(
             storage_number_in_pass,
             self.storage_bytes[storage_number_in_run],

@@ -98,7 +98,7 @@ class AllocatorOverhead(NamedTuple):
 
 
 class InnerRepeatEvent(NamedTuple):
-    """A memory event that every inner repeat has, as a function of the repeat's index.
+    """A memory event of the repeats between the first and the last, as a function of the repeat's index.
 
     owner_offset: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a
         storage that is the same in all repeats.
@@ -117,7 +117,7 @@ class InnerRepeatEvent(NamedTuple):
 
 @dataclass
 class LayerSweep:
-    """The memory events of one sweep through the layers of a stack, repeat by repeat of the layer pattern.
+    """The memory events of one sweep through a stack's layers, in one list per repeat of the layer pattern.
 
     stack_index: the number of the stack.
     is_ascending: whether they go from the first repeat to the last.
@@ -197,7 +197,7 @@ class RepeatAnalysis:
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
     def _split_by_repeat(self, section_events: Sequence[Event]) -> Iterator[tuple[StackRepeat | None, list[Event]]]:
-        """Yields the events in groups, each of one layer repeat; None marks events outside of repeats."""
+        """Yields the events in groups, each with its layer repeat, or with None outside of repeats."""
         repeat_of_place: StackRepeat | None = None
         repeat_of_parameter: StackRepeat | None = None
         layer_repeat: StackRepeat | None = None
@@ -293,7 +293,7 @@ class RepeatAnalysis:
         return self.repeat_cache[place_without_phase]
 
     def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> StackRepeat | None:
-        """Returns the repeat of one stack's layer pattern that contains a module; None without one."""
+        """Returns the repeat of a stack's layer pattern that contains a module; None outside of repeats."""
         layer_stack = self.stacks[stack_index]
         repeat_index = (allocation_place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
         if layer_stack.contains(allocation_place) and 0 <= repeat_index < RECORDED_REPEATS:
@@ -497,7 +497,7 @@ class RepeatAnalysis:
     def allocator_steps(
         self, extra_set_up_events: Callable[[FullRunEvents], list[Event]]
     ) -> tuple[list[StepList], int, AllocatorStepEncoder]:
-        """Returns the full run's allocations and frees, its number of storages, and the bytes that it requests."""
+        """Returns the allocations and frees of the full run, its number of storages, and its requested bytes."""
         full_run = FullRunEvents(self, {})
         added_events = extra_set_up_events(full_run)
         storage_count = full_run.storage_count + len(added_events)
@@ -582,7 +582,7 @@ class FullRunEvents:
         return (self.storage_numbers.get(storage_number, storage_number),)
 
     def events_with_repeats(self, section_events: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
-        """Yields the events that allocate or free, each with the range of consecutive repeats that have it.
+        """Yields lists of allocations and frees, each with the consecutive repeats that have these events.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
@@ -637,7 +637,7 @@ class FullRunEvents:
     def _events_of_sweep(
         self, layer_sweep: LayerSweep, inner_events: Sequence[InnerRepeatEventLine]
     ) -> Iterator[list[Event]]:
-        """Yields the events of all repeats in the order in which they run. inner_events: the inner repeats'."""
+        """Yields the events of all repeats in order of execution. inner_events: events of the inner repeats."""
         yield self._renumbered_events(layer_sweep.events_in_order[0])
         for repeat_index in self._repeat_order(layer_sweep):
             yield self._events_of_repeat(layer_sweep, inner_events, repeat_index)

@@ -24,7 +24,7 @@ ShiftedPlaces: TypeAlias = tuple[AllocationPlace, AllocationPlace, PeaksOfPass]
 
 
 class EventMeter(Meter):
-    """A meter that also lists allocations and frees, for the simulated allocator.
+    """A meter that also lists the allocations and frees, for a later replay on the simulated allocator.
 
     storage_count: the number of storages so far.
     step_lists: the allocator's steps, in order.
@@ -175,7 +175,7 @@ class SummedPeak(MemoryPeak):
 
 
 def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -> AllocationPlace:
-    """Returns the place of the same module and phase in a later layer."""
+    """Returns the same module and phase in a layer that is `added_layers` later."""
     if allocation_place.layer_index < 0 or not added_layers:
         return allocation_place
     phase, layer_index, path = allocation_place
@@ -188,7 +188,7 @@ def _add_byte_counts(first_counts: Mapping[str, int], second_counts: Mapping[str
 
 
 class PassReplayer(PassCounter):
-    """Replays recorded passes, in place of a simulation of every pass.
+    """Replays recorded passes, instead of simulating every pass.
 
     pass_traces: group → the trace of its passes.
     added_layers: chunk → layers before it that the recorded run did not have.

@@ -50,7 +50,7 @@ class ReplayResult:
         self.rounding_bytes_after = allocator.allocated - requested_bytes
 
     def estimate_from_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
-        """Estimates the allocator's bytes from a replay of fewer micro-batches, plus the others' tensors."""
+        """Estimates the allocator's bytes from a replay of fewer micro-batches, plus the tensors of the others."""
         self.reserved_bytes = shorter_replay.reserved_bytes + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
         self.rounding_bytes = shorter_replay.rounding_bytes
         self.rounding_bytes_after = shorter_replay.rounding_bytes_after

@@ -80,7 +80,7 @@ class ShortenedPasses:
         )
 
     def outputs_of_full_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
-        """Returns the tensors that outlive a pass with all layers; none of them is allocated by an inner layer."""
+        """Returns the tensors that outlive a pass with all layers; inner layers allocate none of them."""
         return [
             (output_number, shape_template, self.storage_in_full_pass(storage_number))
             for output_number, shape_template, storage_number in recorded_pass.outputs

@@ -228,6 +228,6 @@ def _axis_order(operand_strides: Sequence[Strides], shape: Shape) -> list[int]:
 
 
 def clear_caches() -> None:
-    """Clears the cached strides of symbolic sizes, which are useless to other runs."""
+    """Clears the cached strides of symbolic sizes, which other runs cannot use."""
     for cached_function in (contiguous_strides, is_contiguous, is_dense, view_strides, elementwise_strides):
         cached_function.cache_clear()

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 @cache
 def method_name(prefix: str, method_suffix: str) -> str:
-    """Returns the name of a profile's method as an interned object, which Python looks up faster."""
+    """Returns the name of a profile's method as an interned string, which Python looks up faster."""
     return intern(f"{prefix}_{method_suffix}")
 
 
@@ -146,7 +146,7 @@ class ValueTensors:
         )
 
     def is_computed_earlier(self, value_rows: Rows) -> bool:
-        """Whether an earlier pass has computed all rows, as of an encoder's output."""
+        """Whether an earlier pass has computed all rows of a value, such as an encoder's output."""
         return (
             self.has_earlier_tokens
             and value_rows is not NO_ROWS
@@ -154,7 +154,7 @@ class ValueTensors:
         )
 
     def tensor_read_by(self, operation: Step, recorded_value: Value) -> Tensor:
-        """Returns a value's tensor for an operation that reads it, and frees the stored reference at the last read."""
+        """Returns a value's tensor for a reading operation, and drops the stored reference at the last read."""
         value_tensor, base_value = self.tensor_of(recorded_value), recorded_value.storage
         if self.last_reader_ids.get(id(base_value)) == id(operation):
             self.free_value(base_value)
@@ -212,7 +212,7 @@ class ValueTensors:
         return computed_result
 
     def _value_with_tensor(self, recorded_value: Value | None) -> Value | None:
-        """Returns the value itself, or the nearest value of which it is a view and for which a tensor is stored."""
+        """Returns the value itself, or the nearest value that it is a view of and that has a stored tensor."""
         while recorded_value is not None and id(recorded_value) not in self.tensors_by_value:
             recorded_value = recorded_value.view_source
         return recorded_value

@@ -173,7 +173,7 @@ class MixingVerbs(Recorder):
         sinks: bool = False,
         selection: Value | None = None,
     ) -> Value:
-        """Records one softmax over two lists of scores: masked scores of the own sequence, and further scores.
+        """Records one softmax over two lists of scores: masked scores of the same sequence, and other scores.
 
         q, v: the queries, and the values of a token's own sequence.
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
@@ -184,7 +184,7 @@ class MixingVerbs(Recorder):
         return self.step("joint_softmax", "", step_inputs, Value(q.rows, q.axes[:1]), **step_options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
-        """Records the weighted sum of values; `weights` may also have columns for other values."""
+        """Records the weighted sum of values; `weights` may have more columns, for other values."""
         return self.step("weighted", "", (weights, values), Value(weights.rows, (*weights.axes, values.axes[-1])))
 
 

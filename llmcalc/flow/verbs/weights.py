@@ -170,7 +170,7 @@ class WeightVerbs(Recorder):
         ), weight
 
     def unread_table(self, node_name: str, rows: Axis, *axes: Axis | JoinedShapes, **node_fields: Any) -> Weight:
-        """Records an embedding table that is not read here, and returns its weight for other operations."""
+        """Records an embedding table without a look-up, and returns its weight for other operations."""
         weight = Weight(node_name, axes, (rows,))
         self.record(
             "unread_table", node_name, (), (), ops.Embedding(rows.size, self.element_count(axes)), weight, node_fields
@@ -324,7 +324,7 @@ class WeightVerbs(Recorder):
         )
 
     def buffer(self, node_name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
-        """Records a buffer, which checkpoints store but training does not change. indices: whether it has integers."""
+        """Records a buffer: values that checkpoints store and training keeps. indices: whether they are integers."""
         output = Value(NO_ROWS, axes, is_constant=True)
         return self.step(
             "buffer", node_name, (), output, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices

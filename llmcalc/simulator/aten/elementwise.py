@@ -143,6 +143,8 @@ class ElementwiseOperations(ViewOperations):
         return record(self.graph, "sign", (x,), lambda: self.new_like(x), self.new_gradient(x.shape))
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
+        """Computes the minimum of two tensors elementwise."""
+
         def backward(
             output_gradient: Tensor, needs_input_grad: NeedsInputGrad, a: Tensor, b: Tensor
         ) -> Sequence[OptionalGradient]:

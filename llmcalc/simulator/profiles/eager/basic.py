@@ -311,7 +311,7 @@ class BasicKernels(Lowering):
         return self.aten.expand(head_rows, (head_rows.shape[0], shape[2], *head_rows.shape[2:]))
 
     def _concatenation_axis(self, tensors: list[Tensor], shape: Any) -> int | None:
-        """Returns the axis along which the inputs are concatenated to the result; None without one."""
+        """Returns the axis along which inputs are concatenated to this shape; None if there is no such axis."""
         for axis in range(len(shape) - 1, 0, -1):
             axis_from_end = axis - len(shape)
             if sum(input_tensor.shape[axis_from_end] for input_tensor in tensors) == shape[axis]:
@@ -323,7 +323,7 @@ class BasicKernels(Lowering):
         self.run_kernel_of_op(operation, "core")
 
     def do_state(self, operation: Step) -> None:
-        """Stores a recurrent state in the cache for the next pass, unless the operation that reads the state does."""
+        """Stores a recurrent state in the cache for the next pass, except where the operation that reads it does so."""
         if operation.input_values:
             self.store_in_cache(
                 operation.name,

@@ -1,4 +1,4 @@
-"""Attention to compressed entries, which summarize several tokens each (DeepSeek-V4)."""
+"""Attention to compressed keys and values, each of which summarizes several tokens (DeepSeek-V4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .attention_variants import AttentionVariantKernels
 
 @kernels_compared(TORCH_WITNESS)
 class CompressedKVKernels(AttentionVariantKernels):
-    """Kernels of attention to compressed entries, which run the operations of the reference line by line."""
+    """Kernels of attention to compressed keys, which run the reference's operations line by line."""
 
     def do_windows(self, operation: Step) -> None:
         aten, x, output = self.aten, self.tensor_of(operation.input_values[0]), operation.output_values[0]
@@ -52,7 +52,7 @@ class CompressedKVKernels(AttentionVariantKernels):
             self.store_without_reshape(output, tensor)
 
     def do_keep_entries(self, operation: Step) -> None:
-        """Caches the compressed entries, and the last tokens, which do not fill an entry yet."""
+        """Caches the compressed keys, and the last tokens, which are not compressed yet."""
         aten, (recorded_value, *row_values), cached_tensors = (
             self.aten,
             operation.input_values,
@@ -95,7 +95,7 @@ class CompressedKVKernels(AttentionVariantKernels):
         self.store_output(operation, self.pass_memo[operation.options["slot"]])
 
     def do_candidates(self, operation: Step) -> None:
-        """Gathers a single token's candidate keys; for several tokens masks all other keys (Chooser._candidates)."""
+        """Gathers a decoded token's candidate keys, or masks all other keys (CompressedKVSelector._candidate_keys)."""
         aten, (keys, visible_mask) = self.aten, map(self.tensor_of, operation.input_values)
         top_blocks = self.pass_memo["candidate blocks"]
         block_size = operation.options["block_size"]
@@ -127,7 +127,7 @@ class CompressedKVKernels(AttentionVariantKernels):
         self.store_without_reshape(operation.output_values[1], aten.compare(visible_mask, candidate_indices))
 
     def _choose_best_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
-        """Ranks compressed-entry blocks per token, and stores the best for higher layers (`_store_best_blocks`)."""
+        """Ranks blocks of compressed keys per token, and stores the best for higher layers (`_store_best_blocks`)."""
         aten, (batch, token_count, key_count) = self.aten, masked_scores.shape
         block_total = -(-key_count // block_size)
         padded_scores = aten.pad(masked_scores, block_total * block_size)
@@ -139,7 +139,7 @@ class CompressedKVKernels(AttentionVariantKernels):
         self.pass_memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(block_total, block_count))
 
     def do_choose_entries(self, operation: Step) -> None:
-        """Chooses the compressed entries with the highest weighted sum of all heads' scores (Chooser.forward)."""
+        """Chooses the compressed keys with the highest weighted sum of scores (CompressedKVSelector.forward)."""
         aten, (scores, head_weights, visible_mask) = self.aten, map(self.tensor_of, operation.input_values)
         self.free_value(operation.input_values[0].storage)
         self.free_value(operation.input_values[1].storage)

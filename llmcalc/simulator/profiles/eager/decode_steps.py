@@ -1,4 +1,4 @@
-"""Decodes one token by a recurrence from its state, operation by operation as in the references.
+"""Decodes one token by a recurrence from a cached state, operation by operation as in the references.
 
 A method `decode_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one
 whose name begins with an underscore is only held.
@@ -29,7 +29,7 @@ class DecodeStepKernels(ScanKernels):
     """Kernels for decoding one token of a recurrence."""
 
     def cached_state(self, state_name: str) -> Tensor:
-        """Returns the tensor of a recurrent state that has a single one."""
+        """Returns the tensor of a cached recurrent state with a single tensor."""
         cached_states = self.cached_tensors(state_name)
         assert cached_states is not None
         return cached_states[0]

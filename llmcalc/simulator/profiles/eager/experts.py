@@ -151,7 +151,7 @@ class ExpertKernels(Lowering):
         self.store_tensor(output, sent_rows)
 
     def expert_row_index(self, index_name: str) -> Tensor:
-        """Returns an index tensor with one entry per row sent to an expert: its expert, its token or its position.
+        """Returns an index tensor over the rows sent to experts, with each row's expert, token or position.
 
         index_name: which.
         """
@@ -278,7 +278,7 @@ class ExpertKernels(Lowering):
         return record(self.graph, "select", (weight,), weight.view(weight.shape, weight.strides), backward)
 
     def _linear_steps_fused_with(self, operation: Step) -> list[Step]:
-        """Returns, in order, the experts' linear layers that run as one product with an operation's linear layer.
+        """Returns the experts' linear layers that run as one product with this operation's, in order.
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """

@@ -368,6 +368,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @compared(FLASH_LOSS_WITNESS, cross_entropy="flash-in-place")
     def _loss_in_place(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Runs flash-attn's cross-entropy, whose backward pass overwrites the logits."""
         return self._flash_loss(logits, labels, is_in_place=True)
 
     @compared(CHUNKED_LOSS_WITNESS, cross_entropy="split")
@@ -582,7 +583,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return log_probabilities, log_sums
 
     def _mask_labels_in_vocabulary_part(self, row_count: int) -> tuple[Tensor, Tensor]:
-        """Returns two tensors for a vocabulary chunk: whether each label is in it, and the label's index in it."""
+        """Returns, for a vocabulary chunk, the mask of the labels in the chunk and the labels' indices in it."""
         aten, shape = self.aten, (row_count,)
         above_part_mask, below_part_mask = (aten.new_tensor(shape, BOOL) for _ in range(2))
         label_mask = aten.new_like(above_part_mask)
@@ -591,7 +592,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return label_mask, aten.new_like(label_offset)
 
     def _gradients_by_part(self, x: Tensor, weight: Tensor, bias: Tensor | None, log_sums: Tensor) -> Tensor:
-        """Computes the gradients of log-probabilities chunk by chunk in float32, and casts that of x [tokens, hidden].
+        """Computes the gradients of log-probabilities by vocabulary chunk in float32. x: [tokens, hidden].
 
         log_sums: the logarithms of the sums of exponentials, which the forward pass saves.
         """

@@ -29,7 +29,7 @@ FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
 class FusedAdapterKernels(LoraKernels):
-    """Kernels that run the adapters of attention or of a gated network as one function, which saves its input once."""
+    """Kernels that run all adapters of attention or of a gated network as one function with one saved input."""
 
     @property
     def _runs_fused_adapters(self) -> bool:
@@ -57,7 +57,7 @@ class FusedAdapterKernels(LoraKernels):
         return lambda: self._run_gated_network(module_scope, gated_network)
 
     def _gated_network(self, module_scope: ModuleScope) -> Sequence[Step]:
-        """Returns a gated network's gate, up and down projections if they have adapters; none for other modules."""
+        """Returns a gated network's gate, up and down projections if all have adapters; empty for other modules."""
         if any(not isinstance(scope_item, Step) for scope_item in module_scope.items):
             return ()
         operations = [
@@ -130,7 +130,7 @@ class FusedAdapterKernels(LoraKernels):
             self._run_projections(projections)
 
     def _projections_of_attention(self, operation: Step) -> Sequence[Step]:
-        """Returns the adapted projections that run in one function: queries, keys and values, or the output's."""
+        """Returns the adapted projections that run as one function: of queries, keys and values, or of the output."""
         if operation.name not in (*PROJECTIONS, OUTPUT_PROJECTION):
             return ()
         layers = {
@@ -197,11 +197,11 @@ class FusedAdapterKernels(LoraKernels):
         ]
 
     def _dropped_input(self, x: Tensor) -> Tensor:
-        """Returns x after the adapters' dropout, shared by all adapters of a function; x itself without dropout."""
+        """Returns x after dropout, shared by all adapters of a function; x itself if the adapters have no dropout."""
         return self.aten.dropout(x) if self.adapters is not None and self.adapters.dropout else x
 
     def _adapted_rows(self, x: Tensor, weight: Tensor, output_width: Number) -> Tensor:
-        """Decodes the weight if it is quantized, and returns x·Wᵀ, to which the adapter's output is added in place."""
+        """Decodes a quantized weight and computes x·Wᵀ, to which the adapter's output is added in place."""
         assert self.adapters is not None
         is_quantized = weight.dtype is UINT8
         decoded_weight = self._decode_weight((output_width, x.shape[-1]), x.dtype) if is_quantized else None
@@ -211,7 +211,7 @@ class FusedAdapterKernels(LoraKernels):
         return output
 
     def _input_gradients(self, x: Tensor, dropped_x: Tensor, weights: Sequence[Tensor]) -> list[OptionalGradient]:
-        """Returns the gradient of x (one sum over the weights), and of x's copy after dropout, if there is one."""
+        """Returns the gradient of x, one sum over the weights, and the gradient of x after dropout, if there is one."""
         decoded_weight = None
         input_gradient: Tensor | None = None
         for weight in weights:

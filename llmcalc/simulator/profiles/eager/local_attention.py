@@ -69,7 +69,7 @@ class LocalAttentionKernels(PositionKernels):
         )
 
     def _first_rows(self, x: Tensor, row_count: Any) -> Tensor:
-        """Returns the first rows of x, or x if it has no more rows."""
+        """Returns the first `row_count` rows of x; x itself if it has no more rows."""
         return x if x.shape[1] == row_count else self.aten.slice(x, row_count, 1)
 
     def _split_into_blocks(self, x: Tensor, block_size: Any) -> Tensor:

@@ -119,7 +119,7 @@ class PositionKernels(AttentionVariantKernels):
         self.store_output(operation, self.aten.matmul(x, self.aten.transpose(distance_rows, -1, -2)))
 
     def core_PairScores(self, operation: Step) -> None:
-        """Computes scores of every query with the keys paired with its position, in one product per position."""
+        """Computes scores of queries with a separate set of keys per query position, one product per position."""
         aten, x, keys = (
             self.aten,
             self.heads_first(self.tensor_of(operation.input_values[0])),

@@ -28,7 +28,7 @@ MAX_INDEXER_LOGIT_BYTES = 512 << 20
 
 
 class ServingKernels(CompressedKVKernels, PositionKernels, FusedKernels):
-    """Inference kernels that allocate no tensor with one element per query-key pair.
+    """Attention kernels of inference engines, which allocate no tensor with an element per query and key.
 
     joint_output: the first sum of values of the last joint softmax, which its kernel has computed; None before.
     selectable_entry_count: number of the entries that the current module may select from.
@@ -75,7 +75,7 @@ class ServingKernels(CompressedKVKernels, PositionKernels, FusedKernels):
         return super().kernel_of(operation) if kernel is None else kernel
 
     def is_computed(self, recorded_value: Value) -> bool:
-        """Whether a tensor is allocated for a value; false if the attention kernel computes it inside."""
+        """Whether a value gets a tensor of its own; false inside the attention kernel."""
         return (
             not self.computes_scores_in_kernel
             or not has_query_key_pairs(recorded_value)
@@ -145,7 +145,7 @@ class ServingKernels(CompressedKVKernels, PositionKernels, FusedKernels):
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
-        """Stores the number of keys in the blocks that a lower layer selected; the kernel reads these in place."""
+        """Stores the number of keys in the blocks that a lower layer selected; the kernel reads the keys in place."""
         keys = self.tensor_of(operation.input_values[0])
         chosen_block_count = self.pass_memo["candidate blocks"].shape[-1]
         self.selectable_entry_count = minimum(keys.shape[1], chosen_block_count * operation.options["block_size"])

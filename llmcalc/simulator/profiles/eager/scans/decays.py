@@ -160,7 +160,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         return aten.logaddexp(aten.elementwise_function("log", lower_bound), log_scaled_gate)
 
     def feature_map(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
-        """Returns queries or keys after the feature map, if there is one."""
+        """Returns queries or keys after the optional feature map."""
         feature_map_names = [
             activation_name for activation_name in module_steps.activation_names if activation_name != "logsigmoid"
         ][: -1 if "g_proj" in module_steps else None]

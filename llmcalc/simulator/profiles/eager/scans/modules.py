@@ -219,7 +219,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             _padded_input = self.aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state_step: Step, *shape: Any) -> OptionalTensor:
-        """Returns the tensor that a kernel writes its last state to: the cache's, or one that is then copied to it."""
+        """Returns the tensor for a kernel's last state: the cached tensor, or a tensor that is copied to the cache."""
         is_first_pass = self.cached_tensors(state_step.name) is None
         state_tensors = self.state_tensors(state_step, shape)
         if not state_tensors or is_first_pass:
