@@ -111,9 +111,11 @@ class Proposal(OutputPart):
         """Records the scores of token pairs: a position's best tokens with the previous position's best tokens."""
         rank_axis, candidate_axis = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
         candidate_rows = MultipliedRows(source_rows=LOGITS, rows_per_source=self.selector_top_k)
-        predecessor_vector, _ = recorder.table("predecessor_codebook", vocab, rank_axis, of=candidate_rows, by="chosen")
+        predecessor_vector, _ = recorder.table(
+            "predecessor_codebook", vocab, rank_axis, output_rows=candidate_rows, index_source="chosen"
+        )
         successor_vector, _ = recorder.table(
-            "successor_codebook", draft_vocab, rank_axis, of=candidate_rows, by="chosen"
+            "successor_codebook", draft_vocab, rank_axis, output_rows=candidate_rows, index_source="chosen"
         )
         conditioned_state = recorder.mul(predecessor_vector, recorder.linear("hidden_projection", x, rank_axis))
         recorder.core(
@@ -126,7 +128,7 @@ class Proposal(OutputPart):
 
     def _record_token_bias(self, recorder: Flow, x: Value, rank_axis: Axis, vocab: Axis, draft_vocab: Axis) -> Value:
         """Records the computation of the logit bias from the previous token's embedding, and returns the embedding."""
-        token_embedding, _ = recorder.table("markov_w1", vocab, rank_axis, of=LOGITS)
+        token_embedding, _ = recorder.table("markov_w1", vocab, rank_axis, output_rows=LOGITS)
         bias_input = token_embedding
         if self.markov == "gated":
             joined_input = recorder.cat(x, token_embedding, axes=(JoinedShapes((x.axes, token_embedding.axes)),))

@@ -159,7 +159,9 @@ class RelativeEmbedding(StackPart):
         """Returns all rows of the relative-position table. x: a value of the model's width."""
         row_count = 2 * self.span
         table_rows = EmbeddingRows(row_count=row_count, source_rows=x.rows)
-        distance_rows, _ = recorder.table("table", Axis("distances", row_count), *x.axes, of=table_rows, by="all")
+        distance_rows, _ = recorder.table(
+            "table", Axis("distances", row_count), *x.axes, output_rows=table_rows, index_source="all"
+        )
         return distance_rows if self.norm is None else recorder.part("norm", self.norm, distance_rows)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

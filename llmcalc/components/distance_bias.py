@@ -146,7 +146,7 @@ class LayerBias(DistanceBuckets, AttentionPosition):
         formula_source = "Chung et al. 2023 (UniMax), §4"
         table_rows = EmbeddingRows(row_count=bucket_axis.size)
         bias_table, _ = recorder.table(
-            "relative_bias", bucket_axis, q.axes[0], of=table_rows, by="all", source=formula_source
+            "relative_bias", bucket_axis, q.axes[0], output_rows=table_rows, index_source="all", source=formula_source
         )
         recorder.layer_memo["bias_in_sdpa"] = self.bias_in_sdpa
         return q, recorder.distance_bias(bias_table, q)
@@ -193,16 +193,21 @@ class RelativeBias(DistanceBuckets, StackPart):
 
         bucket_axis = Axis("buckets", self.relative_attention_num_buckets)
         heads, bucket_rows = Axis("heads", self.num_attention_heads), EmbeddingRows(row_count=bucket_axis.size)
-        bias_table, _ = recorder.table("", bucket_axis, heads, of=bucket_rows, by="all")
+        bias_table, _ = recorder.table("", bucket_axis, heads, output_rows=bucket_rows, index_source="all")
         recorder.layer_memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
             recorder.layer_memo["relative_bias_of_blocks"], _ = recorder.table(
-                "blocks", bucket_axis, heads, of=bucket_rows, by="all"
+                "blocks", bucket_axis, heads, output_rows=bucket_rows, index_source="all"
             )
         for table_index, bucket_count in enumerate(self.other_buckets):
             table_rows = EmbeddingRows(row_count=bucket_count)
             recorder.table(
-                f"other_{table_index}", Axis("buckets", bucket_count), heads, of=table_rows, by="all", role="idle"
+                f"other_{table_index}",
+                Axis("buckets", bucket_count),
+                heads,
+                output_rows=table_rows,
+                index_source="all",
+                role="idle",
             )
         return bias_table
 

@@ -119,10 +119,10 @@ class SpeculatorHeads(DraftHeads):
         token_table: Weight | None = None
         for head_index in range(self.num_heads):
             if token_table is not None and self.tied:
-                token_vector = recorder.look_up(token_table, x.rows, by="chosen")
+                token_vector = recorder.look_up(token_table, x.rows, index_source="chosen")
             else:
                 token_vector, token_table = recorder.table(
-                    f"emb_{head_index}", vocab, inner_axis, of=x.rows, by="chosen", kind="embedding"
+                    f"emb_{head_index}", vocab, inner_axis, output_rows=x.rows, index_source="chosen", kind="embedding"
                 )
             recorder.hold(token=token_vector)
             with recorder.function():

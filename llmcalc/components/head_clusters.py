@@ -63,7 +63,7 @@ class Clusters(Part):
         weight = recorder.unread_table("decoder", vocab, hidden_axis) if output_weight is None else output_weight
         chosen_token_count = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
         embeddings = recorder.look_up(
-            weight, MultipliedRows(source_rows=rows, rows_per_source=chosen_token_count), by="chosen"
+            weight, MultipliedRows(source_rows=rows, rows_per_source=chosen_token_count), index_source="chosen"
         )
         scored_axis = Axis("vocab", chosen_token_count)
         return recorder.core(

@@ -47,7 +47,7 @@ class InputFeatures(StackPart):
                 f"embed_{table_index}",
                 Axis("types", vocab_size),
                 Axis(feature_name, table_width),
-                of=x.rows,
+                output_rows=x.rows,
                 kind=self.kind,
             )
             embeddings.append(feature_vector)

@@ -157,7 +157,7 @@ class MultiTokenPrediction(OutputPart):
         """Records the operations of one prediction module. x: hidden states or streams of model or previous module."""
         hidden_axis = x.axes[-1]
         if self.own_embedding:
-            embedding, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")
+            embedding, _ = recorder.table("embed_tokens", vocab, hidden_axis, output_rows=x.rows, kind="embedding")
         else:
             embedding = recorder.look_up(embedding_weight, x.rows).view(hidden_axis)
         recorder.hold(embedded=embedding)

@@ -41,7 +41,7 @@ class NgramEmbedding(StackPart):
                 f"embedders_{table_index}",
                 Axis("ngrams", row_count),
                 ngram_axis,
-                of=x.rows,
+                output_rows=x.rows,
                 rows_read=1,
                 kind=self.kind,
             )

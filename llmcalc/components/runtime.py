@@ -97,18 +97,20 @@ def project_to_heads(module: Any, projection_name: str, x: Tensor) -> Tensor:
     return heads.transpose(1, 2)
 
 
-def split_into_windows(x: Tensor, side: int) -> Tensor:
+def split_into_windows(x: Tensor, window_side: int) -> Tensor:
     """Cuts images into square windows: [images, rows, columns, hidden] → [images · windows, side², hidden].
 
-    side: the side of a window, which divides both sides of the images.
+    window_side: the side of a window, which divides both sides of the images.
     """
-    windows = x.unflatten(2, (-1, side)).unflatten(1, (-1, side)).transpose(2, 3)
+    windows = x.unflatten(2, (-1, window_side)).unflatten(1, (-1, window_side)).transpose(2, 3)
     return windows.flatten(3, 4).flatten(0, 2)
 
 
-def join_windows(windows: Tensor, side: int, rows: int, columns: int) -> Tensor:
+def join_windows(windows: Tensor, window_side: int, rows: int, columns: int) -> Tensor:
     """Joins square windows: [images · windows, side², hidden] → [images, rows, columns, hidden]."""
-    squares = windows.unflatten(1, (side, side)).unflatten(0, (-1, rows // side, columns // side))
+    squares = windows.unflatten(1, (window_side, window_side)).unflatten(
+        0, (-1, rows // window_side, columns // window_side)
+    )
     return squares.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 

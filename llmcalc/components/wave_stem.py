@@ -118,14 +118,18 @@ class WaveStem(Stem):
         with recorder.scope("position"):
             if self.position_layers is None:
                 recorder.vector("length", Axis("taps", self.position_kernel))
-                positions = self._convolve_positions(recorder, "conv", frames, axes, position_rows)
-                positions = recorder.act(positions, self.hidden_act)
+                position_embedding = self._convolve_positions(recorder, "conv", frames, axes, position_rows)
+                position_embedding = recorder.act(position_embedding, self.hidden_act)
             else:
-                positions, norm = frames, Norm(type="layernorm", weight=False, bias=False)
+                position_embedding, norm = frames, Norm(type="layernorm", weight=False, bias=False)
                 for conv_index in range(self.position_layers):
-                    positions = self._convolve_positions(recorder, f"conv_{conv_index}", positions, axes, position_rows)
-                    positions = recorder.act(recorder.part(f"norm_{conv_index}", norm, positions), self.hidden_act)
-        return recorder.add(frames, positions)
+                    position_embedding = self._convolve_positions(
+                        recorder, f"conv_{conv_index}", position_embedding, axes, position_rows
+                    )
+                    position_embedding = recorder.act(
+                        recorder.part(f"norm_{conv_index}", norm, position_embedding), self.hidden_act
+                    )
+        return recorder.add(frames, position_embedding)
 
     def _convolve_positions(self, recorder: Flow, conv_name: str, x: Value, axes: Shape, position_rows: Rows) -> Value:
         """Records the operations of the position convolution, and drops the surplus output of an even kernel."""
@@ -134,17 +138,17 @@ class WaveStem(Stem):
         padded_rows = MultipliedRows(
             "padded positions", source_rows=position_rows, rows_per_source=1, extra_rows=row_padding
         )
-        positions = recorder.conv(
+        position_embedding = recorder.conv(
             conv_name, x, *axes, kernel=kernel_size, groups=self.position_groups, bias=True, rows=padded_rows
         )
-        return positions.view(*axes, new_rows=position_rows)
+        return position_embedding.view(*axes, new_rows=position_rows)
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
-        samples = encoder_positions
+        sample_count = encoder_positions
         for convolution in reversed(self.convolutions):
-            samples = (samples - 1) * convolution.stride + convolution.kernel
-        return batch, samples
+            sample_count = (sample_count - 1) * convolution.stride + convolution.kernel
+        return batch, sample_count
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -112,15 +112,15 @@ class Recorder:
     def layers(
         self,
         x: Value,
-        run: Callable[[Value], Value],
+        record_layer: Callable[[Value], Value],
         repeat: Number,
         indices: Sequence[int] | None,
         layers_name: str = "layers",
         **node_fields: Any,
     ) -> Value:
-        """Records one layer for `repeat` equal layers, each of which reads the output of the previous one."""
+        """Records one layer in place of `repeat` equal layers, each of which reads the output of the previous layer."""
         with self.scope(layers_name, repeat=repeat, indices=indices, **node_fields) as layer_scope:
-            layer_scope.first_input, layer_scope.output = x, run(x)
+            layer_scope.first_input, layer_scope.output = x, record_layer(x)
         return layer_scope.output
 
     def side_by_side(
@@ -195,23 +195,32 @@ class Recorder:
     def record(
         self,
         verb: str,
-        name: str,
-        ins: tuple[Value, ...],
-        outs: tuple[Value, ...] = (),
+        node_name: str,
+        input_values: tuple[Value, ...],
+        output_values: tuple[Value, ...] = (),
         op: Op | None = None,
         weight: Weight | None = None,
-        about: dict[str, Any] | None = None,
+        node_fields: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Records one operation with any number of outputs, and returns these outputs."""
+        """Records one operation, which may have any number of outputs."""
         if weight is not None:
             weight.is_counted = True
         self.current_scope.items.append(
-            Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
+            Step(
+                verb,
+                node_name,
+                input_values,
+                output_values,
+                op,
+                weight,
+                options,
+                self._node_fields(node_fields) if node_fields else None,
+            )
         )
 
     def step(self, verb: str, node_name: str, inputs: tuple[Value, ...], output: Value, **options: Any) -> Value:
-        """Records one operation with a single output, and returns this output."""
+        """Records one operation with a single output, and returns the output."""
         self.record(verb, node_name, inputs, (output,), **options)
         return output
 

@@ -238,7 +238,11 @@ class Block(Layer):
             raise ValueError("idle_source_size: only idle cross-attention has one; expected none")
         if self.cross_attention is not None:
             self.cross_attention.check_cross_attention()
-        norm_names = [f"{name}_{position}_norm" for name, _ in self.sublayers() for position in ("pre", "post")]
+        norm_names = [
+            f"{sublayer_name_with_norm}_{norm_place}_norm"
+            for sublayer_name_with_norm, _ in self.sublayers()
+            for norm_place in ("pre", "post")
+        ]
         for sublayer_name in self.without_norms:
             if sublayer_name not in norm_names:
                 raise ValueError(
@@ -452,7 +456,7 @@ def _reference_class() -> type[nn.Module]:
                     )
             for sublayer_name in self.order:
                 norm_positions = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
-                for norm_name in (f"{sublayer_name}_{position}_norm" for position in norm_positions):
+                for norm_name in (f"{sublayer_name}_{norm_place}_norm" for norm_place in norm_positions):
                     if norm_name not in spec.without_norms:
                         self.add_module(norm_name, spec.norm.reference(model_properties))
             if spec.idle_cross_attention:

@@ -55,14 +55,18 @@ class FunnelAttention(MultiHeadMixer):
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
         q = recorder.linear("q_proj", x, heads, head_dim)
-        k, v = (recorder.linear(name, kv_input, heads, head_dim, bias=True) for name in ("k_proj", "v_proj"))
+        k, v = (
+            recorder.linear(projection_name, kv_input, heads, head_dim, bias=True)
+            for projection_name in ("k_proj", "v_proj")
+        )
         distances = RelativeDistances(query_rows=x.rows, key_rows=None if memory is None else memory.rows)
         distance_keys = recorder.linear(
             "r_proj", recorder.sinusoids(x, distances, *x.axes, is_stored=True), heads, head_dim
         )
         num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{name}_bias", heads, head_dim)) for name in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{projection_name}_bias", heads, head_dim))
+            for projection_name in ("position", "segment")
         )
         distance_scores = recorder.core(
             "distances",

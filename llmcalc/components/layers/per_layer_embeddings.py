@@ -62,7 +62,9 @@ class PerLayerEmbedding(StackPart):
         vocab, vector_size = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
         table_vectors = None
         if vocab is not None:
-            table_vectors, _ = recorder.table("embed", Axis("vocab", vocab), *vector_axes, of=x.rows, by="known ids")
+            table_vectors, _ = recorder.table(
+                "embed", Axis("vocab", vocab), *vector_axes, output_rows=x.rows, index_source="known ids"
+            )
             table_vectors = recorder.scale(table_vectors, vector_size**0.5)
         projected_x = recorder.scale(recorder.linear("projection", x, *vector_axes), x.width**-0.5)
         recorder.hold(mapped=projected_x, **({} if table_vectors is None else {"looked_up": table_vectors}))

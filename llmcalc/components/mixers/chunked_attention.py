@@ -178,7 +178,7 @@ def _reference_class() -> type[nn.Module]:
                 )
                 attn_output, log_sums = self.core(*sorted_rows, token_order % token_count, True)
                 attn_output, log_sums = (
-                    rows.unflatten(2, (self.hashes, token_count)) for rows in (attn_output, log_sums)
+                    hashed_rows.unflatten(2, (self.hashes, token_count)) for hashed_rows in (attn_output, log_sums)
                 )
                 attn_output = (attn_output * torch.softmax(log_sums, 2)).sum(2)
             projected_output: Tensor = self.o_proj(attn_output.transpose(1, 2).flatten(2))

@@ -126,7 +126,8 @@ class CompressedAttention(CompressedKVAttention):
         window_axes = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
             (delayed_series, current_series), (delayed_gate_series, current_gate_series) = (
-                recorder.split(value, (rate_axis, head_dim), (rate_axis, head_dim)) for value in (kv, gate)
+                recorder.split(window_value, (rate_axis, head_dim), (rate_axis, head_dim))
+                for window_value in (kv, gate)
             )
             zero_windows = (
                 recorder.zeros(delayed_series, state_name="last_window"),

@@ -60,9 +60,9 @@ class LocalAttention(MultiHeadMixer):
     def record_shared_bias(self, recorder: Flow, x: Value) -> None:
         """Records the computation of the shared score bias, and the mask on which the bias for block sums depends."""
         bias_tables = [
-            recorder.layer_memo[name]
-            for name in ("relative_bias", "relative_bias_of_blocks")
-            if name in recorder.layer_memo
+            recorder.layer_memo[bias_name]
+            for bias_name in ("relative_bias", "relative_bias_of_blocks")
+            if bias_name in recorder.layer_memo
         ]
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 
@@ -246,8 +246,8 @@ def _reference_class() -> type[nn.Module]:
                 )
             q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
             k, v = (
-                self._gather_block_keys(self.get_submodule(name)(kv_input), token_count)
-                for name in ("k_proj", "v_proj")
+                self._gather_block_keys(self.get_submodule(projection_name)(kv_input), token_count)
+                for projection_name in ("k_proj", "v_proj")
             )
             mask, bias = self._shared_bias(pass_state, token_count, x.device)
             attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :token_count]

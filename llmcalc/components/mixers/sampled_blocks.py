@@ -150,7 +150,7 @@ def _reference_class() -> type[nn.Module]:
             self.core = SampledAttentionCore(spec)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            heads = (project_to_heads(self, name, x) for name in ("q_proj", "k_proj", "v_proj"))
+            heads = (project_to_heads(self, projection_name, x) for projection_name in ("q_proj", "k_proj", "v_proj"))
             return self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
 
     return SampledBlockAttentionReference

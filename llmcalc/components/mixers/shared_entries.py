@@ -170,13 +170,18 @@ class SharedCompressedKVAttention(CompressedKVAttention):
                 recorder.hold(gate=gate)
                 pending_rows = recorder.with_unpooled_rows(kv, gate)
                 recorder.hold(kv=pending_rows[0], gate=pending_rows[1])
-                kv = recorder.weighted_mean(*(recorder.windows(rows, rate_axis) for rows in pending_rows))
+                kv = recorder.weighted_mean(
+                    *(recorder.windows(pending_row_values, rate_axis) for pending_row_values in pending_rows)
+                )
             latent = recorder.norm("norm", kv, self.norm)
             recorder.hold(latent=latent)
             compressed_kv = recorder.rope(latent, rope, row_stride=rate_axis.size)
             recorder.hold(new=compressed_kv)
             op = ops.CompressedKVCache(
-                head_dim.size, rate_axis.size, sum(rows.width for rows in pending_rows), rows=x.rows
+                head_dim.size,
+                rate_axis.size,
+                sum(pending_row_values.width for pending_row_values in pending_rows),
+                rows=x.rows,
             )
             return latent, recorder.keep_entries(op, compressed_kv, *pending_rows)
 
@@ -269,7 +274,10 @@ def shared_entry_examples() -> dict[str, SharedCompressedKVAttention]:
         "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": block_config})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
-    return {name: local_example.model_copy(update=changed_fields) for name, changed_fields in changes.items()}
+    return {
+        example_name: local_example.model_copy(update=changed_fields)
+        for example_name, changed_fields in changes.items()
+    }
 
 
 @cache

@@ -206,11 +206,13 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             positions = x.flatten(1, 2) if self.window is None else split_into_windows(x, self.window)
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(positions).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for letter in "qkv"
+                self.get_submodule(f"{projection_letter}_proj")(positions)
+                .unflatten(-1, (self.heads, -1))
+                .transpose(1, 2)
+                for projection_letter in "qkv"
             )
             if self.window is None:
-                heads = self.core(*(value.transpose(2, 3) for value in (q, k, v))).transpose(2, 3)
+                heads = self.core(*(head_vectors.transpose(2, 3) for head_vectors in (q, k, v))).transpose(2, 3)
             else:
                 heads = self.core(q, k, v)
             attn_output: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2))

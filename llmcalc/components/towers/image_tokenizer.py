@@ -48,7 +48,7 @@ class ImageGeneration(Part):
 
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
         """Records the operations of the embeddings, the projection and the head. codes: rows of the codebook."""
-        embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
+        embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, output_rows=codes.rows)
         hidden_states = Value(codes.rows, (Axis("hidden", self.head_input_size),), is_constant=True)
         for projection_name, linear_maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
             for layer_index, linear_map in enumerate(linear_maps, 1):
@@ -254,7 +254,8 @@ class ImageTokenizer(TowerPart):
         with recorder.scope(norm_name):
             normed_x, resized_codes = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
             code_scale, code_shift = (
-                recorder.conv(name, resized_codes, *x.axes, kernel=1, bias=True) for name in ("scale", "shift")
+                recorder.conv(projection_name, resized_codes, *x.axes, kernel=1, bias=True)
+                for projection_name in ("scale", "shift")
             )
             return recorder.add(recorder.mul(normed_x, code_scale), code_shift)
 

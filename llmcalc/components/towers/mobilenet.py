@@ -252,11 +252,15 @@ class MobileNet(EncoderTower):
         """Records attention with a single key-value head, whose keys and values may come from a reduced grid."""
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
-        for letter in "kv":
+        for projection_letter in "kv":
             kv_input = x
             if block.kv_stride > 1:
-                kv_input = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
-            keys_and_values.append(recorder.conv(f"{letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1))
+                kv_input = self._record_conv(
+                    recorder, f"{projection_letter}_down", x, None, block.kernel, block.kv_stride
+                )
+            keys_and_values.append(
+                recorder.conv(f"{projection_letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1)
+            )
         attn_output = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
         return recorder.conv("o_proj", attn_output, *x.axes, kernel=1)
 

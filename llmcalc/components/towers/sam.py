@@ -108,8 +108,8 @@ class SamEncoder(TowerPart):
         """Records the operations of the encoder and returns its output for the projector."""
         x = recorder.linear("patch_embedding", x, Axis("hidden", self.hidden_size), bias=self.patches.bias)
         if self.positions is not None:
-            for position in self.positions.flow(recorder, x):
-                x = recorder.add(x, position)
+            for position_vectors in self.positions.flow(recorder, x):
+                x = recorder.add(x, position_vectors)
         patch_rows = x.rows
         for layer_label, window, layer_count, layer_indices in self._layer_kinds():
             record_layer = partial(self._record_layer, recorder, window=window)
@@ -162,7 +162,11 @@ class SamEncoder(TowerPart):
             distance_rows = EmbeddingRows(name="distances", row_count=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
                 recorder.table(
-                    table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distance_rows, by="positions"
+                    table_name,
+                    Axis("distances", 2 * window_side - 1),
+                    head_dim,
+                    output_rows=distance_rows,
+                    index_source="positions",
                 )
         key_limits: dict[str, Any] = {
             "core": ops.ConformerAttentionCore,
@@ -270,8 +274,10 @@ def _reference_class() -> type[nn.Module]:
         def _attend(self, x: Tensor) -> Tensor:
             """Computes attention within each square of positions. x: [squares, rows, columns, hidden] → same shape."""
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
-                for letter in "qkv"
+                self.get_submodule(f"{projection_letter}_proj")(x)
+                .unflatten(-1, (self.heads, -1))
+                .permute(0, 3, 1, 2, 4)
+                for projection_letter in "qkv"
             )
             scores = q.flatten(2, 3) @ k.flatten(2, 3).transpose(-1, -2) * q.shape[-1] ** -0.5
             if hasattr(self, "row_distances"):

@@ -152,4 +152,4 @@ class CacheVerbs(Recorder):
     ) -> Value:
         """Records an operation that costs what `op` costs, such as a product, a scan or a look-up."""
         output_value = Value(inputs[0].rows if rows is None else rows, axes)
-        return self.step("core", node_name, inputs, output_value, op=op, about=node_fields)
+        return self.step("core", node_name, inputs, output_value, op=op, node_fields=node_fields)

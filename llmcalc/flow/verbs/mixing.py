@@ -92,7 +92,9 @@ class MixingVerbs(Recorder):
         }
         step_options["masked"], step_options["narrowed"] = masked and key_rows is None, selection is not None
         step_options |= {"kv_heads": kv_heads, "cache": k.cache_name, "dropout": self.dropouts.get("attention", 0.0)}
-        return self.step("attention", node_name, step_inputs, output_value, op=op, about=node_fields, **step_options)
+        return self.step(
+            "attention", node_name, step_inputs, output_value, op=op, node_fields=node_fields, **step_options
+        )
 
     def scores(
         self,
