@@ -402,7 +402,7 @@ class ModelSpec(Part):
             source_rows = self._source_position_axis if has_two_stacks else TOKENS
             weight_role = self._weight_role("embed_tokens")
             x, embedding_table = recorder.table(
-                "embed_tokens", token_axis, embedding_axis, of=source_rows, kind="embedding", role=weight_role
+                "embed_tokens", token_axis, embedding_axis, output_rows=source_rows, kind="embedding", role=weight_role
             )
         if self.unused_embedding is not None:
             recorder.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab_axis)

@@ -7,7 +7,7 @@ from llmcalc.frameworks.fsdp2.pipeline import NEWEST_SETTINGS, FsdpPipelineRun, 
 from llmcalc.frameworks.torch.pipeline import RankRun, RankSetup
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.meter import Device, Meter
+from llmcalc.simulator.meter import MemoryAllocator, Meter
 from llmcalc.simulator.replay_result import ReplayResult
 
 
@@ -16,7 +16,7 @@ def replay_rank(
     training: TrainingConfig,
     layout: Layout,
     rank: int,
-    device: Device | None = None,
+    device: MemoryAllocator | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
     """The set-up and two training steps of a rank in plain PyTorch. device: the simulated device."""
@@ -29,7 +29,7 @@ def replay_sharded_rank(
     training: TrainingConfig,
     layout: Layout,
     rank: int,
-    device: Device | None = None,
+    device: MemoryAllocator | None = None,
     workspace: int = 0,
     schedule_settings: ScheduleSettings = NEWEST_SETTINGS,
 ) -> ReplayResult:

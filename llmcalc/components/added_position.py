@@ -39,7 +39,7 @@ class LearnedPositions(Component):
     def flow(self, recorder: Flow, x: Value) -> Value:
         row_count = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
         position_vectors, recorder.position_table = recorder.table(
-            "", Axis("positions", row_count), *x.axes, of=x.rows, by="positions"
+            "", Axis("positions", row_count), *x.axes, output_rows=x.rows, index_source="positions"
         )
         return position_vectors
 
@@ -79,7 +79,11 @@ class AxialPositions(Component):
             ("by_column", self.columns, column_axes),
         ):
             position_table, _ = recorder.table(
-                table_name, Axis(table_name, table_length), *axes, of=EmbeddingRows(row_count=table_length), by="all"
+                table_name,
+                Axis(table_name, table_length),
+                *axes,
+                output_rows=EmbeddingRows(row_count=table_length),
+                index_source="all",
             )
             axis_position_vectors.append(recorder.resampled(position_table, x.rows))
         return recorder.cat(*axis_position_vectors, axes=(JoinedShapes((row_axes, column_axes)),)).view(*x.axes)

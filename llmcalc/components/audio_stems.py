@@ -59,17 +59,24 @@ class SubsamplingStem(Stem):
         """
         frames = recorder.audio_frames = x if x.is_constant else self.input_frames()
         last_conv_index = len(self.conv_kernel_sizes) - 1
-        for i, kernel_size in enumerate(self.conv_kernel_sizes):
+        for conv_index, kernel_size in enumerate(self.conv_kernel_sizes):
             half_axes: Shape = (
-                (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_conv_index else width or x.axes
+                (Axis("channels", exact_div(self.conv_channels, 2)),)
+                if conv_index < last_conv_index
+                else width or x.axes
             )
             frame_rows = (
                 SOURCE_TOKENS
-                if i == last_conv_index
-                else MultipliedRows(source_rows=SOURCE_TOKENS, rows_per_source=2 ** (last_conv_index - i))
+                if conv_index == last_conv_index
+                else MultipliedRows(source_rows=SOURCE_TOKENS, rows_per_source=2 ** (last_conv_index - conv_index))
             )
             conv_output = recorder.conv(
-                f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
+                f"conv{conv_index}",
+                frames,
+                JoinedShapes((half_axes, half_axes)),
+                kernel=kernel_size,
+                bias=True,
+                rows=frame_rows,
             )
             gated_half, gate = recorder.split(conv_output, half_axes, half_axes)
             frames = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
@@ -88,7 +95,7 @@ class SubsamplingStem(Stem):
 
 
 class WaveformStem(Stem):
-    """An audio encoder's input layers: three convolutions over audio samples, with one position per 384 samples."""
+    """An audio encoder's input layers: three convolutions, which turn 384 audio samples into one position."""
 
     formula_source: ClassVar[str] = "Jeffries et al. 2024, §3.1"
     input_name: ClassVar[str] = "input_values"
@@ -108,10 +115,13 @@ class WaveformStem(Stem):
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
         samples = recorder.audio_frames = x if x.is_constant else self.input_frames()
-        axes, first_rows = width or x.axes, MultipliedRows(source_rows=SOURCE_TOKENS, rows_per_source=6, extra_rows=7)
-        frames = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
+        axes, rows_after_first_conv = (
+            width or x.axes,
+            MultipliedRows(source_rows=SOURCE_TOKENS, rows_per_source=6, extra_rows=7),
+        )
+        frames = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=rows_after_first_conv), "tanh")
         frames = recorder.part("groupnorm", Norm(type="layernorm"), frames)
-        second_rows = MultipliedRows(source_rows=SOURCE_TOKENS, rows_per_source=2, extra_rows=1)
+        rows_after_second_conv = MultipliedRows(source_rows=SOURCE_TOKENS, rows_per_source=2, extra_rows=1)
         frames = recorder.act(
             recorder.conv(
                 "conv2",
@@ -119,7 +129,7 @@ class WaveformStem(Stem):
                 Axis("channels", 2 * recorder.element_count(axes)),
                 kernel=7,
                 bias=True,
-                rows=second_rows,
+                rows=rows_after_second_conv,
             ),
             "gelu",
         )

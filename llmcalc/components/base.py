@@ -187,11 +187,11 @@ class Component(Part):
             raise TypeError(f"{type(self).__name__} has no reference")
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
-        """The components of the stack that this component needs: required values by field of the stack."""
+        """Returns the components that a stack must have for this component: required values by field of the stack."""
         return {}
 
     def dependency_field(self) -> str:
-        """The field that makes the component depend on another layer or the surrounding model; empty if independent."""
+        """The name of the field that makes the component depend on another layer or on the model; empty without one."""
         return ""
 
     def describe(self, hidden_size: int) -> str:
@@ -232,7 +232,7 @@ class ScoreBias:
 
 @frozen(slots=True)
 class StackPosition:
-    """The position of a component in a stack of layers, for checks that depend on the position.
+    """The place of a component in a model: its stack, input and width, for checks that depend on the place.
 
     error_path: the part's path in error messages.
     width: the width of its input.
@@ -251,7 +251,7 @@ class StackPosition:
 
 
 class UnscalableError(ValueError):
-    """The error raised when a component cannot be scaled to another width in a study of shapes, with the reason."""
+    """The error for a component that cannot be scaled to another width in a study of model shapes, with the reason."""
 
 
 SCALABLE_MODELS = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
@@ -305,7 +305,7 @@ class AttentionPosition(Part):
         """Raises `UnscalableError` if the encoding is incompatible with these attention heads."""
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
-        """The components of the stack that the encoding needs, as in `TokenMixer.required_stack_fields`."""
+        """Returns the components that a stack must have for this encoding: required values by field of the stack."""
         return {}
 
     def flow(
@@ -339,7 +339,7 @@ class TokenMixer(Component):
     kernel_packages: ClassVar[tuple[str, ...]] = ()
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes | None:
-        """The number and the size of the mixer's heads in a layer of this width; None for a mixer without heads."""
+        """The number and the size of the heads in a layer of width `hidden_size`; None for a mixer without heads."""
         return None
 
     def report_label(self) -> str:
@@ -347,7 +347,7 @@ class TokenMixer(Component):
         return str(getattr(self, "type", ""))
 
     def cost_thresholds(self) -> tuple[int, ...]:
-        """The sequence lengths at which the mixer's cost formula changes: windows, chunks, numbers of selected keys."""
+        """The sequence lengths at which the mixer's cost formula changes: windows, chunks, limits on selected keys."""
         return ()
 
     def window_size(self) -> int | None:
@@ -388,11 +388,11 @@ class TokenMixer(Component):
         """
 
     def sharing_key(self) -> tuple[Any, ...] | None:
-        """A key that is equal for mixers that can share results, such as keys and values; None without sharing."""
+        """A key that is equal for layers that can share keys and values or other results; None without sharing."""
         return None
 
     def shared_result_fields(self) -> Mapping[tuple[Any, ...], str]:
-        """Maps each sharing key to the field that makes a layer reuse a lower layer's result; empty for no reuse.
+        """Returns the field that makes a layer reuse a lower layer's result, by sharing key; empty without reuse.
 
         The field is empty where the mixer computes the result itself.
         """
@@ -422,7 +422,7 @@ class LayerProtocol(Protocol):
     @property
     def attention(self) -> Part: ...
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
-        """The components of the stack that the layer needs, as in `Component.required_stack_fields`."""
+        """Returns the components that a stack must have for this layer: required values by field of the stack."""
 
 
 class StackPart(Component):
@@ -437,7 +437,7 @@ class StackPart(Component):
         """
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
-        """Raises `ValueError` if a stack with this width and side (encoder or decoder) cannot have the component."""
+        """Raises `ValueError` if a stack of this width, encoder or decoder, cannot have the component."""
 
 
 class Network(Component):
@@ -459,7 +459,7 @@ class Network(Component):
         return ""
 
     def with_scaled_widths(self, scale_width: Callable[[Any], Any]) -> Self:
-        """The network after a function `scale_width` is applied to all feed-forward widths.
+        """Returns the network with the function `scale_width` applied to all feed-forward widths.
 
         Raises `UnscalableError`, with the reason, where it has other widths as well.
         """

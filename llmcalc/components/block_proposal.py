@@ -111,9 +111,11 @@ class Proposal(OutputPart):
         """Records the scores of token pairs: a position's best tokens with the previous position's best tokens."""
         rank_axis, candidate_axis = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
         candidate_rows = MultipliedRows(source_rows=LOGITS, rows_per_source=self.selector_top_k)
-        predecessor_vector, _ = recorder.table("predecessor_codebook", vocab, rank_axis, of=candidate_rows, by="chosen")
+        predecessor_vector, _ = recorder.table(
+            "predecessor_codebook", vocab, rank_axis, output_rows=candidate_rows, index_source="chosen"
+        )
         successor_vector, _ = recorder.table(
-            "successor_codebook", draft_vocab, rank_axis, of=candidate_rows, by="chosen"
+            "successor_codebook", draft_vocab, rank_axis, output_rows=candidate_rows, index_source="chosen"
         )
         conditioned_state = recorder.mul(predecessor_vector, recorder.linear("hidden_projection", x, rank_axis))
         recorder.core(
@@ -126,7 +128,7 @@ class Proposal(OutputPart):
 
     def _record_token_bias(self, recorder: Flow, x: Value, rank_axis: Axis, vocab: Axis, draft_vocab: Axis) -> Value:
         """Records the computation of the logit bias from the previous token's embedding, and returns the embedding."""
-        token_embedding, _ = recorder.table("markov_w1", vocab, rank_axis, of=LOGITS)
+        token_embedding, _ = recorder.table("markov_w1", vocab, rank_axis, output_rows=LOGITS)
         bias_input = token_embedding
         if self.markov == "gated":
             joined_input = recorder.cat(x, token_embedding, axes=(JoinedShapes((x.axes, token_embedding.axes)),))
@@ -202,8 +204,11 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.markov == "vanilla":
                 return token_embedding
             gru_state, token_outputs = torch.zeros_like(token_embedding[:, :1]), []
-            for i in range(x.shape[1]):
-                joint_input = torch.cat([gru_state, token_embedding[:, i : i + 1], x[:, i : i + 1]], -1)
+            for token_index in range(x.shape[1]):
+                joint_input = torch.cat(
+                    [gru_state, token_embedding[:, token_index : token_index + 1], x[:, token_index : token_index + 1]],
+                    -1,
+                )
                 gate, candidate_state, output_gate = self.joint_proj(joint_input).chunk(3, -1)
                 gru_state = gate.sigmoid() * gru_state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
                 token_outputs.append(torch.tanh(output_gate))
@@ -211,9 +216,9 @@ def _reference_class() -> type[nn.Module]:
 
         def _pair_scores(self, x: Tensor) -> Tensor:
             """Returns the scores of token pairs, with the vocabulary's first tokens in place of the best tokens."""
-            tokens = torch.arange(self.spec.selector_top_k or 0, device=x.device).expand(*x.shape[:-1], -1)
-            conditioned_state = self.predecessor_codebook(tokens) * self.hidden_projection(x)[..., None, :]
-            scores: Tensor = self.pairs(conditioned_state, self.successor_codebook(tokens).transpose(-1, -2))
+            token_ids = torch.arange(self.spec.selector_top_k or 0, device=x.device).expand(*x.shape[:-1], -1)
+            conditioned_state = self.predecessor_codebook(token_ids) * self.hidden_projection(x)[..., None, :]
+            scores: Tensor = self.pairs(conditioned_state, self.successor_codebook(token_ids).transpose(-1, -2))
             return scores
 
         def _run_gru(self, x: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class ByteLayers(Part):
 
     def flow(self, recorder: Flow, x: Value, record_cross_attention: Callable[[Value], Value] | None = None) -> Value:
         """Records the operations of the layers over bytes. record_cross_attention: called before each layer."""
-        depth = self.num_hidden_layers
+        layer_count = self.num_hidden_layers
 
         def record_layer(layer_input: Value) -> Value:
             if record_cross_attention is None:
@@ -56,8 +56,8 @@ class ByteLayers(Part):
             with recorder.scope("block"):
                 return self.block.flow(recorder, layer_input)
 
-        layer_indices = range(depth) if isinstance(depth, int) else None
-        return recorder.layers(x, record_layer, depth, layer_indices, source=self.block.formula_source)
+        layer_indices = range(layer_count) if isinstance(layer_count, int) else None
+        return recorder.layers(x, record_layer, layer_count, layer_indices, source=self.block.formula_source)
 
 
 class Patcher(ByteLayers):
@@ -141,7 +141,7 @@ class PatchStreams(ResidualStreams):
         hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
         ngram_rows = MultipliedRows("groups of bytes", source_rows=x.rows, rows_per_source=self.hash_tables)
         hash_embeddings, _ = recorder.table(
-            "hash_embedding", hash_axis, *x.axes, of=ngram_rows, rows_read=1, kind=self.kind
+            "hash_embedding", hash_axis, *x.axes, output_rows=ngram_rows, rows_read=1, kind=self.kind
         )
         x = recorder.add(
             x, recorder.sum(hash_embeddings.view(Axis("tables", self.hash_tables), *x.axes, new_rows=x.rows), *x.axes)
@@ -190,7 +190,9 @@ class PatchStreams(ResidualStreams):
         vocab, hidden_axis = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
         patcher_role: Any = "no_grad" if self.patcher_runs else "idle"
         with recorder.scope("patcher", role=patcher_role), recorder.separate_stack(recorder.causal):
-            byte_embeddings, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")
+            byte_embeddings, _ = recorder.table(
+                "embed_tokens", vocab, hidden_axis, output_rows=x.rows, kind="embedding"
+            )
             byte_embeddings = recorder.part("norm", patcher.norm, patcher.flow(recorder, byte_embeddings))
             recorder.linear("lm_head", byte_embeddings, vocab, kind="lm_head")
 

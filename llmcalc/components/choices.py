@@ -31,7 +31,7 @@ MIXERS = PartChoice(
         "short_conv": "mixers.short_conv:ShortConv",
         "cca": "mixers.compressed_conv_attention:CompressedConvAttention",
         "compressed": "mixers.compressed_attention:CompressedAttention",
-        "shared_entries": "mixers.shared_entries:SharedEntryAttention",
+        "shared_entries": "mixers.shared_entries:SharedCompressedKVAttention",
         "looped": "layers.looped_layer:LoopedAttention",
         "funnel": "layers.funnel_layer:FunnelAttention",
         "lightning": "mixers.lightning_attention:LightningAttention",

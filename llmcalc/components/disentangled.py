@@ -159,7 +159,9 @@ class RelativeEmbedding(StackPart):
         """Returns all rows of the relative-position table. x: a value of the model's width."""
         row_count = 2 * self.span
         table_rows = EmbeddingRows(row_count=row_count, source_rows=x.rows)
-        distance_rows, _ = recorder.table("table", Axis("distances", row_count), *x.axes, of=table_rows, by="all")
+        distance_rows, _ = recorder.table(
+            "table", Axis("distances", row_count), *x.axes, output_rows=table_rows, index_source="all"
+        )
         return distance_rows if self.norm is None else recorder.part("norm", self.norm, distance_rows)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -286,9 +288,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.pos_query = SharedWeightLinear() if spec.share_att_key else nn.Linear(hidden_size, heads_width)
                 self.p2c = TableScoreProduct()
 
-        def _relative_positions(self, pass_state: PassState, tokens: int, device: Any) -> Tensor:
+        def _relative_positions(self, pass_state: PassState, token_count: int, device: Any) -> Tensor:
             """Returns the query position minus the key position, binned if the spec has bins."""
-            positions = pass_state.positions(0, tokens, device)
+            positions = pass_state.positions(0, token_count, device)
             distances = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:
                 return distances
@@ -311,23 +313,27 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             q_proj: nn.Linear,
             k_proj: nn.Linear,
         ) -> tuple[Tensor, Tensor | None]:
-            tokens, table_span = q.shape[-2], self.reach
+            token_count, table_span = q.shape[-2], self.reach
             if self.spec.within_sequence:
-                largest_distance = min(tokens, table_span)
+                largest_distance = min(token_count, table_span)
                 distance_vectors = distance_vectors[table_span - largest_distance : table_span + largest_distance]
                 table_span = largest_distance
             distances = pass_state.compute_once(
-                ("binned", tokens, table_span), lambda: self._relative_positions(pass_state, tokens, q.device)
+                ("binned", token_count, table_span), lambda: self._relative_positions(pass_state, token_count, q.device)
             )
             term_count = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None
             if self.spec.c2p:
                 shared_weights = (k_proj.weight, k_proj.bias) if self.spec.share_att_key else ()
-                distance_index = (distances + table_span).clamp(0, 2 * table_span - 1).expand(*q.shape[:-1], tokens)
+                distance_index = (
+                    (distances + table_span).clamp(0, 2 * table_span - 1).expand(*q.shape[:-1], token_count)
+                )
                 bias = self.c2p(q, self.pos_key(distance_vectors, *shared_weights)).gather(-1, distance_index)
             if self.spec.p2c:
                 shared_weights = (q_proj.weight, q_proj.bias) if self.spec.share_att_key else ()
-                distance_index = (table_span - distances).clamp(0, 2 * table_span - 1).expand(*k.shape[:-1], tokens)
+                distance_index = (
+                    (table_span - distances).clamp(0, 2 * table_span - 1).expand(*k.shape[:-1], token_count)
+                )
                 key_scores = self.p2c(k, self.pos_query(distance_vectors, *shared_weights)).gather(
                     -1, distance_index.transpose(-1, -2)
                 )

@@ -146,7 +146,7 @@ class LayerBias(DistanceBuckets, AttentionPosition):
         formula_source = "Chung et al. 2023 (UniMax), §4"
         table_rows = EmbeddingRows(row_count=bucket_axis.size)
         bias_table, _ = recorder.table(
-            "relative_bias", bucket_axis, q.axes[0], of=table_rows, by="all", source=formula_source
+            "relative_bias", bucket_axis, q.axes[0], output_rows=table_rows, index_source="all", source=formula_source
         )
         recorder.layer_memo["bias_in_sdpa"] = self.bias_in_sdpa
         return q, recorder.distance_bias(bias_table, q)
@@ -193,15 +193,22 @@ class RelativeBias(DistanceBuckets, StackPart):
 
         bucket_axis = Axis("buckets", self.relative_attention_num_buckets)
         heads, bucket_rows = Axis("heads", self.num_attention_heads), EmbeddingRows(row_count=bucket_axis.size)
-        bias_table, _ = recorder.table("", bucket_axis, heads, of=bucket_rows, by="all")
+        bias_table, _ = recorder.table("", bucket_axis, heads, output_rows=bucket_rows, index_source="all")
         recorder.layer_memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
             recorder.layer_memo["relative_bias_of_blocks"], _ = recorder.table(
-                "blocks", bucket_axis, heads, of=bucket_rows, by="all"
+                "blocks", bucket_axis, heads, output_rows=bucket_rows, index_source="all"
             )
-        for i, bucket_count in enumerate(self.other_buckets):
+        for table_index, bucket_count in enumerate(self.other_buckets):
             table_rows = EmbeddingRows(row_count=bucket_count)
-            recorder.table(f"other_{i}", Axis("buckets", bucket_count), heads, of=table_rows, by="all", role="idle")
+            recorder.table(
+                f"other_{table_index}",
+                Axis("buckets", bucket_count),
+                heads,
+                output_rows=table_rows,
+                index_source="all",
+                role="idle",
+            )
         return bias_table
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -279,17 +286,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             self.core = DistanceScores()
 
-        def forward(self, q: Tensor, pass_state: PassState, total_tokens: int) -> tuple[Tensor, Tensor]:
+        def forward(self, q: Tensor, pass_state: PassState, total_token_count: int) -> tuple[Tensor, Tensor]:
             angles = pass_state.compute_once(
-                ("distances", total_tokens),
-                lambda: rotary_angles(pass_state.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
+                ("distances", total_token_count),
+                lambda: rotary_angles(pass_state.positions(0, total_token_count, q.device), self.hidden_size, 10000.0),
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
-            query_positions = pass_state.positions(total_tokens - q.shape[-2], total_tokens, q.device)
-            key_positions = pass_state.positions(0, total_tokens, q.device)
+            query_positions = pass_state.positions(total_token_count - q.shape[-2], total_token_count, q.device)
+            key_positions = pass_state.positions(0, total_token_count, q.device)
             distances = (
-                (query_positions[:, None] - key_positions[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
+                (query_positions[:, None] - key_positions[None, :])
+                .clamp(min=0)
+                .expand(*q.shape[:-1], total_token_count)
             )
             return q + self.content_bias.weight, distance_scores.gather(-1, distances) * q.shape[-1] ** -0.5
 

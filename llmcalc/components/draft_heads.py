@@ -119,10 +119,10 @@ class SpeculatorHeads(DraftHeads):
         token_table: Weight | None = None
         for head_index in range(self.num_heads):
             if token_table is not None and self.tied:
-                token_vector = recorder.look_up(token_table, x.rows, by="chosen")
+                token_vector = recorder.look_up(token_table, x.rows, index_source="chosen")
             else:
                 token_vector, token_table = recorder.table(
-                    f"emb_{head_index}", vocab, inner_axis, of=x.rows, by="chosen", kind="embedding"
+                    f"emb_{head_index}", vocab, inner_axis, output_rows=x.rows, index_source="chosen", kind="embedding"
                 )
             recorder.hold(token=token_vector)
             with recorder.function():
@@ -136,16 +136,18 @@ class SpeculatorHeads(DraftHeads):
         return logits
 
     def _next_state(
-        self, recorder: Flow, i: int, head_state: Value, token_vector: Value, shared_weights: dict[str, Value]
+        self, recorder: Flow, head_index: int, head_state: Value, token_vector: Value, shared_weights: dict[str, Value]
     ) -> Value:
         """Records the operations of a stage; returns its state. shared_weights: first uses of shared weights."""
-        if i > 1 and self.tied:
+        if head_index > 1 and self.tied:
             projected_state = recorder.apply_again(head_state, shared_weights["proj"])
         else:
             counted_rows = None
-            if self.tied and i:
+            if self.tied and head_index:
                 counted_rows = MultipliedRows(source_rows=head_state.rows, rows_per_source=self.num_heads - 1)
-            projected_state = recorder.linear(f"proj_{i}", head_state, *token_vector.axes, counted_rows=counted_rows)
+            projected_state = recorder.linear(
+                f"proj_{head_index}", head_state, *token_vector.axes, counted_rows=counted_rows
+            )
             shared_weights["proj"] = projected_state
         recorder.hold(projected=projected_state)
         state_weight = 0.5 ** (0.5 / self.num_heads)
@@ -154,11 +156,11 @@ class SpeculatorHeads(DraftHeads):
             recorder.scale(projected_state, state_weight), recorder.scale(token_vector, token_weight)
         )
         recorder.hold(joined=state_token_sum)
-        if i and self.tied:
+        if head_index and self.tied:
             return recorder.act(
                 recorder.normalized(state_token_sum, self.norm, weight_owner=shared_weights["ln"]), "gelu"
             )
-        shared_weights["ln"] = recorder.norm(f"ln_{i}", state_token_sum, self.norm)
+        shared_weights["ln"] = recorder.norm(f"ln_{head_index}", state_token_sum, self.norm)
         return recorder.act(shared_weights["ln"], "gelu")
 
     def describe(self) -> str:
@@ -179,11 +181,13 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
         def __init__(self, spec: MedusaHeads, hidden_size: int, draft_vocab: int) -> None:
             super().__init__()
             self.heads, self.layers, self.spec = spec.num_heads, spec.num_layers, spec
-            for i in range(spec.num_heads):
+            for head_index in range(spec.num_heads):
                 for layer_index in range(spec.num_layers):
-                    self.add_module(f"blocks_{i}_{layer_index}", nn.Linear(hidden_size, hidden_size, bias=spec.bias))
-            for i in range(1 if spec.shared_projection else spec.num_heads):
-                self.add_module(f"lm_heads_{i}", nn.Linear(hidden_size, draft_vocab, bias=False))
+                    self.add_module(
+                        f"blocks_{head_index}_{layer_index}", nn.Linear(hidden_size, hidden_size, bias=spec.bias)
+                    )
+            for head_index in range(1 if spec.shared_projection else spec.num_heads):
+                self.add_module(f"lm_heads_{head_index}", nn.Linear(hidden_size, draft_vocab, bias=False))
 
         def _logits_of_head(self, head_index: int, x: Tensor) -> Tensor:
             for layer_index in range(self.layers):
@@ -209,13 +213,16 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
             self.token_weight = ((1 - self.state_weight**2) * inner_width / 2) ** 0.5
             if spec.input_norm is not None:
                 self.ln0 = spec.input_norm.reference(ModelProperties(hidden_size))
-            for i in range(spec.num_heads):
-                if i < 2 or not spec.tied:
-                    self.add_module(f"proj_{i}", nn.Linear(inner_width if i else hidden_size, inner_width, bias=False))
-                if i == 0 or not spec.tied:
-                    self.add_module(f"emb_{i}", nn.Embedding(vocab_size, inner_width))
-                    self.add_module(f"ln_{i}", spec.norm.reference(ModelProperties(inner_width)))
-                    self.add_module(f"head_{i}", nn.Linear(inner_width, draft_vocab, bias=False))
+            for head_index in range(spec.num_heads):
+                if head_index < 2 or not spec.tied:
+                    self.add_module(
+                        f"proj_{head_index}",
+                        nn.Linear(inner_width if head_index else hidden_size, inner_width, bias=False),
+                    )
+                if head_index == 0 or not spec.tied:
+                    self.add_module(f"emb_{head_index}", nn.Embedding(vocab_size, inner_width))
+                    self.add_module(f"ln_{head_index}", spec.norm.reference(ModelProperties(inner_width)))
+                    self.add_module(f"head_{head_index}", nn.Linear(inner_width, draft_vocab, bias=False))
 
         def _next_state(self, head_index: int, head_state: Tensor, token_vector: Tensor) -> Tensor:
             projected_state = self.get_submodule(f"proj_{min(head_index, 1) if self.tied else head_index}")(head_state)

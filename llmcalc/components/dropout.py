@@ -35,7 +35,9 @@ class Dropout(Record):
 
     def with_probability(self, probability: float) -> Dropout:
         """Returns the same dropout points with another probability."""
-        return Dropout(**{name: probability for name, old_probability in self if old_probability is not None})
+        return Dropout(
+            **{dropout_name: probability for dropout_name, old_probability in self if old_probability is not None}
+        )
 
 
 ATTENTION_DROPOUT = Dropout.model_construct(attention=0.0)

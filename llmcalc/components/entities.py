@@ -46,13 +46,18 @@ class Entities(StackPart):
         vocab = Axis("entities", self.entity_vocab_size)
         entity_axes = x.axes if self.entity_emb_size is None else (Axis("entity", self.entity_emb_size),)
         entity_embeddings, entity_table = recorder.table(
-            "embed_entities", vocab, *entity_axes, of=x.rows, kind=self.kind
+            "embed_entities", vocab, *entity_axes, output_rows=x.rows, kind=self.kind
         )
         if self.entity_emb_size is not None:
             entity_embeddings = recorder.linear("proj", entity_embeddings, *x.axes, kind=self.kind)
         for table_name, row_count in (("positions", self.max_position_embeddings), ("types", self.type_vocab_size)):
             table_vector, _ = recorder.table(
-                f"embed_{table_name}", Axis(table_name, row_count), *x.axes, of=x.rows, by="types", kind=self.kind
+                f"embed_{table_name}",
+                Axis(table_name, row_count),
+                *x.axes,
+                output_rows=x.rows,
+                index_source="types",
+                kind=self.kind,
             )
             entity_embeddings = recorder.add(entity_embeddings, table_vector)
         entity_embeddings = recorder.part("norm", self.norm, entity_embeddings)

@@ -24,7 +24,7 @@ def snake_case_name(class_name: str) -> str:
 
 
 def nested_components(root_value: Any, included_parts: frozenset[str] = frozenset()) -> Iterator[Part]:
-    """Yields every component inside a value, including the value itself; components of type `none` are left out.
+    """Yields every component inside a value, and the value itself, but no component of type `none`.
 
     included_parts: the names of optional parts (`llmcalc.optional`) that count too; none by default.
     """

@@ -63,7 +63,7 @@ class Clusters(Part):
         weight = recorder.unread_table("decoder", vocab, hidden_axis) if output_weight is None else output_weight
         chosen_token_count = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
         embeddings = recorder.look_up(
-            weight, MultipliedRows(source_rows=rows, rows_per_source=chosen_token_count), by="chosen"
+            weight, MultipliedRows(source_rows=rows, rows_per_source=chosen_token_count), index_source="chosen"
         )
         scored_axis = Axis("vocab", chosen_token_count)
         return recorder.core(
@@ -114,12 +114,12 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             top_clusters = self.centroids(x).topk(self.top_k, -1).indices
-            tokens = self.token_ordering.tokens.unflatten(0, (self.centroids.out_features, -1))[top_clusters].flatten(
-                -2
-            )
-            scores = self.scores(x, self.decoder(tokens))
+            token_ids = self.token_ordering.tokens.unflatten(0, (self.centroids.out_features, -1))[
+                top_clusters
+            ].flatten(-2)
+            scores = self.scores(x, self.decoder(token_ids))
             lowest_score = scores.amin() - 1
             vocab_scores = lowest_score.expand(*x.shape[:-1], self.decoder.num_embeddings).clone()
-            return vocab_scores.scatter(-1, tokens, scores)
+            return vocab_scores.scatter(-1, token_ids, scores)
 
     return ClusteredHead

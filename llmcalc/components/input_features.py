@@ -47,7 +47,7 @@ class InputFeatures(StackPart):
                 f"embed_{table_index}",
                 Axis("types", vocab_size),
                 Axis(feature_name, table_width),
-                of=x.rows,
+                output_rows=x.rows,
                 kind=self.kind,
             )
             embeddings.append(feature_vector)
@@ -82,8 +82,10 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: InputFeatures, hidden_size: int) -> None:
             super().__init__()
             self.tables = len(spec.embedding_sizes)
-            for i, (vocab_size, table_width) in enumerate(zip(spec.vocab_sizes, spec.embedding_sizes, strict=True)):
-                self.add_module(f"embed_{i}", nn.Embedding(vocab_size, table_width))
+            for table_index, (vocab_size, table_width) in enumerate(
+                zip(spec.vocab_sizes, spec.embedding_sizes, strict=True)
+            ):
+                self.add_module(f"embed_{table_index}", nn.Embedding(vocab_size, table_width))
             self.proj = nn.Linear(hidden_size + sum(spec.embedding_sizes), hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def _reference_class() -> type[nn.Module]:
             self.reading = spec.reading.reference(hidden_size, hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            vectors: Tensor = self.reading(x, self.latents.weight.repeat(len(x), 1, 1))
-            return vectors
+            attended_states: Tensor = self.reading(x, self.latents.weight.repeat(len(x), 1, 1))
+            return attended_states
 
     return LatentHeadReference

@@ -154,10 +154,10 @@ class MultiTokenPrediction(OutputPart):
         output_weight: Weight,
         streams: ResidualStreams | None,
     ) -> Value:
-        """Records the operations of one prediction module. x: hidden states or streams of the model or last module."""
+        """Records the operations of one prediction module. x: hidden states or streams of model or previous module."""
         hidden_axis = x.axes[-1]
         if self.own_embedding:
-            embedding, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")
+            embedding, _ = recorder.table("embed_tokens", vocab, hidden_axis, output_rows=x.rows, kind="embedding")
         else:
             embedding = recorder.look_up(embedding_weight, x.rows).view(hidden_axis)
         recorder.hold(embedded=embedding)
@@ -262,7 +262,7 @@ def _reference_class() -> Callable[..., nn.Module]:
             )
 
         def block_input(self, embedding: Tensor, hidden_states: Tensor) -> Tensor:
-            """Concatenates the norms of embedding and hidden states; with residual streams, adds their projections
+            """Concatenates the norms of embedding and hidden states; with residual streams, adds projections of both.
             instead.
             """
             if self._merge is None:

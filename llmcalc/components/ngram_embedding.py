@@ -41,7 +41,7 @@ class NgramEmbedding(StackPart):
                 f"embedders_{table_index}",
                 Axis("ngrams", row_count),
                 ngram_axis,
-                of=x.rows,
+                output_rows=x.rows,
                 rows_read=1,
                 kind=self.kind,
             )
@@ -80,8 +80,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             ngram_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
             projected_ngrams = [
-                self.get_submodule(f"post_projs_{i}")(self.get_submodule(f"embedders_{i}")(ngram_ids))
-                for i in range(self.tables)
+                self.get_submodule(f"post_projs_{table_index}")(
+                    self.get_submodule(f"embedders_{table_index}")(ngram_ids)
+                )
+                for table_index in range(self.tables)
             ]
             return torch.stack([x, *projected_ngrams]).mean(0)
 

@@ -58,7 +58,7 @@ class NgramInput(Component):
             "embedding",
             Axis("ngrams", self.ngram_rows),
             ngram_dim,
-            of=lookup_rows,
+            output_rows=lookup_rows,
             rows_read=self.ngram_heads,
             kind=self.kind,
         )

@@ -169,9 +169,7 @@ def _gated_reference_class() -> type[nn.Module]:
     from torch import nn
 
     class GatedNormReference(nn.Module):
-        """Multiplies the output of a norm by a low-rank gate, which is computed from that output. x: [..., width] →
-        same shape.
-        """
+        """Multiplies a norm's output by a low-rank gate computed from this output. x: [..., width] → same shape."""
 
         def __init__(self, norm: nn.Module, width: int, rank: int) -> None:
             super().__init__()

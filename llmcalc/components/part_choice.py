@@ -93,7 +93,7 @@ class PartChoice:
         return core_schema.no_info_plain_validator_function(self.validate, serialization=serialization)
 
     def __get_pydantic_json_schema__(self, source_type: Any, handler: Any) -> dict[str, Any]:
-        """Returns the class names under a separate key; `sources.json_schema` turns them into references."""
+        """Returns a schema with the class names under a key, which `sources.json_schema` turns into references."""
         return {PART_NAMES_KEY: [cls.__name__ for cls in self.load_component_classes()]}
 
 

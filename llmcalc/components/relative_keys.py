@@ -59,7 +59,7 @@ class RelativeKeys(StackPart):
         """Records the operations of the look-up of a key for each pair of positions."""
         pair_rows = query_key_pair_value(x.rows).rows
         head_dim, distance_axis = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
-        keys, _ = recorder.table("", distance_axis, head_dim, of=pair_rows, by="positions")
+        keys, _ = recorder.table("", distance_axis, head_dim, output_rows=pair_rows, index_source="positions")
         return keys
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -163,7 +163,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.bias)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            q, k, v = (project_to_heads(self, name, x) for name in ("q_proj", "k_proj", "v_proj"))
+            q, k, v = (project_to_heads(self, projection_name, x) for projection_name in ("q_proj", "k_proj", "v_proj"))
             bias = self.pairs(q, pass_state.shared_values["relative_keys"]) * q.shape[-1] ** -0.5
             return self.o_proj(self.core(q, k, v, bias=bias).transpose(1, 2).flatten(2))
 

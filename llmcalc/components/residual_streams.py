@@ -32,16 +32,16 @@ class ResidualStreams(StackPart):
 
     @property
     def starts_without_embedding(self) -> bool:
-        """Whether the model has no token embedding because no layer reads one."""
+        """Whether the model has no token embedding, because none of its layers reads the tokens."""
         return False
 
     @property
     def one_pass_model_name(self) -> str:
-        """The model's name in errors if its streams need the whole sequence in one pass; empty if they do not."""
+        """The model's name in errors if its streams need the whole sequence in one pass; otherwise empty."""
         return ""
 
     def embedding_width(self) -> int | None:
-        """The width of embeddings and outputs if the split and merge of streams change it; None if they do not."""
+        """The width of embeddings and outputs if split and merge of the streams change the width; otherwise None."""
         return None
 
     def _check_every_layer(self, layers: Mapping[str, LayerProtocol], stream_type: str, **stream_counts: int) -> None:

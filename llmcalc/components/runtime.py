@@ -97,18 +97,20 @@ def project_to_heads(module: Any, projection_name: str, x: Tensor) -> Tensor:
     return heads.transpose(1, 2)
 
 
-def split_into_windows(x: Tensor, side: int) -> Tensor:
+def split_into_windows(x: Tensor, window_side: int) -> Tensor:
     """Cuts images into square windows: [images, rows, columns, hidden] → [images · windows, side², hidden].
 
-    side: the side of a window, which divides both sides of the images.
+    window_side: the side of a window, which divides both sides of the images.
     """
-    windows = x.unflatten(2, (-1, side)).unflatten(1, (-1, side)).transpose(2, 3)
+    windows = x.unflatten(2, (-1, window_side)).unflatten(1, (-1, window_side)).transpose(2, 3)
     return windows.flatten(3, 4).flatten(0, 2)
 
 
-def join_windows(windows: Tensor, side: int, rows: int, columns: int) -> Tensor:
+def join_windows(windows: Tensor, window_side: int, rows: int, columns: int) -> Tensor:
     """Joins square windows: [images · windows, side², hidden] → [images, rows, columns, hidden]."""
-    squares = windows.unflatten(1, (side, side)).unflatten(0, (-1, rows // side, columns // side))
+    squares = windows.unflatten(1, (window_side, window_side)).unflatten(
+        0, (-1, rows // window_side, columns // window_side)
+    )
     return squares.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
@@ -281,7 +283,7 @@ def recurrent_state_class() -> type[nn.Module]:
             return None if pass_state.cached_tensors is None else pass_state.cached_tensors.get(self)
 
         def single_tensor(self, pass_state: PassState) -> Tensor | None:
-            """Returns the tensor of a state with one tensor; None at the first token or without a cache.
+            """Returns the only tensor of a recurrent state; None at the first token or without a cache.
 
             A caller keeps it in a variable until the new state is kept, as transformers does: both are in memory then.
             """
@@ -313,11 +315,11 @@ def causal_conv_class() -> type[nn.Module]:
             self.kept_frames = kernel_size if stored_frames is None else stored_frames
 
         def forward(self, x: Tensor, pass_state: PassState, state_module: Any) -> Tensor:  # type: ignore[override]
-            kernel_size, tokens = self.kernel_size[0], x.shape[-1]
+            kernel_size, token_count = self.kernel_size[0], x.shape[-1]
             stored_input = state_module.load(pass_state)
             if stored_input is None:
                 conv_output = super().forward(x)[
-                    ..., :tokens
+                    ..., :token_count
                 ]  # padded on both sides; outputs beyond the tokens are cut off
                 if pass_state.cached_tensors is None:
                     return conv_output

@@ -160,8 +160,10 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         completed_variants = {
-            name: _table_with_block_fields(block, table) if isinstance(table, dict) else table
-            for name, table in variants.items()
+            variant_name: _table_with_block_fields(block, variant_table)
+            if isinstance(variant_table, dict)
+            else variant_table
+            for variant_name, variant_table in variants.items()
         }
         return {**stack_table, "variants": completed_variants}
 
@@ -171,11 +173,12 @@ class Stack(Component):
                 f"variants.{BASE_LAYER_NAME}: 'block' is the name of the base layer; expected another name"
             )
         layer_kinds = dict.fromkeys((BASE_LAYER_NAME, *self.variants))
-        for field in ("first_layers", "pattern", "shared_layers"):
-            for layer_name in getattr(self, field):
+        for pattern_field in ("first_layers", "pattern", "shared_layers"):
+            for layer_name in getattr(self, pattern_field):
                 if layer_name not in layer_kinds:
                     raise ValueError(
-                        f"{field}: there is no layer called '{layer_name}'; expected one of {', '.join(layer_kinds)}"
+                        f"{pattern_field}: there is no layer called '{layer_name}'; "
+                        f"expected one of {', '.join(layer_kinds)}"
                     )
         if not self.pattern:
             raise ValueError("pattern: is empty; expected at least one name of a layer")
@@ -185,13 +188,18 @@ class Stack(Component):
         for component in slots.values():
             component.check_layers(stack_layers)
         for layer_name, layer in layers.items():
-            for slot, slot_fields in layer.required_stack_fields().items():
-                if slot not in slots:
-                    requirement = ", ".join(f"{name} = {value!r}" for name, value in slot_fields.items())
-                    raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
+            for slot_name, slot_fields in layer.required_stack_fields().items():
+                if slot_name not in slots:
+                    requirement = ", ".join(
+                        f"{required_field} = {required_value!r}"
+                        for required_field, required_value in slot_fields.items()
+                    )
+                    raise ValueError(
+                        f"{slot_name}: missing; the layers called '{layer_name}' need one with {requirement}"
+                    )
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` if layers cannot share parameters, or reuse results that no lower layer computes."""
+        """Raises `ValueError` if layers cannot share parameters, or reuse a result that no lower layer computes."""
         for layer_name in self.shared_layers:
             self.layer(layer_name).check_can_share_parameters(layer_name)
         shared_results = {
@@ -199,7 +207,9 @@ class Stack(Component):
             for layer_name, layer in self.layers_by_kind().items()
             if isinstance(layer.attention, TokenMixer)
         }
-        if self.reads_no_embedding or not any(name for field in shared_results.values() for name in field.values()):
+        if self.reads_no_embedding or not any(
+            sharing_field for field_by_key in shared_results.values() for sharing_field in field_by_key.values()
+        ):
             return
         layers_with_scores: set[object] = set()
         for layer_name in self.layer_names():
@@ -278,19 +288,24 @@ class Stack(Component):
 
     def layer_groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
         """Yields (name, layer, layer count, layer indices) per distinct layer; no indices for a symbolic depth."""
-        depth: Number = self.num_hidden_layers
+        stack_depth: Number = self.num_hidden_layers
         if not self.first_layers and len(set(self.pattern)) == 1:
             layer_name = self.pattern[0]
-            yield layer_name, self.layer(layer_name), depth, range(depth) if isinstance(depth, int) else None
+            yield (
+                layer_name,
+                self.layer(layer_name),
+                stack_depth,
+                range(stack_depth) if isinstance(stack_depth, int) else None,
+            )
             return
-        if isinstance(depth, int):
+        if isinstance(stack_depth, int):
             indices_by_name: dict[str, list[int]] = {}
             for layer_index, layer_name in enumerate(self.layer_names()):
                 indices_by_name.setdefault(layer_name, []).append(layer_index)
             for layer_name, layer_indices in indices_by_name.items():
                 yield layer_name, self.layer(layer_name), len(layer_indices), layer_indices
             return
-        repeated_layers, pattern_length = depth - len(self.first_layers), len(self.pattern)
+        repeated_layers, pattern_length = stack_depth - len(self.first_layers), len(self.pattern)
         for layer_name in dict.fromkeys((*self.first_layers, *self.pattern)):
             repeat_count = sum(
                 ceil_div(repeated_layers - layer_index, pattern_length)
@@ -379,14 +394,14 @@ class Stack(Component):
             x = recorder.part("stem", self.stem, x, width=hidden_axes)
         if self.vocab_size is not None:
             x, _ = recorder.table(
-                "embed_tokens", Axis("vocab", self.vocab_size), *hidden_axes, of=x.rows, kind="embedding"
+                "embed_tokens", Axis("vocab", self.vocab_size), *hidden_axes, output_rows=x.rows, kind="embedding"
             )
         x = x.view(*embedding_axes)
         x = x if self.input_features is None else recorder.part("input_features", self.input_features, x)
         x = x if self.ngram_embedding is None else recorder.part("ngram_embedding", self.ngram_embedding, x)
         if positions is not None:
             with recorder.function():
-                position_vector = recorder.look_up(positions, x.rows, by="positions")
+                position_vector = recorder.look_up(positions, x.rows, index_source="positions")
             x = recorder.add(x, recorder.in_format_of(x, position_vector))
         elif self.position is not None:
             x = recorder.add(x, recorder.in_format_of(x, recorder.part("embed_positions", self.position, x)))
@@ -406,7 +421,7 @@ class Stack(Component):
     def _record_layers(
         self, recorder: Flow, x: Value, kind_name: str, layer: Layer, layer_count: Number, layer_indices: Any
     ) -> Value:
-        """Records the operations of layers with one pattern name; if they share parameters, the first stores them."""
+        """Records the operations of all layers with one pattern name. If they share weights, the first has them."""
         shown_label = "" if kind_name == BASE_LAYER_NAME else kind_name
         node_fields = {"kind": "layer", "source": layer.formula_source}
         if kind_name not in self.shared_layers:
@@ -577,7 +592,7 @@ class Stack(Component):
 
 
 def _table_with_block_fields(block: dict[str, Any], variant_table: dict[str, Any]) -> dict[str, Any]:
-    """Returns a variant's table, in which missing fields are taken from the block if the variant's class has them."""
+    """Returns a variant's table with missing fields taken from the block, as far as the variant's class has them."""
     layer_type = variant_table.get("type")
     if layer_type in LAYERS.class_paths and layer_type != block.get("type", LAYERS.default):
         layer_fields = LAYERS.load_component(layer_type).model_fields
@@ -586,7 +601,7 @@ def _table_with_block_fields(block: dict[str, Any], variant_table: dict[str, Any
 
 
 def merge_tables(base_table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Returns `base_table` updated recursively with `changes`; a table with another `type` replaces the old table."""
+    """Returns a TOML table updated recursively with `changes`; a table with another `type` replaces the old one."""
     changed_table = dict(base_table)
     for changed_key, changed_value in changes.items():
         base_value = changed_table.get(changed_key)
@@ -643,13 +658,19 @@ def _reference_class() -> type[nn.Module]:
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             layer_names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
             layers_by_kind = {BASE_LAYER_NAME: spec.block, **spec.variants}
-            self.lends = any(getattr(layers_by_kind[name].attention, "kv_shared", False) for name in layer_names)
-            self.layers = nn.ModuleList(layers_by_kind[name].reference(model_properties) for name in layer_names)
+            self.lends = any(
+                getattr(layers_by_kind[layer_kind_name].attention, "kv_shared", False)
+                for layer_kind_name in layer_names
+            )
+            self.layers = nn.ModuleList(
+                layers_by_kind[layer_kind_name].reference(model_properties) for layer_kind_name in layer_names
+            )
             self.layer_kinds = [
-                f"{name}, again"
-                if layer_names.index(name) < index and not getattr(self.layers[index], "has_equal_repeats", True)
-                else name
-                for index, name in enumerate(layer_names)
+                f"{layer_kind_name}, again"
+                if layer_names.index(layer_kind_name) < layer_index_in_pattern
+                and not getattr(self.layers[layer_index_in_pattern], "has_equal_repeats", True)
+                else layer_kind_name
+                for layer_index_in_pattern, layer_kind_name in enumerate(layer_names)
             ]
             for layer_index, slot_name in enumerate(layer_names):
                 if slot_name in spec.shared_layers:

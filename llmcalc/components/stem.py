@@ -33,7 +33,7 @@ class Stem(Component):
 
     @property
     def positions(self) -> Rows:
-        """The row axis of the encoder: its positions, each of which is one vector."""
+        """The row axis of the encoder's positions; each position is one vector."""
         return SOURCE_TOKENS
 
     @property
@@ -42,15 +42,15 @@ class Stem(Component):
         return None
 
     def input_frames(self) -> Value:
-        """Returns the input of the stem as a symbolic tensor of the compute graph: frames or samples."""
+        """Returns the input of the stem, frames or samples, as a symbolic tensor of the compute graph."""
         raise TypeError(f"{type(self).__name__} has no input")
 
     def input_without_decoder(self) -> Value:
-        """Returns the stem's input, as a symbolic tensor of the graph, in a model that has only an encoder."""
+        """Returns the stem's input in a model that has only an encoder, as a symbolic tensor of the compute graph."""
         raise TypeError(f"{type(self).__name__} does not work without a decoder")
 
     def frames_of_recording(self) -> Value:
-        """Returns the stem's input, as a symbolic tensor of the graph, in a multimodal model's audio encoder."""
+        """Returns the stem's input in a multimodal model's audio encoder, as a symbolic tensor of the compute graph."""
         return self.input_frames()
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class ConvStem(Stem):
 
     @property
     def positions(self) -> Rows:
-        """The row axis of the encoder: its positions, each of which is one vector."""
+        """The row axis of the encoder's positions; each position is one vector."""
         if self.chunk is not None:
             return RowsInChunks(chunk_rows=self.chunk, strides=(2,), pads_last_chunk=False)
         return FixedRows("positions", length=self.max_source_positions)

@@ -142,7 +142,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class StateProjection(nn.Module):
-        """Returns projected target states (zeros here). Token embeddings [batch, tokens, hidden] → same shape."""
+        """Projects a target model's states (zeros here). Token embeddings [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -41,11 +41,11 @@ class Boxes(Part):
 
     def flow(self, recorder: Flow, x: Value, kind: str) -> Value:
         """Records the operations of the six table look-ups and returns the box vectors. x: the token embeddings."""
-        rows = Axis("positions", self.num_positions)
+        position_axis = Axis("positions", self.num_positions)
         coordinate, shape = Axis("coordinate", self.coordinate_size), Axis("shape", self.shape_size)
         (left, x_table), (top, y_table), (height, _), (width, _) = (
-            recorder.table(f"box_{name}", rows, axis, of=x.rows, kind=kind)
-            for name, axis in (("x", coordinate), ("y", coordinate), ("height", shape), ("width", shape))
+            recorder.table(f"box_{box_table_name}", position_axis, axis, output_rows=x.rows, kind=kind)
+            for box_table_name, axis in (("x", coordinate), ("y", coordinate), ("height", shape), ("width", shape))
         )
         right, bottom = (recorder.look_up(table, x.rows) for table in (x_table, y_table))
         vectors = (left, top, right, bottom, height, width)
@@ -86,7 +86,9 @@ class TokenTypes(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the computation of token embeddings plus a row of each token-type table. x: the token embeddings."""
-        other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
+        other_tables = (
+            (f"embed_other_{table_index}", vocab_size) for table_index, vocab_size in enumerate(self.other_vocab_sizes)
+        )
         for table_name, type_count in (
             ("embed_types", self.type_vocab_size),
             ("embed_tasks", self.task_type_vocab_size),
@@ -94,7 +96,12 @@ class TokenTypes(StackPart):
         ):
             if type_count is not None:
                 type_vector, _ = recorder.table(
-                    table_name, Axis("types", type_count), *x.axes, of=x.rows, by="types", kind=self.kind
+                    table_name,
+                    Axis("types", type_count),
+                    *x.axes,
+                    output_rows=x.rows,
+                    index_source="types",
+                    kind=self.kind,
                 )
                 x = recorder.add(x, type_vector)
         return x if self.boxes is None else recorder.add(x, self.boxes.flow(recorder, x, self.kind))
@@ -132,9 +139,11 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"embed_other_{table_index}", nn.Embedding(vocab_size, hidden_size))
             self._type_tables = tuple(self.children())
             if spec.boxes is not None:
-                positions, coordinate_size = spec.boxes.num_positions, spec.boxes.coordinate_size
-                self.box_x, self.box_y = (nn.Embedding(positions, coordinate_size) for _ in range(2))
-                self.box_height, self.box_width = (nn.Embedding(positions, spec.boxes.shape_size) for _ in range(2))
+                position_count, coordinate_size = spec.boxes.num_positions, spec.boxes.coordinate_size
+                self.box_x, self.box_y = (nn.Embedding(position_count, coordinate_size) for _ in range(2))
+                self.box_height, self.box_width = (
+                    nn.Embedding(position_count, spec.boxes.shape_size) for _ in range(2)
+                )
 
         def forward(self, x: Tensor) -> Tensor:
             zero_ids = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
@@ -144,7 +153,8 @@ def _reference_class() -> type[nn.Module]:
                 return x
             word_ids = zero_ids.expand(x.shape[:2])
             left, top, right, bottom, height, width = (
-                self.get_submodule(f"box_{name}")(word_ids) for name in ("x", "y", "x", "y", "height", "width")
+                self.get_submodule(f"box_{box_table_name}")(word_ids)
+                for box_table_name in ("x", "y", "x", "y", "height", "width")
             )
             return x + torch.cat([left, top, right, bottom, height, width], -1)
 

@@ -42,7 +42,7 @@ class ValueEmbeddings(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the operations of the table look-up. x: the first layer's input."""
         axes = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
-        value_vectors, _ = recorder.table("", Axis("vocab", self.vocab_size), *axes, of=x.rows)
+        value_vectors, _ = recorder.table("", Axis("vocab", self.vocab_size), *axes, output_rows=x.rows)
         return value_vectors
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

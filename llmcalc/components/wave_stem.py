@@ -100,14 +100,16 @@ class WaveStem(Stem):
         assert isinstance(frames.rows, MultipliedRows)
         position_rows = frames.rows.source_rows
         axes, norm = width or x.axes, Norm(type="layernorm")
-        for i, (convolution, output_rows) in enumerate(
+        for conv_index, (convolution, output_rows) in enumerate(
             zip(self.convolutions, self._rows_per_convolution(position_rows)[1:], strict=True)
         ):
             channel_axis = Axis("channels", convolution.channels)
             frames = recorder.conv(
-                f"conv_{i}", frames, channel_axis, kernel=convolution.kernel, bias=self.bias, rows=output_rows
+                f"conv_{conv_index}", frames, channel_axis, kernel=convolution.kernel, bias=self.bias, rows=output_rows
             )
-            frames = recorder.part(f"norm_{i}", norm, frames) if i == 0 or self.norms == "all" else frames
+            frames = (
+                recorder.part(f"norm_{conv_index}", norm, frames) if conv_index == 0 or self.norms == "all" else frames
+            )
             frames = recorder.act(frames, self.hidden_act)
         frames = recorder.part("proj_norm", norm, frames) if self.projection_norm else frames
         frames = recorder.linear("proj", frames, *axes, bias=True)
@@ -116,33 +118,37 @@ class WaveStem(Stem):
         with recorder.scope("position"):
             if self.position_layers is None:
                 recorder.vector("length", Axis("taps", self.position_kernel))
-                positions = self._convolve_positions(recorder, "conv", frames, axes, position_rows)
-                positions = recorder.act(positions, self.hidden_act)
+                position_embedding = self._convolve_positions(recorder, "conv", frames, axes, position_rows)
+                position_embedding = recorder.act(position_embedding, self.hidden_act)
             else:
-                positions, norm = frames, Norm(type="layernorm", weight=False, bias=False)
-                for i in range(self.position_layers):
-                    positions = self._convolve_positions(recorder, f"conv_{i}", positions, axes, position_rows)
-                    positions = recorder.act(recorder.part(f"norm_{i}", norm, positions), self.hidden_act)
-        return recorder.add(frames, positions)
+                position_embedding, norm = frames, Norm(type="layernorm", weight=False, bias=False)
+                for conv_index in range(self.position_layers):
+                    position_embedding = self._convolve_positions(
+                        recorder, f"conv_{conv_index}", position_embedding, axes, position_rows
+                    )
+                    position_embedding = recorder.act(
+                        recorder.part(f"norm_{conv_index}", norm, position_embedding), self.hidden_act
+                    )
+        return recorder.add(frames, position_embedding)
 
     def _convolve_positions(self, recorder: Flow, conv_name: str, x: Value, axes: Shape, position_rows: Rows) -> Value:
-        """Records the operations of the position convolution; for an even kernel, the one surplus output is dropped."""
+        """Records the operations of the position convolution, and drops the surplus output of an even kernel."""
         kernel_size = self.position_kernel
         row_padding = 2 * floor_div(kernel_size, 2) + 1 - kernel_size
         padded_rows = MultipliedRows(
             "padded positions", source_rows=position_rows, rows_per_source=1, extra_rows=row_padding
         )
-        positions = recorder.conv(
+        position_embedding = recorder.conv(
             conv_name, x, *axes, kernel=kernel_size, groups=self.position_groups, bias=True, rows=padded_rows
         )
-        return positions.view(*axes, new_rows=position_rows)
+        return position_embedding.view(*axes, new_rows=position_rows)
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
-        samples = encoder_positions
+        sample_count = encoder_positions
         for convolution in reversed(self.convolutions):
-            samples = (samples - 1) * convolution.stride + convolution.kernel
-        return batch, samples
+            sample_count = (sample_count - 1) * convolution.stride + convolution.kernel
+        return batch, sample_count
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -17,7 +17,7 @@ from ..simulator.autograd import AutogradGraph
 from ..simulator.event_log import EventRecorder, RecordedEvents
 from ..simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from ..simulator.layer_pattern import shortened_layers
-from ..simulator.meter import AllocationPlace, Device, Meter, NoMeter
+from ..simulator.meter import AllocationPlace, MemoryAllocator, Meter, NoMeter
 from ..simulator.module_frame import ParameterSet
 from ..simulator.profiles.dtensor import DTensorKernels
 from ..simulator.profiles.eager import EagerKernels
@@ -305,7 +305,7 @@ MAX_REPLAYED_CHUNKS = 4
 def replay_inference(
     spec: ModelSpec,
     inference_config: InferenceConfig,
-    device: Device | None = None,
+    device: MemoryAllocator | None = None,
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> ReplayResult:

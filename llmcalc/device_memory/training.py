@@ -22,7 +22,7 @@ from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repea
 from ..simulator.host_offload import HostOffload
 from ..simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from ..simulator.lowering import ModulePath
-from ..simulator.meter import AllocationPlace, Device, Meter
+from ..simulator.meter import AllocationPlace, MemoryAllocator, Meter
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.repeat_microbatches import EventMeter
 from ..simulator.replay_result import STEP_PHASES, ReplayResult
@@ -379,7 +379,7 @@ class TrainingRun:
 def replay(
     spec: ModelSpec,
     training_config: TrainingConfig,
-    device: Device | None = None,
+    device: MemoryAllocator | None = None,
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> ReplayResult:
@@ -418,8 +418,8 @@ def _replay_two_steps(training_run: TrainingSteps, memory_meter: Meter) -> Repla
     memory_meter.place = AllocationPlace("after")
     replay_result.store_step_peaks(first_peaks, memory_meter.peaks)
     replay_result.final_bytes = memory_meter.live_bytes
-    if memory_meter.device is not None:
-        replay_result.read_allocator(memory_meter.device, memory_meter.live_bytes, memory_meter.peak_bytes)
+    if memory_meter.allocator is not None:
+        replay_result.read_allocator(memory_meter.allocator, memory_meter.live_bytes, memory_meter.peak_bytes)
     return replay_result
 
 

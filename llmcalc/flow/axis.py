@@ -34,8 +34,8 @@ class JoinedShapes:
 
     @property
     def size(self) -> Number:
-        first_count, *other_counts = (element_count(shape) for shape in self.shapes)
-        return sum(other_counts, first_count)
+        first_count, *later_counts = (element_count(shape) for shape in self.shapes)
+        return sum(later_counts, first_count)
 
 
 Shape: TypeAlias = tuple["Axis | JoinedShapes", ...]

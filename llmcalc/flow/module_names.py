@@ -142,23 +142,26 @@ class ModuleNames:
         path_pattern = replace_numbers(module_path if layer_match is None else layer_match[3])
         if layer_match is None:
             matching_names = self._names_outside_layers.get(path_pattern, ())
-            numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", module_path)
-            return tuple(_replace_stars_by_indices(name_with_stars, numbers) for name_with_stars in matching_names) or (
-                module_path,
-            )
+            layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", module_path)
+            return tuple(
+                _replace_stars_by_indices(name_with_stars, layer_numbers) for name_with_stars in matching_names
+            ) or (module_path,)
         layer_names, names_in_layer = self._layer_names(layer_match[1], int(layer_match[2]))
-        numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
+        layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
         matching_names = tuple(
-            _replace_stars_by_indices(name, numbers) for name in names_in_layer.get(path_pattern, ())
+            _replace_stars_by_indices(module_name, layer_numbers)
+            for module_name in names_in_layer.get(path_pattern, ())
         )
-        joined_names = (_name_in_layer(layer_name, name) for layer_name in layer_names for name in matching_names)
+        joined_names = (
+            _name_in_layer(layer_name, module_name) for layer_name in layer_names for module_name in matching_names
+        )
         return tuple(joined_name for joined_name in joined_names if joined_name) or (module_path,)
 
     def _layer_names(self, stack_path: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-        """Returns the published names of a layer, and those of the modules inside the layer by path."""
-        for layer_group in reversed(self._layers.get(stack_path, [])):
-            if layer_index in layer_group.indices:
-                return layer_group.names(layer_index), layer_group.names_in_layer
+        """Returns the published names of a layer, and the published names inside the layer by path."""
+        for layers_of_type in reversed(self._layers.get(stack_path, [])):
+            if layer_index in layers_of_type.indices:
+                return layers_of_type.names(layer_index), layers_of_type.names_in_layer
         return (), {}
 
     def _encoder_or_decoder_prefixes(self, side_name: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
@@ -170,7 +173,7 @@ class ModuleNames:
         return (*root_names, *side_prefixes)
 
     def _add_stack_names(self, stack_name: str, child_nodes: Sequence[Node], root_names: tuple[str, ...]) -> None:
-        """Adds the names of a stack's nodes: its layers' by module list, and those of components around the layers."""
+        """Adds the published names for a stack: of layers by module list, and of the components around the layers."""
         layers = [child_node for child_node in child_nodes if child_node.name == "layers"]
         mtp_nodes = [child_node for child_node in child_nodes if child_node.name == "mtp"]
         for child_node in child_nodes:
@@ -186,42 +189,49 @@ class ModuleNames:
                     f"{stack_name}{path}": _add_earlier_names(path, node_names) for path, node_names in child_names
                 }
         labels_with_separate_list = {
-            layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._published_names_by_path
+            layer_node.label
+            for layer_node in layers
+            if f"{stack_name}layers.{layer_node.label}" in self._published_names_by_path
         }
-        common_layers = [layer for layer in layers if layer.label not in labels_with_separate_list]
-        for layer in (*layers, *mtp_nodes):
-            has_separate_list = layer.name == "layers" and layer.label in labels_with_separate_list
+        common_layers = [layer_node for layer_node in layers if layer_node.label not in labels_with_separate_list]
+        for layer_node in (*layers, *mtp_nodes):
+            has_separate_list = layer_node.name == "layers" and layer_node.label in labels_with_separate_list
             list_key, layer_groups = (
-                (f"{stack_name}layers.{layer.label}", [layer])
+                (f"{stack_name}layers.{layer_node.label}", [layer_node])
                 if has_separate_list
                 else (f"{stack_name}layers", common_layers)
             )
-            layer_indices = sorted(i for group in layer_groups if group.role != "shared" for i in group.indices or ())
+            layer_indices = sorted(
+                i
+                for layer_of_group in layer_groups
+                if layer_of_group.role != "shared"
+                for i in layer_of_group.indices or ()
+            )
             layer_numbers = {layer_index: layer_number for layer_number, layer_index in enumerate(layer_indices)}
             list_names = _split_alternatives(self._published_names_by_path.get(list_key, self._names["layers"]))
-            part_names: dict[str, tuple[str, ...]] = {}
-            for layer_part in _layer_parts(layer):
+            names_in_layer: dict[str, tuple[str, ...]] = {}
+            for layer_part in _layer_parts(layer_node):
                 table_keys = (f"{stack_name}{layer_part.name}", layer_part.name)
-                part_names |= {
+                names_in_layer |= {
                     path: _add_earlier_names(path, node_names)
                     for path, node_names in self._node_names(layer_part, layer_part.name, ("",), ("",), table_keys)
                 }
             module_lists = tuple(list_part for list_name in list_names for list_part in list_name.split(" & "))
-            self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
+            self._layers.setdefault(f"{stack_name}{layer_node.name}", []).append(
                 _LayerNames(
-                    frozenset(layer.indices or ()),
-                    layer in mtp_nodes,
+                    frozenset(layer_node.indices or ()),
+                    layer_node in mtp_nodes,
                     layer_numbers,
                     module_lists,
                     root_names,
-                    part_names,
+                    names_in_layer,
                 )
             )
 
     def _node_names(
         self,
         node: Node,
-        path: str,
+        node_path: str,
         parent_paths: tuple[str, ...],
         outer_parents: tuple[str, ...],
         table_keys_of_node: tuple[str, ...],
@@ -242,14 +252,14 @@ class ModuleNames:
             if module_name.startswith(".")
         }
         layer_level_names = outer_child_names if node.children else None
-        name_entry = self._first_table_entry(table_keys_of_node)
-        if name_entry == "":
+        table_entry = self._first_table_entry(table_keys_of_node)
+        if table_entry == "":
             module_names: tuple[str, ...] = ()
             child_prefixes = parent_paths
         else:
-            alternatives = _parse_alternatives(name_entry or node.name, layer_level_names)
+            alternatives = _parse_alternatives(table_entry or node.name, layer_level_names)
             # checkpoints with the parts of a fused layer apart
-            separate_alternatives = [[node.name]] if "/" in (name_entry or "") else []
+            separate_alternatives = [[node.name]] if "/" in (table_entry or "") else []
             module_names = tuple(
                 dict.fromkeys(
                     module_name
@@ -270,15 +280,15 @@ class ModuleNames:
             if node.indices is not None:
                 module_names = tuple(f"{module_name}.*" for module_name in module_names)
                 child_prefixes = tuple(f"{module_name}*." for module_name in child_prefixes)
-        path = path if node.indices is None else f"{path}.*"
-        yield path, module_names
+        node_path = node_path if node.indices is None else f"{node_path}.*"
+        yield node_path, module_names
         for child in node.children:
             yield from self._node_names(
-                child, f"{path}.{child.name}", child_prefixes, outer_parents, child_keys[child.name]
+                child, f"{node_path}.{child.name}", child_prefixes, outer_parents, child_keys[child.name]
             )
 
     def _first_table_entry(self, table_keys: tuple[str, ...]) -> str | None:
-        """Returns the published-name entry for the first known key, from the family's table first; None without one."""
+        """Returns the first entry of the name tables for the keys, the family's table first; None without an entry."""
         return next(
             (
                 name_table[table_key]
@@ -295,7 +305,7 @@ class ModuleNames:
 
 
 class _LayerNames(NamedTuple):
-    """The layers of one type in a stack, and the checkpoint's names for the module lists that contain them.
+    """The layers of one type in a stack, and a checkpoint's names for the module lists with these layers.
 
     indices: their indices. are_predictors: whether they are multi-token-prediction modules, numbered after the others.
     layer_numbers: index → number among the stack's layers with parameters of their own.
@@ -387,14 +397,18 @@ def config_fields(model_config: Mapping[str, Any] | Checkpoint | None) -> Mappin
 
 
 def _parse_alternatives(joined_names: str, layer_level_names: Iterable[str] | None) -> list[list[str]]:
-    """Parses an entry of the name table into alternatives, each of which is a list of one or several module names.
+    """Parses an entry of a name table into alternatives, each a list of one or several module names.
 
     layer_level_names: names of the node's parts that the tables give from the layer down; None without parts.
     An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     alternatives_in_entry = [
-        [name for name in text.partition("/")[0].replace(" - ", " + -").split(" + ") if not name.startswith("-")]
-        for text in _split_alternatives(joined_names)
+        [
+            module_name
+            for module_name in alternative_text.partition("/")[0].replace(" - ", " + -").split(" + ")
+            if not module_name.startswith("-")
+        ]
+        for alternative_text in _split_alternatives(joined_names)
     ]
     if layer_level_names is None:
         return alternatives_in_entry
@@ -403,7 +417,9 @@ def _parse_alternatives(joined_names: str, layer_level_names: Iterable[str] | No
         alternative
         for alternative in alternatives_in_entry
         if len(alternative) > 1
-        and any(f"{first_name}.".startswith(f"{name}.") for first_name in first_names for name in alternative)
+        and any(
+            f"{first_name}.".startswith(f"{module_name}.") for first_name in first_names for module_name in alternative
+        )
     ]
     return (
         alternatives
@@ -413,10 +429,12 @@ def _parse_alternatives(joined_names: str, layer_level_names: Iterable[str] | No
 
 
 def _module_names_without_parts(alternative: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns an alternative's module names, except those that belong to components inside the node."""
+    """Returns an alternative's module names without those of the components inside the node."""
     if len(alternative) == 1:
         return alternative
-    return [name for name in alternative if f".{name.removeprefix('.')}" not in part_names] or alternative
+    return [
+        module_name for module_name in alternative if f".{module_name.removeprefix('.')}" not in part_names
+    ] or alternative
 
 
 def _paths_below_parents(
@@ -429,7 +447,7 @@ def _paths_below_parents(
 
 
 def _name_pattern(current_name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
-    """Returns a regular expression for a module's name, and the replacement. `*` stands for an index in both."""
+    """Returns a regular expression for a module's name, and its replacement. `*` is a layer index in both names."""
     name_pattern = re.escape(current_name).replace(r"\*", r"(\d+)")
     return re.compile(rf"(?<![^.]){name_pattern}(?![^.])"), earlier_name.replace("*", r"\1")
 
@@ -439,14 +457,18 @@ def _split_alternatives(joined_names: str) -> list[str]:
 
 
 def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Extends a node's module names by those in older checkpoints and by those of single experts.
+    """Adds to a node's module names those of older checkpoints and those of single experts.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
     *outer_names, last_name = path.split(".")
     known_names = list(published_names)
     if outer_names and outer_names[-1] == "experts":
-        expert_modules = [name.rpartition(".")[0] for name in published_names if name.split(".")[-2:-1] == ["experts"]]
+        expert_modules = [
+            module_name_in_table.rpartition(".")[0]
+            for module_name_in_table in published_names
+            if module_name_in_table.split(".")[-2:-1] == ["experts"]
+        ]
         known_names += [
             f"{module_name}.0.{last_component}"
             for module_name in expert_modules
@@ -457,7 +479,7 @@ def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str
         *components_before_last, last_component = module_name.split(".")
         component_choices = [(component, *EARLIER_NAMES.get(component, ())) for component in components_before_last]
         last_names = (last_component, *EARLIER_NAMES.get(last_component, ()))
-        name_variants += [".".join(components) for components in product(*component_choices, last_names)]
+        name_variants += [".".join(name_components) for name_components in product(*component_choices, last_names)]
     return tuple(dict.fromkeys(name_variants))
 
 

@@ -111,7 +111,7 @@ class ModuleScope:
 
     @property
     def input_and_output_values(self) -> tuple[Value, Value]:
-        """The input and the output of the module, which must have one argument."""
+        """The input and the output of a module with one argument."""
         assert self.module_argument is not None
         assert self.output is not None
         return self.module_argument, self.output
@@ -122,7 +122,7 @@ class ModuleScope:
         return Node(self.name, op, tuple(child_nodes), ops_by_form=ops_by_form, **self.node_fields)
 
     def scopes(self) -> Iterator[ModuleScope]:
-        """Yields this module and all modules inside it, in order; of alternative branches, only the first one's."""
+        """Yields this module and all modules inside it, in order; of alternative branches only the first branch's."""
         yield self
         for program_item in self.items:
             if isinstance(program_item, ModuleScope):
@@ -132,7 +132,7 @@ class ModuleScope:
                 yield from inner_scopes
 
     def steps(self, includes_idle: bool = True) -> Iterator[Step]:
-        """Yields all operations in this module, in order; of alternative branches, only the first one's.
+        """Yields all operations in this module, in order; of alternative branches only the first branch's.
 
         includes_idle: whether to include steps that no pass runs, true by default.
         """
@@ -175,30 +175,34 @@ def all_steps(program_items: Iterable[ProgramItem]) -> Iterator[Step]:
 
 
 def _nodes_of_program_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns a module's own operation, its operations in other forms by name of the form, and its child nodes."""
+    """Returns a module's own operation, its alternative operations by name of the form, and its child nodes."""
     op: Op | None = None
     ops_by_form: dict[str, Op] = {}
     child_nodes: list[Node] = []
-    for item in program_items:
-        if isinstance(item, ModuleScope) and item.list_index:
-            i, first_copy = next((i, child) for i, child in enumerate(child_nodes) if child.name == item.name)
-            child_nodes[i] = replace(first_copy, repeat=item.list_index + 1, indices=range(item.list_index + 1))
-        elif isinstance(item, ModuleScope):
-            child_nodes.append(item.node())
-        elif isinstance(item, AlternativeBranches):
-            branch_op, branch_forms, branch_children = _merge_alternative_nodes(item)
+    for program_item in program_items:
+        if isinstance(program_item, ModuleScope) and program_item.list_index:
+            item_index, first_copy = next(
+                (item_index, child) for item_index, child in enumerate(child_nodes) if child.name == program_item.name
+            )
+            child_nodes[item_index] = replace(
+                first_copy, repeat=program_item.list_index + 1, indices=range(program_item.list_index + 1)
+            )
+        elif isinstance(program_item, ModuleScope):
+            child_nodes.append(program_item.node())
+        elif isinstance(program_item, AlternativeBranches):
+            branch_op, branch_forms, branch_children = _merge_alternative_nodes(program_item)
             op, ops_by_form = (op, ops_by_form) if branch_op is None else (branch_op, branch_forms)
             child_nodes += branch_children
-        elif item.name:
-            is_fused = bool(item.options.get("fused"))
-            child_nodes.append(Node(item.name, item.op, is_fused=is_fused, **item.node_fields))
-        elif item.op is not None:
-            op = item.op
+        elif program_item.name:
+            is_fused = bool(program_item.options.get("fused"))
+            child_nodes.append(Node(program_item.name, program_item.op, is_fused=is_fused, **program_item.node_fields))
+        elif program_item.op is not None:
+            op = program_item.op
     return op, ops_by_form, child_nodes
 
 
 def _merge_alternative_nodes(alternatives: AlternativeBranches) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the first alternative's operation, the other alternatives' by name, and child nodes with both."""
+    """Returns the first branch's operation, the other branches' operations by name, and the child nodes of both."""
     (_, first_branch), *other_branches = alternatives.branches.items()
     other_nodes = [(form_name, _nodes_of_program_items(branch.items)) for form_name, branch in other_branches]
     op, ops_by_form, child_nodes = _nodes_of_program_items(first_branch.items)

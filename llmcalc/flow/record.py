@@ -7,13 +7,13 @@ framework, and a part only needs the sizes of its own axes.
 
 from __future__ import annotations
 
+from .verbs.caches import CacheVerbs
 from .verbs.distances import DistanceVerbs
 from .verbs.elementwise import ElementwiseVerbs
-from .verbs.entries import EntryVerbs
 from .verbs.experts import ExpertVerbs
 from .verbs.mixing import MixingVerbs
 from .verbs.weights import WeightVerbs
 
 
-class Flow(WeightVerbs, MixingVerbs, EntryVerbs, DistanceVerbs, ExpertVerbs, ElementwiseVerbs):
+class Flow(WeightVerbs, MixingVerbs, CacheVerbs, DistanceVerbs, ExpertVerbs, ElementwiseVerbs):
     """Records the operations of a model's components in a compute graph; each operation is a method (`flow/verbs`)."""

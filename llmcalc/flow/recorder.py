@@ -60,7 +60,7 @@ class Recorder:
 
     @contextmanager
     def scope(self, scope_name: str, *, is_counted_whole: bool = False, **node_fields: Any) -> Iterator[ModuleScope]:
-        """Records the operations in a `with` block as those of a module with this name.
+        """Records the operations in a `with` block as operations of the module `scope_name`.
 
         is_counted_whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
@@ -86,7 +86,7 @@ class Recorder:
         first_layer_output: Value | None = None,
         **arguments: Any,
     ) -> Value:
-        """Records a component's operations as those of a module with this name, and returns the output.
+        """Records a component's operations as those of the module `part_name`, and returns the output.
 
         list_index: its index in a list of equal parts; the tree shows them as one node, in the place of the first.
         is_separate_model: whether it runs as a model of its own, as in `ModuleScope`; false by default.
@@ -112,15 +112,15 @@ class Recorder:
     def layers(
         self,
         x: Value,
-        run: Callable[[Value], Value],
+        record_layer: Callable[[Value], Value],
         repeat: Number,
         indices: Sequence[int] | None,
         layers_name: str = "layers",
         **node_fields: Any,
     ) -> Value:
-        """Records one layer for `repeat` equal layers, each of which reads the output of the previous one."""
+        """Records one layer in place of `repeat` equal layers, each of which reads the output of the previous layer."""
         with self.scope(layers_name, repeat=repeat, indices=indices, **node_fields) as layer_scope:
-            layer_scope.first_input, layer_scope.output = x, run(x)
+            layer_scope.first_input, layer_scope.output = x, record_layer(x)
         return layer_scope.output
 
     def side_by_side(
@@ -195,23 +195,32 @@ class Recorder:
     def record(
         self,
         verb: str,
-        name: str,
-        ins: tuple[Value, ...],
-        outs: tuple[Value, ...] = (),
+        node_name: str,
+        input_values: tuple[Value, ...],
+        output_values: tuple[Value, ...] = (),
         op: Op | None = None,
         weight: Weight | None = None,
-        about: dict[str, Any] | None = None,
+        node_fields: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Records one operation with any number of outputs, and returns these outputs."""
+        """Records one operation, which may have any number of outputs."""
         if weight is not None:
             weight.is_counted = True
         self.current_scope.items.append(
-            Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
+            Step(
+                verb,
+                node_name,
+                input_values,
+                output_values,
+                op,
+                weight,
+                options,
+                self._node_fields(node_fields) if node_fields else None,
+            )
         )
 
     def step(self, verb: str, node_name: str, inputs: tuple[Value, ...], output: Value, **options: Any) -> Value:
-        """Records one operation with a single output, and returns this output."""
+        """Records one operation with a single output, and returns the output."""
         self.record(verb, node_name, inputs, (output,), **options)
         return output
 

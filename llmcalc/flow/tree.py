@@ -106,11 +106,11 @@ class Node:
         return form_name in self.ops_by_form or any(child_node.has_form(form_name) for child_node in self.children)
 
     def root_position(self, run_config: RunConfig | None = None) -> NodePosition:
-        """Returns this node as the root of a tree, as a `NodePosition`."""
+        """Returns the `NodePosition` of this node as the root of a tree."""
         return NodePosition(self, None, self.repeat, self.kind, frozenset({self.role}), run_config, self.optional)
 
     def walk(self, run_config: RunConfig | None = None) -> Iterator[NodePosition]:
-        """Yields the positions of this node, as the root, and of every node below, parents first."""
+        """Yields the `NodePosition` of this node, as the root, and of every node below it, parents first."""
         return self.root_position(run_config).walk()
 
     def total(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
@@ -126,7 +126,7 @@ class Node:
 
 @frozen
 class NodePosition:
-    """A node at its place in the tree, with its copies and roles, which depend on its ancestors, and the run config.
+    """A node with its place in the tree: its parents, its copies and roles, which follow from them, and the run.
 
     node: the node.
     parent: the position of its parent; None for the root.
@@ -153,7 +153,7 @@ class NodePosition:
         return f"{self.parent.path}.{self.node.path_segment}" if self.parent.path else self.node.path_segment
 
     def child_position(self, node: Node) -> NodePosition:
-        """Returns the position of one of this node's children."""
+        """Returns one of this node's children with its place in the tree."""
         return NodePosition(
             node,
             self,
@@ -165,11 +165,11 @@ class NodePosition:
         )
 
     def children(self) -> Iterator[NodePosition]:
-        """Returns the positions of this node's children."""
+        """Returns this node's children with their places in the tree."""
         return map(self.child_position, self.node.children)
 
     def walk(self) -> Iterator[NodePosition]:
-        """Yields this position and the positions of all nodes below it, parents first."""
+        """Yields this node and all nodes below it, with their places in the tree, parents first."""
         yield self
         for child_node in self.children():
             yield from child_node.walk()
@@ -192,7 +192,7 @@ class NodePosition:
         return _cost_per_repeat(self.node, self.roles, self.run_config, cost, included_parts)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of all repeats of the node inside one copy of its parent."""
+        """Returns the cost of all repeats of the node within one copy of its parent."""
         return times(self.cost_per_repeat(cost, include), self.node.repeat)
 
     def cost_in_model(self, cost: Cost, included_parts: frozenset[str] = frozenset()) -> Number:
@@ -284,12 +284,12 @@ def cost_by_kind(
 ) -> dict[str, Number]:
     """Returns the cost of each kind of component, such as attention; the costs add up to the tree's total."""
     costs_by_kind: dict[str, Number] = {}
-    for node_position in root_node.walk(run_config):
-        if node_position.optional_part and node_position.optional_part not in included_parts:
+    for positioned_node in root_node.walk(run_config):
+        if positioned_node.optional_part and positioned_node.optional_part not in included_parts:
             continue
-        cost_of_node = times(node_position.cost_of_operation(cost), node_position.copies)
+        cost_of_node = times(positioned_node.cost_of_operation(cost), positioned_node.copies)
         if not is_zero(cost_of_node):
-            costs_by_kind[node_position.kind] = add(costs_by_kind.get(node_position.kind, 0), cost_of_node)
+            costs_by_kind[positioned_node.kind] = add(costs_by_kind.get(positioned_node.kind, 0), cost_of_node)
     return costs_by_kind
 
 

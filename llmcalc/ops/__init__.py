@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .hash_attention import NeighbourChunkAttentionCore as NeighbourChunkAttentionCore
     from .products import BlockLinear as BlockLinear
     from .products import BlockSumMatmul as BlockSumMatmul
-    from .products import CompressedEntryLinear as CompressedEntryLinear
+    from .products import CompressionLinear as CompressionLinear
     from .products import Conv1d as Conv1d
     from .products import DynamicConvolution as DynamicConvolution
     from .products import ExpertRows as ExpertRows
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
     from .recurrent import State as State
     from .recurrent import TransitionScan as TransitionScan
     from .sparse import BlockAttentionCore as BlockAttentionCore
+    from .sparse import CompressedKVAttentionCore as CompressedKVAttentionCore
+    from .sparse import CompressedKVCache as CompressedKVCache
     from .sparse import DistanceScores as DistanceScores
-    from .sparse import EntryAttentionCore as EntryAttentionCore
-    from .sparse import EntryCache as EntryCache
     from .sparse import GlobalLocalAttentionCore as GlobalLocalAttentionCore
     from .sparse import LocalAttentionCore as LocalAttentionCore
     from .sparse import MaskedAttentionCore as MaskedAttentionCore
     from .sparse import PairScores as PairScores
-    from .sparse import PendingEntryCache as PendingEntryCache
+    from .sparse import PendingTokenCache as PendingTokenCache
     from .sparse import PooledAttentionCore as PooledAttentionCore
     from .sparse import PredictStreamAttentionCore as PredictStreamAttentionCore
     from .sparse import SampledBlockAttentionCore as SampledBlockAttentionCore

@@ -45,7 +45,7 @@ class AttentionCore(Op):
         return self.selected_keys is not None
 
     def pairs(self, run_config: RunConfig) -> Number:
-        """Returns the number of (query, key) pairs per head and sequence; `run_config.pairs`: full or causal."""
+        """Returns the number of (query, key) pairs per head and sequence, all or only causal (`run_config.pairs`)."""
         new_tokens, past_tokens = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if self.keys is not None:
             key_rows = self.rows if isinstance(self.rows, PatchVectors) else self.keys
@@ -129,7 +129,7 @@ class OverlappingChunkAttentionCore(AttentionCore):
 
 @frozen(slots=True)
 class ConformerAttentionCore(AttentionCore):
-    """Attention of each chunk of queries to its positions and to the positions around it, as in conformers.
+    """Attention of each chunk of queries to the chunk itself and to neighbouring positions, as in conformers.
 
     chunk: the number of queries of a chunk; the last one is padded.
     context_keys: the number of further keys of a chunk. Without any, fewer positions than a chunk are not padded.
@@ -192,14 +192,14 @@ class KVCache(Op):
         return self.vector_shapes or ((1, self.width),)
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
-        tokens = run_config.available_rows(self.rows)
+        token_count = run_config.available_rows(self.rows)
         if self.token_limit is not None:
-            tokens = minimum(tokens, self.token_limit)
-        return run_config.batch * tokens * self.width * kv_bits
+            token_count = minimum(token_count, self.token_limit)
+        return run_config.batch * token_count * self.width * kv_bits
 
 
 def _causal_pairs(depth: Number, window: Number, chunk_size: Number) -> Number:
-    """Returns the number of allowed pairs of n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
+    """Returns the number of causal (query, key) pairs of n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
     if window is not None:
         window_depth = minimum(depth, window)
         return triangular_number(window_depth) + (depth - window_depth) * window
@@ -229,9 +229,13 @@ def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) ->
     return pair_count
 
 
-def _centred_window_pairs(tokens: Number, window: Number) -> Number:
-    """Returns the number of allowed pairs of n tokens, each with a window centred on it; n² without a window."""
+def _centred_window_pairs(token_count: Number, window: Number) -> Number:
+    """Returns the number of (query, key) pairs of n tokens, each with a window centred on it; n² without a window."""
     if window is None:
-        return tokens * tokens
+        return token_count * token_count
     keys_before, keys_after = floor_div(window - 1, 2), floor_div(window, 2)
-    return _causal_pairs(tokens, keys_before + 1, None) + _causal_pairs(tokens, keys_after + 1, None) - tokens
+    return (
+        _causal_pairs(token_count, keys_before + 1, None)
+        + _causal_pairs(token_count, keys_after + 1, None)
+        - token_count
+    )

@@ -43,13 +43,13 @@ class NeighbourChunkAttentionCore(AttentionCore):
             triangular_number(row_count) if is_masked else row_count * row_count
         )
 
-    def _causal_pairs_of_chunks(self, tokens: Number) -> Number:
+    def _causal_pairs_of_chunks(self, token_count: Number) -> Number:
         """Returns the number of (query, key) pairs of unsorted tokens.
 
         A neighbour `chunk_shift` chunks further is an earlier one for the last `chunk_shift` chunks, which have the
         first chunks as their neighbours.
         """
-        chunk_count, pair_count = maximum(floor_div(tokens, self.chunk_tokens), 1), 0
+        chunk_count, pair_count = maximum(floor_div(token_count, self.chunk_tokens), 1), 0
         for chunk_offset in range(-self.chunks_before, self.chunks_after + 1):
             chunk_shift = chunk_offset - chunk_count * floor_div(chunk_offset, chunk_count)
             pair_count += chunk_shift * self.chunk_tokens**2 + (

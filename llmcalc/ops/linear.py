@@ -55,8 +55,8 @@ class Linear(Op):
     has_constant_input: bool = False
 
     def params(self) -> Number:
-        weight = 0 if self.is_tied else self.n_in * self.n_out
-        return add(weight, self.n_out if self.bias else 0)
+        matrix_params = 0 if self.is_tied else self.n_in * self.n_out
+        return add(matrix_params, self.n_out if self.bias else 0)
 
     def tensors(self) -> tuple[ParamTensor, ...]:
         weight = () if self.is_tied else (ParamTensor((self.n_out, self.n_in), "matrix"),)

@@ -14,8 +14,8 @@ from .linear import ExpertLinear, Linear
 
 
 @frozen(slots=True)
-class CompressedEntryLinear(Linear):
-    """A linear layer with one output per entry of several tokens; without a complete entry it has no gradient."""
+class CompressionLinear(Linear):
+    """A linear layer whose outputs are compressed, several tokens each; without a complete one it has no gradient."""
 
     tokens_per_entry: Number = 1
 
@@ -44,7 +44,7 @@ class IdentityExperts(Op):
     expert_layers: tuple[ExpertLinear, ...]
 
     def _expert_params(self) -> Number:
-        """Returns the parameters of one expert with weights, in whose place a token may select an identity expert."""
+        """Returns the number of parameters of one real expert, which a token skips by selecting an identity expert."""
         parameter_count: Number = 0
         for expert_layer in self.expert_layers:
             parameter_count = add(parameter_count, expert_layer.expert_params())

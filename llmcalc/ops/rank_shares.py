@@ -1,4 +1,4 @@
-"""Linear layers of which a rank computes only some of the tokens: a part of the sequence, or received tokens."""
+"""Linear layers that a rank computes for some of the tokens only: a part of the sequence, or received tokens."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class ExpertLinearOnRank(ExpertLinear):
 
     def active_params(self) -> Number:
         """Returns the parameters of this rank that a token uses on average, rounded down."""
-        params = _divide_by_ranks(self.top_k * self.expert_params(), self.rank_count)
-        return params.__floor__() if isinstance(params, Fraction) else params
+        mean_active_params = _divide_by_ranks(self.top_k * self.expert_params(), self.rank_count)
+        return mean_active_params.__floor__() if isinstance(mean_active_params, Fraction) else mean_active_params
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         return _divide_by_ranks(ExpertLinear.forward_flops(self, run_config) * self.ranks_per_expert, self.tensor_ranks)
@@ -67,8 +67,8 @@ class IdentityExpertsOnRank(IdentityExperts):
         return floor_div(IdentityExperts.mean_skipped_params(self), self.rank_count)
 
 
-def _divide_by_ranks(quantity: Number, ranks: Number) -> Number:
+def _divide_by_ranks(quantity: Number, rank_count: Number) -> Number:
     """Divides a number by the number of ranks; the result is an integer or an exact fraction."""
-    if isinstance(quantity, int) and quantity % ranks:
-        return Fraction(quantity, ranks)
-    return exact_div(quantity, ranks)
+    if isinstance(quantity, int) and quantity % rank_count:
+        return Fraction(quantity, rank_count)
+    return exact_div(quantity, rank_count)

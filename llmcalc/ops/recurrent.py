@@ -90,8 +90,8 @@ class ChunkedScan(HeadScan):
     groups: Number = 1
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        chunk, state, head_dim, seq = self.chunk, self.state, self.head_dim, run_config.new_rows(self.rows)
-        chunk_count = 0 if is_zero(seq) else ceil_div(seq, chunk)
+        chunk, state, head_dim, token_count = self.chunk, self.state, self.head_dim, run_config.new_rows(self.rows)
+        chunk_count = 0 if is_zero(token_count) else ceil_div(token_count, chunk)
         score_flops = chunk * chunk * state  # C·Bᵀ within a chunk
         value_flops = chunk * chunk * head_dim  # its product with x
         state_flops = 2 * chunk * state * head_dim  # a chunk's term in the state, and the state's term in its outputs
@@ -107,12 +107,12 @@ class ChunkedScan(HeadScan):
         the state passes from chunk to chunk without products (ssd_state_passing.py). They price its time; what is
         counted stays `forward_flops`, those of the reference in PyTorch.
         """
-        chunk, state, head_dim, seq = self.chunk, self.state, self.head_dim, run_config.new_rows(self.rows)
+        chunk, state, head_dim, token_count = self.chunk, self.state, self.head_dim, run_config.new_rows(self.rows)
         pair_count = triangular_number(chunk)
         group_flops = pair_count * state
         head_flops = pair_count * head_dim + 2 * chunk * state * head_dim
         chunk_flops = 2 * (self.groups * group_flops + self.heads * head_flops)
-        return run_config.batch * (0 if is_zero(seq) else ceil_div(seq, chunk)) * chunk_flops
+        return run_config.batch * (0 if is_zero(token_count) else ceil_div(token_count, chunk)) * chunk_flops
 
 
 @frozen(slots=True)
@@ -207,15 +207,15 @@ class LightningAttentionCore(DecayScan):
 
     def _last_block_token_count(self, run_config: RunConfig) -> Number:
         """Returns the number of tokens in the last block."""
-        seq = run_config.new_rows(self.rows)
-        return seq - self.block * (ceil_div(seq, self.block) - 1)
+        token_count = run_config.new_rows(self.rows)
+        return token_count - self.block * (ceil_div(token_count, self.block) - 1)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        key_dim, value_dim, seq = self.key_dim, self.value_dim, run_config.new_rows(self.rows)
+        key_dim, value_dim, token_count = self.key_dim, self.value_dim, run_config.new_rows(self.rows)
         last_block_tokens = self._last_block_token_count(run_config)
-        pair_count = (seq - last_block_tokens) * self.block + last_block_tokens * last_block_tokens
+        pair_count = (token_count - last_block_tokens) * self.block + last_block_tokens * last_block_tokens
         pair_flops = times(key_dim + value_dim, pair_count)
-        return 2 * run_config.batch * self.heads * (pair_flops + 2 * seq * key_dim * value_dim)
+        return 2 * run_config.batch * self.heads * (pair_flops + 2 * token_count * key_dim * value_dim)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs, minus three products that the backward pass does not need.
@@ -254,9 +254,14 @@ class MatrixMemory(Op):
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        key_dim, value_dim, chunk, seq = self.key_dim, self.value_dim, self.chunk_size, run_config.new_rows(self.rows)
-        token_flops = seq * (4 * key_dim * value_dim + 2 * key_dim)
-        chunk_flops = floor_div(seq, chunk) * 2 * chunk * chunk * (key_dim + value_dim)
+        key_dim, value_dim, chunk, token_count = (
+            self.key_dim,
+            self.value_dim,
+            self.chunk_size,
+            run_config.new_rows(self.rows),
+        )
+        token_flops = token_count * (4 * key_dim * value_dim + 2 * key_dim)
+        chunk_flops = floor_div(token_count, chunk) * 2 * chunk * chunk * (key_dim + value_dim)
         return run_config.batch * self.heads * (token_flops + chunk_flops)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
@@ -264,9 +269,14 @@ class MatrixMemory(Op):
 
         The first chunk's memory is empty; the last chunk's memory is unused if no token follows the chunk.
         """
-        key_dim, value_dim, chunk, seq = self.key_dim, self.value_dim, self.chunk_size, run_config.new_rows(self.rows)
-        chunk_count = floor_div(seq, chunk)
-        ends_with_full_chunk = 1 + chunk_count - ceil_div(seq, chunk)
+        key_dim, value_dim, chunk, token_count = (
+            self.key_dim,
+            self.value_dim,
+            self.chunk_size,
+            run_config.new_rows(self.rows),
+        )
+        chunk_count = floor_div(token_count, chunk)
+        ends_with_full_chunk = 1 + chunk_count - ceil_div(token_count, chunk)
         skipped_flops = (
             minimum(chunk_count, 1) * 2 * chunk * key_dim * (value_dim + 1)
             + ends_with_full_chunk * 4 * chunk * key_dim * value_dim

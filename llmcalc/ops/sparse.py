@@ -1,4 +1,4 @@
-"""Attention to selected keys, blocks or compressed entries, and the caches of such attention."""
+"""Attention to selected keys, blocks or compressed keys, and the caches of such attention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MaskedAttentionCore(AttentionCore):
 class VisibleKeysAttentionCore(AttentionCore):
     """The base of attention to a subset of the earlier keys, whose full passes mask the other keys."""
 
-    def visible_pairs(self, tokens: Number) -> Number:
+    def visible_pairs(self, token_count: Number) -> Number:
         """Returns the number of (query, key) pairs of the first n tokens."""
         raise TypeError(f"{type(self).__name__} states no pairs")
 
@@ -46,7 +46,7 @@ class VisibleKeysAttentionCore(AttentionCore):
 
 @frozen(slots=True)
 class BlockAttentionCore(VisibleKeysAttentionCore):
-    """Attention to `blocks` blocks of `block` tokens, the last of which ends at the token itself (MiniMax-M3).
+    """Attention to `blocks` blocks of `block` tokens; the last block ends at the query's own token (MiniMax-M3).
 
     A full pass computes all blocks and masks the others.
     """
@@ -58,14 +58,14 @@ class BlockAttentionCore(VisibleKeysAttentionCore):
     def selects_keys(self) -> bool:
         return True
 
-    def visible_pairs(self, tokens: Number) -> Number:
+    def visible_pairs(self, token_count: Number) -> Number:
         """Returns the number of (query, key) pairs of the first n tokens in which the key is visible.
 
         These are all pairs while the tokens fill at most `blocks` blocks; then `blocks` − 1 full blocks and the token's
         own block up to the token.
         """
-        tokens_within_limit = minimum(tokens, self.block * self.blocks)
-        limited_tokens = tokens - tokens_within_limit
+        tokens_within_limit = minimum(token_count, self.block * self.blocks)
+        limited_tokens = token_count - tokens_within_limit
         whole_block_count = floor_div(limited_tokens, self.block)
         current_block_pairs = whole_block_count * triangular_number(self.block) + triangular_number(
             limited_tokens - whole_block_count * self.block
@@ -86,16 +86,16 @@ class PooledAttentionCore(VisibleKeysAttentionCore):
 
     pool_size: Number = 1
 
-    def visible_pairs(self, tokens: Number) -> Number:
+    def visible_pairs(self, token_count: Number) -> Number:
         """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
-        pool_attention = EntryAttentionCore(
+        pool_attention = CompressedKVAttentionCore(
             1, 1, 1, tokens_per_entry=self.pool_size, chosen_entries=exact_div(self.selected_keys, self.pool_size)
         )
-        pool_count = floor_div(tokens, self.pool_size)
+        pool_count = floor_div(token_count, self.pool_size)
         unpooled_pairs = pool_count * triangular_number(self.pool_size - 1) + triangular_number(
-            tokens - pool_count * self.pool_size
+            token_count - pool_count * self.pool_size
         )
-        return self.pool_size * pool_attention.visible_pairs(tokens) + unpooled_pairs
+        return self.pool_size * pool_attention.visible_pairs(token_count) + unpooled_pairs
 
 
 @frozen(slots=True)
@@ -206,15 +206,15 @@ class PredictStreamAttentionCore(AttentionCore):
             )
         return add(predict_pairs, self.streams * new_tokens)
 
-    def _main_stream_pairs(self, tokens: Number, stream_index: int) -> Number:
+    def _main_stream_pairs(self, token_count: Number, stream_index: int) -> Number:
         """Returns the number of pairs of the first n tokens of a predict stream with tokens of the main stream."""
-        first_tokens = minimum(tokens, stream_index)
-        return first_tokens + triangular_number(tokens - first_tokens)
+        first_tokens = minimum(token_count, stream_index)
+        return first_tokens + triangular_number(token_count - first_tokens)
 
 
 @frozen(slots=True)
-class EntryAttentionCore(AttentionCore):
-    """Attention to at most `chosen_entries` entries of `tokens_per_entry` earlier tokens (DeepSeek-V4)."""
+class CompressedKVAttentionCore(AttentionCore):
+    """Attention to at most `chosen_entries` compressed keys, each of `tokens_per_entry` tokens (DeepSeek-V4)."""
 
     tokens_per_entry: Number = 1
     chosen_entries: Number = None
@@ -223,17 +223,17 @@ class EntryAttentionCore(AttentionCore):
     def selects_keys(self) -> bool:
         return self.chosen_entries is not None
 
-    def visible_pairs(self, tokens: Number) -> Number:
-        """Returns the (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen), p = 1 … n."""
+    def visible_pairs(self, token_count: Number) -> Number:
+        """Returns the (query, compressed key) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen), p = 1 … n."""
         if self.chosen_entries is not None:
-            unlimited_tokens = minimum(tokens, self.tokens_per_entry * self.chosen_entries)
-            return self._unlimited_pairs(unlimited_tokens) + (tokens - unlimited_tokens) * self.chosen_entries
-        return self._unlimited_pairs(tokens)
+            unlimited_tokens = minimum(token_count, self.tokens_per_entry * self.chosen_entries)
+            return self._unlimited_pairs(unlimited_tokens) + (token_count - unlimited_tokens) * self.chosen_entries
+        return self._unlimited_pairs(token_count)
 
-    def _unlimited_pairs(self, tokens: Number) -> Number:
-        entry_count = floor_div(tokens, self.tokens_per_entry)
+    def _unlimited_pairs(self, token_count: Number) -> Number:
+        entry_count = floor_div(token_count, self.tokens_per_entry)
         return self.tokens_per_entry * exact_div(entry_count * (entry_count - 1), 2) + entry_count * (
-            tokens - self.tokens_per_entry * entry_count + 1
+            token_count - self.tokens_per_entry * entry_count + 1
         )
 
     def pairs(self, run_config: RunConfig) -> Number:
@@ -287,8 +287,8 @@ class PairScores(Op):
 
 
 @frozen(slots=True)
-class EntryCache(Op):
-    """A cache with one entry per `tokens_per_entry` tokens (DeepSeek-V4).
+class CompressedKVCache(Op):
+    """A cache with one compressed key-value vector per `tokens_per_entry` tokens (DeepSeek-V4).
 
     pending_token_width: elements cached for each token that is not compressed yet.
     """
@@ -302,18 +302,21 @@ class EntryCache(Op):
     rows: Rows = TOKENS
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
-        tokens = run_config.available_rows(self.rows)
-        entry_count = floor_div(tokens, self.tokens_per_entry)
+        token_count = run_config.available_rows(self.rows)
+        entry_count = floor_div(token_count, self.tokens_per_entry)
         return (
             run_config.batch
-            * (entry_count * self.width + (tokens - entry_count * self.tokens_per_entry) * self.pending_token_width)
+            * (
+                entry_count * self.width
+                + (token_count - entry_count * self.tokens_per_entry) * self.pending_token_width
+            )
             * kv_bits
         )
 
 
 @frozen(slots=True)
-class PendingEntryCache(Op):
-    """A cache of the last `tokens_per_entry` tokens for the next entry: `width` elements and weights per token.
+class PendingTokenCache(Op):
+    """A cache of the last `tokens_per_entry` tokens until they are compressed: elements and weights per token.
 
     It is empty before the first full window (DeepSeek-V4).
     """

@@ -252,17 +252,17 @@ class RankFlow(Flow):
     def record(
         self,
         verb: str,
-        name: str,
-        ins: tuple[Value, ...],
-        outs: tuple[Value, ...] = (),
+        node_name: str,
+        input_values: tuple[Value, ...],
+        output_values: tuple[Value, ...] = (),
         op: ops.Op | None = None,
         weight: Weight | None = None,
-        about: dict[str, Any] | None = None,
+        node_fields: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         if self.rank_axes.has_shards and verb not in VERBS_WITHOUT_OPERATION:
-            self._check_step(verb, name, ins, outs)
-        super().record(verb, name, ins, outs, op, weight, about, **options)
+            self._check_step(verb, node_name, input_values, output_values)
+        super().record(verb, node_name, input_values, output_values, op, weight, node_fields, **options)
 
     def _check_step(self, verb: str, step_name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
         """Raises `InputError` for an operation that is not modelled for a single rank."""
@@ -304,11 +304,11 @@ class RankFlow(Flow):
                 weight.output_axes, weight.input_axes = undivided_weight.input_axes, undivided_weight.output_axes
         return super().linear(node_name, x, *map(self.argument_on_rank, output), **options)
 
-    def look_up(self, weight: Weight, of: Rows = TOKENS, by: IndexSource = "ids") -> Value:
+    def look_up(self, weight: Weight, output_rows: Rows = TOKENS, index_source: IndexSource = "ids") -> Value:
         table_weight = self._stage_copy(weight)
         if not table_weight.is_counted:
             self._record_copy(table_weight)
-        return super().look_up(table_weight, of, by)
+        return super().look_up(table_weight, output_rows, index_source)
 
     def _record_copy(self, table_weight: Weight) -> None:
         """Records in the program a pipeline stage's own copy of the embedding, before the module that reads it."""
@@ -332,9 +332,11 @@ class RankFlow(Flow):
         )
         table_weight.is_counted = True
 
-    def table(self, node_name: str, rows: Axis, *dim: Axis | JoinedShapes, **options: Any) -> tuple[Value, Weight]:
+    def table(
+        self, node_name: str, table_axis: Axis, *vector_axes: Axis | JoinedShapes, **options: Any
+    ) -> tuple[Value, Weight]:
         embeddings, weight = super().table(
-            node_name, self.argument_on_rank(rows), *map(self.argument_on_rank, dim), **options
+            node_name, self.argument_on_rank(table_axis), *map(self.argument_on_rank, vector_axes), **options
         )
         if not self.path:
             self.tables[id(weight)] = weight
@@ -359,14 +361,14 @@ class RankFlow(Flow):
     def layers(
         self,
         x: Value,
-        run: Callable[[Value], Value],
+        record_layer: Callable[[Value], Value],
         repeat: Number,
         indices: Sequence[int] | None,
         layers_name: str = "layers",
         **node_fields: Any,
     ) -> Value:
         if self.stage is None or layers_name != "layers" or self.path:
-            return super().layers(x, run, repeat, indices, layers_name, **node_fields)
+            return super().layers(x, record_layer, repeat, indices, layers_name, **node_fields)
         layer_indices = range(repeat) if indices is None else indices
         stage_layers = frozenset(self.stage.layers)
         stage_layer_indices = [layer_index for layer_index in layer_indices if layer_index in stage_layers]
@@ -374,7 +376,7 @@ class RankFlow(Flow):
         if self.stage_input is None and not self.stage.has_embedding:
             x = self.stage_input = Value(x.rows, x.axes)
         self.exit = (
-            super().layers(x, run, len(stage_layer_indices), stage_layer_indices, layers_name, **node_fields)
+            super().layers(x, record_layer, len(stage_layer_indices), stage_layer_indices, layers_name, **node_fields)
             if stage_layer_indices
             else x
         )

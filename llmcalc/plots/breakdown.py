@@ -55,11 +55,15 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
     """Returns the terms of the estimated seconds, without `layer waits`, which are included in other terms."""
-    return [(key, seconds) for key, seconds in timed_run.seconds_by_part.items() if seconds and key != "layer waits"]
+    return [
+        (part_key, seconds)
+        for part_key, seconds in timed_run.seconds_by_part.items()
+        if seconds and part_key != "layer waits"
+    ]
 
 
 def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNode]]:
-    """Returns the slowest nodes of the model with their names; the nodes after the first `MAX_NODES` are summed."""
+    """Returns the slowest nodes of the model with their names; all nodes after the first `MAX_NODES` are one sum."""
     timed_nodes = timed_run.nodes(node_depth)
     node_paths = [node.path for node in timed_nodes]
     node_bars = [
@@ -90,15 +94,15 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
     """Draws a bar of the estimated seconds by bound, with a whisker for the range, and the parts of the time."""
     time_unit = duration_unit(timed_run.seconds)
     seconds_per_unit, bar_start = SECONDS_BY_UNIT[time_unit], 0.0
-    for bound, seconds in timed_run.seconds_by_bound.items():
+    for bound, bound_seconds in timed_run.seconds_by_bound.items():
         ax.barh(
             0,
-            seconds / seconds_per_unit,
+            bound_seconds / seconds_per_unit,
             left=bar_start / seconds_per_unit,
             color=BOUND_COLOURS[bound],
             height=BAR_HEIGHT,
         )
-        bar_start += seconds
+        bar_start += bound_seconds
     low_end, high_end = (
         float(timed_run.time_range.low) / seconds_per_unit,
         float(timed_run.time_range.high) / seconds_per_unit,
@@ -108,19 +112,19 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
         high_end, 0, f"  {range_ends_text(timed_run.time_range, ' to ')} {time_unit}", va="center", color=TEXT_COLOUR
     )
     bar_start = 0.0
-    for row_index, (_, seconds) in enumerate(time_parts, 1):
+    for row_index, (_, bound_seconds) in enumerate(time_parts, 1):
         ax.barh(
             row_index,
-            seconds / seconds_per_unit,
+            bound_seconds / seconds_per_unit,
             left=bar_start / seconds_per_unit,
             color=LINE_COLOUR,
             height=BAR_HEIGHT,
         )
-        bar_start += seconds
+        bar_start += bound_seconds
         ax.text(
             bar_start / seconds_per_unit,
             row_index,
-            f"  {_time_and_percentage_text(seconds, timed_run)}",
+            f"  {_time_and_percentage_text(bound_seconds, timed_run)}",
             va="center",
             color=TEXT_COLOUR,
         )
@@ -134,15 +138,15 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNo
     seconds_per_unit = SECONDS_BY_UNIT[time_unit]
     for row_index, (_, node) in enumerate(node_bars):
         bar_start = 0.0
-        for bound, seconds in node.seconds_by_bound.items():
+        for bound, bound_seconds in node.seconds_by_bound.items():
             ax.barh(
                 row_index,
-                seconds / seconds_per_unit,
+                bound_seconds / seconds_per_unit,
                 left=bar_start / seconds_per_unit,
                 color=BOUND_COLOURS[bound],
                 height=BAR_HEIGHT,
             )
-            bar_start += seconds
+            bar_start += bound_seconds
         ax.text(
             bar_start / seconds_per_unit,
             row_index,
@@ -166,7 +170,7 @@ def _time_and_percentage_text(seconds: float, timed_run: TimedRun) -> str:
 def _draw_legend(ax: Axes, timed_run: TimedRun) -> None:
     from matplotlib.patches import Patch
 
-    bounds = [bound for bound, seconds in timed_run.seconds_by_bound.items() if seconds]
+    bounds = [bound for bound, bound_seconds in timed_run.seconds_by_bound.items() if bound_seconds]
     legend_patches = [Patch(color=BOUND_COLOURS[bound], label=BOUND_NAMES[bound]) for bound in bounds]
     patch_style: dict[str, Any] = {"frameon": False, "fontsize": 9, "title": "bound by", "alignment": "left"}
     if is_narrow():

@@ -1,4 +1,4 @@
-"""Plots against the context length: the KV cache, and the FLOPs of one more token."""
+"""Plots against the context length: the KV cache, and the FLOPs of decoding one token."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ CONTEXT_LENGTHS = tuple(2 ** (10 + i // 2) if i % 2 == 0 else round(2 ** (10.5 +
 
 
 def plot_cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
-    """Plots the cache bytes of one sequence against the tokens, on log axes.
+    """Plots the cache bytes of one sequence against its tokens, on log axes.
 
     dtype: format of keys and values.
     ax: axes to draw on; default a new figure.
     """
 
-    def cache_bytes_of(preset: Preset) -> list[float]:
-        shortest_cache = kv(preset.model, seq=CONTEXT_LENGTHS[0], format_name=dtype)
-        return [float(shortest_cache.size_after(tokens).bytes) for tokens in CONTEXT_LENGTHS]
+    def cache_bytes_of(named_model: Preset) -> list[float]:
+        shortest_cache = kv(named_model.model, seq=CONTEXT_LENGTHS[0], format_name=dtype)
+        return [float(shortest_cache.size_after(token_count).bytes) for token_count in CONTEXT_LENGTHS]
 
     title = f"KV cache of one sequence, {units.short_dtype(dtype)}"
     return _plot_curves(models, cache_bytes_of, title, lambda value: units.memory(round(value)), 2, ax)
 
 
 def plot_flops(models: Sequence[Preset]) -> Figure:
-    """Plots the forward FLOPs of one token against its context length, on log axes."""
+    """Plots the forward FLOPs of one token against the context length, on log axes."""
 
-    def token_flops_of(preset: Preset) -> list[float]:
-        phase = "forward" if preset.model.one_pass_model_name else "decode"
+    def token_flops_of(named_model: Preset) -> list[float]:
+        phase = "forward" if named_model.model.one_pass_model_name else "decode"
         token_flops: list[float] = []
-        for tokens in CONTEXT_LENGTHS:
+        for token_count in CONTEXT_LENGTHS:
             run_config = (
-                run_config_of(preset.model, seq=tokens)
+                run_config_of(named_model.model, seq=token_count)
                 if phase == "forward"
-                else run_config_of(preset.model, context=tokens - 1, phase="decode")
+                else run_config_of(named_model.model, context=token_count - 1, phase="decode")
             )
-            token_flops.append(flops(preset.model, run_config).per_token)
+            token_flops.append(flops(named_model.model, run_config).per_token)
         return token_flops
 
     return _plot_curves(models, token_flops_of, "FLOPs of one more token", units.flops, 10)
@@ -68,7 +68,7 @@ def _plot_curves(
     """Draws one curve per model. write_value: formats a value. log_base: base of the vertical axis."""
     figure_height = max(4.6, LABEL_INCHES * len(models) / AXES_HEIGHT_SHARE + 0.4)
     figure = new_figure(8, figure_height) if ax is None else ax.figure
-    model_curves = [(preset, curve_function(preset)) for preset in models]
+    model_curves = [(named_model, curve_function(named_model)) for named_model in models]
     _draw_curves(figure.subplots() if ax is None else ax, model_curves, title, write_value, log_base)
     return figure  # type: ignore[return-value]
 
@@ -85,17 +85,17 @@ def _draw_curves(
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=log_base)
     ax.margins(x=0)
-    for curve_index, (preset, curve_values) in enumerate(model_curves):
+    for curve_index, (named_model, curve_values) in enumerate(model_curves):
         line_style = curve_style(curve_index)
-        longest_context = longest_sequence(preset.model) or CONTEXT_LENGTHS[-1]
+        longest_context = longest_sequence(named_model.model) or CONTEXT_LENGTHS[-1]
         plotted_values = [
-            curve_value if tokens <= longest_context else float("nan")
-            for tokens, curve_value in zip(CONTEXT_LENGTHS, curve_values, strict=True)
+            curve_value if token_count <= longest_context else float("nan")
+            for token_count, curve_value in zip(CONTEXT_LENGTHS, curve_values, strict=True)
         ]
         # Past the context that the model was made for:
         ax.plot(CONTEXT_LENGTHS, curve_values, color=line_style.colour, linewidth=1.2, linestyle=":")
         ax.plot(CONTEXT_LENGTHS, plotted_values, color=line_style.colour, linewidth=2, linestyle=line_style.line_style)
-    ax.set_xticks([tokens for tokens in CONTEXT_LENGTHS if tokens & (tokens - 1) == 0][::2])
+    ax.set_xticks([token_count for token_count in CONTEXT_LENGTHS if token_count & (token_count - 1) == 0][::2])
     ax.xaxis.set_major_formatter(FuncFormatter(lambda curve_value, _: _tokens_text(curve_value)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_locator(LogLocator(log_base, numticks=9))
@@ -118,7 +118,7 @@ def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) ->
         [label_height for _, label_height in end_points],
         LABEL_INCHES * ax.figure.dpi / (ax.figure.bbox.height * AXES_HEIGHT_SHARE),
     )
-    for curve_index, ((preset, _), curve_end, label_height) in enumerate(
+    for curve_index, ((named_model, _), curve_end, label_height) in enumerate(
         zip(model_curves, curve_ends, label_heights, strict=True)
     ):
         colour = curve_style(curve_index).colour
@@ -131,7 +131,7 @@ def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) ->
             "relpos": (0, 0.5),
         }
         ax.annotate(
-            escape_label(preset.display),
+            escape_label(named_model.display),
             curve_end,
             xytext=(1.05, label_height),
             textcoords="axes fraction",

@@ -68,18 +68,18 @@ def wrapped_text(text: str, width_inches: float, font_points: float = 10, font_w
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    font_properties, lines = FontProperties(weight=font_weight), [""]
-    for word in text.split(" "):
-        extended_line = f"{lines[-1]} {word}".lstrip()
+    font_properties, text_lines = FontProperties(weight=font_weight), [""]
+    for next_word in text.split(" "):
+        extended_line = f"{text_lines[-1]} {next_word}".lstrip()
         if _is_within_width(TextPath((0, 0), extended_line, font_points, prop=font_properties), width_inches * 72):
-            lines[-1] = extended_line
+            text_lines[-1] = extended_line
         else:
-            lines.append(word)
-    return "\n".join(filter(None, lines))
+            text_lines.append(next_word)
+    return "\n".join(filter(None, text_lines))
 
 
 def _is_within_width(path: TextPath, width_points: float) -> bool:
-    """Whether a path is at most this wide. Its curves lie between their control points, which are quick to compare."""
+    """Whether a path is at most `width_points` wide, judged by the control points, which enclose its curves."""
     control_points = path.vertices[path.codes != path.CLOSEPOLY][:, 0]
     if not len(control_points) or control_points.max() - control_points.min() <= width_points:
         return True
@@ -172,7 +172,7 @@ def format_of(path: Path, option_name: str = "--output") -> str:
     """Returns the picture format of a file suffix. option_name: the option of `path`, for errors."""
     file_suffix = path.suffix.lower().removeprefix(".")
     if file_suffix not in PICTURE_FORMATS:
-        suffixes_text = ", ".join(f".{suffix_name}" for suffix_name in PICTURE_FORMATS)
+        suffixes_text = ", ".join(f".{known_format}" for known_format in PICTURE_FORMATS)
         raise InputError(f"{option_name} {path}: its suffix names no format of a picture; expected {suffixes_text}")
     return file_suffix
 

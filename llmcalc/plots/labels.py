@@ -63,7 +63,7 @@ def axis_tick_text(tick_value: float, write_value: Callable[[Any], str]) -> str:
 
 
 def spread_labels(wanted_heights: Sequence[float], least_distance: float) -> list[float]:
-    """Returns label heights as near to `wanted_heights` as possible (least squares), at least `least_distance` apart.
+    """Returns label heights as near to `wanted_heights` as possible (least squares), `least_distance` apart or more.
 
     The lowest label is at least at 0, and the highest at most at 1, as far as all labels fit between them.
     """
@@ -119,7 +119,7 @@ def label_points(
     label_places: Sequence[tuple[float, float, Any]] = LABEL_PLACES,
     radius_or_radii: float | Sequence[float] = 0,
 ) -> list[Annotation]:
-    """Draws names beside data points, in order. A name that overlaps others at every place is left out.
+    """Draws names beside data points, in order, and omits a name that would overlap others at every place.
 
     data_points: the points, in data coordinates.
     other_points: other points that no name may cover; default none.
@@ -160,18 +160,18 @@ def label_points(
             annotation.set_horizontalalignment(alignment)
             text_extent = annotation.get_window_extent()
             side_margin = 1 + LABEL_MARGIN_SHARE * text_extent.width
-            name_box = LabelBox(
+            padded_name_box = LabelBox(
                 text_extent.x0 - side_margin, text_extent.y0 - 1, text_extent.x1 + side_margin, text_extent.y1 + 1
             )
             is_inside_axes = (
-                axes_box.x0 + FRAME_GAP_PIXELS <= name_box.left
-                and name_box.right <= axes_box.x1 - FRAME_GAP_PIXELS
-                and axes_box.y0 + FRAME_GAP_PIXELS <= name_box.bottom
-                and name_box.top <= axes_box.y1 - FRAME_GAP_PIXELS
+                axes_box.x0 + FRAME_GAP_PIXELS <= padded_name_box.left
+                and padded_name_box.right <= axes_box.x1 - FRAME_GAP_PIXELS
+                and axes_box.y0 + FRAME_GAP_PIXELS <= padded_name_box.bottom
+                and padded_name_box.top <= axes_box.y1 - FRAME_GAP_PIXELS
             )
             overlaps_point = any(
-                name_box.left - circle_radius < x < name_box.right + circle_radius
-                and name_box.bottom - circle_radius < y < name_box.top + circle_radius
+                padded_name_box.left - circle_radius < x < padded_name_box.right + circle_radius
+                and padded_name_box.bottom - circle_radius < y < padded_name_box.top + circle_radius
                 for x, y, circle_radius in point_circles
                 if (x, y) != tuple(point_in_pixels)
             )
@@ -187,8 +187,9 @@ def label_points(
                 if has_connecting_line
             ]
             overlaps_label = any(
-                name_box.overlaps(text_box) or any(text_box.contains(*line_point) for line_point in line_points)
-                for text_box in label_boxes
+                padded_name_box.overlaps(label_box)
+                or any(label_box.contains(*line_point) for line_point in line_points)
+                for label_box in label_boxes
             )
             if is_inside_axes and not overlaps_point and not overlaps_label:
                 point_circles += [(*line_point, 0.0) for line_point in line_points]
@@ -209,7 +210,7 @@ def label_points(
                         arrowprops=connecting_line,
                         zorder=1,
                     )
-                label_boxes.append(name_box)
+                label_boxes.append(padded_name_box)
                 annotations.append(annotation)
                 break
         else:

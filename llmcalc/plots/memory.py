@@ -149,7 +149,7 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Mem
 def _draw_capacities(
     ax: Axes, accelerator_fits: Sequence[MemoryFit], device: DeviceMemory, bytes_per_unit: float, is_vertical: bool
 ) -> None:
-    """Draws a dashed line for the capacity of each accelerator, unless it is far above the peak.
+    """Draws a dashed line for the capacity of each accelerator, except for capacities far above the peak.
 
     bytes_per_unit: bytes of the axis' unit.
     """

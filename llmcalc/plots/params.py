@@ -44,7 +44,9 @@ def plot_params(counts_by_model: Sequence[tuple[str, ParameterCount]], ax: Axes 
 def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) -> None:
     labelled_kinds: set[str] = set()
     for row_index, (_, parameter_counts) in enumerate(counts_by_model):
-        count_by_component = {component: int(count) for component, count in parameter_counts.by_component.items()}
+        count_by_component = {
+            component: int(component_count) for component, component_count in parameter_counts.by_component.items()
+        }
         component_counts = [(component, count_by_component.get(component, 0)) for component in COMPONENT_COLOURS]
         bar_start = 0.0
         for component, parameter_count in (
@@ -102,7 +104,7 @@ def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) 
 def _text_colour(colour: str) -> str:
     """Returns white or ink, whichever contrasts more with a colour (WCAG's relative luminance)."""
     rgb_fractions = [int(colour[digit_index : digit_index + 2], 16) / 255 for digit_index in (1, 3, 5)]
-    red, green, blue = (
+    linear_red, linear_green, linear_blue = (
         channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in rgb_fractions
     )
-    return TEXT_COLOUR if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 else "white"
+    return TEXT_COLOUR if 0.2126 * linear_red + 0.7152 * linear_green + 0.0722 * linear_blue > 0.2 else "white"

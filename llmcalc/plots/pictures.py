@@ -38,23 +38,23 @@ def params_picture(models: Sequence[Preset], included_parts: frozenset[str] = fr
     from ..costs.params import params
     from .params import plot_params
 
-    return plot_params([(preset.display, params(preset.model, included_parts)) for preset in models])
+    return plot_params([(named_model.display, params(named_model.model, included_parts)) for named_model in models])
 
 
 def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
-    """Draws the KV cache of one sequence against its tokens."""
+    """Draws the KV cache of one sequence, in bytes, against the tokens of the sequence."""
     require_matplotlib()
     from ..costs.cache import kv
     from .context import plot_cache
 
-    for model_preset in models:
-        with target_in_errors(model_preset):
-            kv(model_preset.model, format_name=kv_dtype)
+    for named_model in models:
+        with target_in_errors(named_model):
+            kv(named_model.model, format_name=kv_dtype)
     return plot_cache(models, kv_dtype)
 
 
 def flops_picture(models: Sequence[Preset]) -> Figure:
-    """Draws the FLOPs of one more token against its context length."""
+    """Draws the FLOPs of decoding one token against its context length."""
     require_matplotlib()
     from .context import plot_flops
 
@@ -70,13 +70,15 @@ def shape_picture(
     from .shapes import plot_shapes
 
     named_studies = []
-    for preset in models:
-        with target_in_errors(preset):
-            tokens = default_sequence_tokens(preset.model) if seq is None else seq
-            budget = budget_for(preset.model, seq=tokens)
-            shape_family = build_family(preset.model)
-            model_shapes = find_shapes(shape_family, budget, preset.model, shape_count, seq=tokens, dtype=kv_dtype)
-            named_studies.append((preset.display, model_shapes))
+    for named_model in models:
+        with target_in_errors(named_model):
+            sequence_tokens = default_sequence_tokens(named_model.model) if seq is None else seq
+            budget = budget_for(named_model.model, seq=sequence_tokens)
+            shape_family = build_family(named_model.model)
+            model_shapes = find_shapes(
+                shape_family, budget, named_model.model, shape_count, seq=sequence_tokens, dtype=kv_dtype
+            )
+            named_studies.append((named_model.display, model_shapes))
     return plot_shapes(named_studies)
 
 

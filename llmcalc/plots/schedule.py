@@ -102,9 +102,9 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
             hatch=hatch,
             linewidth=edge_width,
         )
-    ranks = range(timetable.pipeline.ranks)
-    ax.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
-    ax.set_ylim(len(ranks) - 0.5, -0.5)
+    rank_rows = range(timetable.pipeline.ranks)
+    ax.set_yticks(rank_rows, [f"rank {rank}" for rank in rank_rows])
+    ax.set_ylim(len(rank_rows) - 0.5, -0.5)
     ax.set_xlim(0, timetable.total_time)
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
@@ -139,12 +139,12 @@ def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     weight_gradient_counts = [
         sum(micro_batch_count.awaiting_weight_gradients) for micro_batch_count in in_flight_counts
     ]
-    ranks = range(len(in_flight_counts))
-    ax.barh(ranks, backward_counts, height=BAR_HEIGHT, color=palette.LINE_COLOUR)
+    rank_rows = range(len(in_flight_counts))
+    ax.barh(rank_rows, backward_counts, height=BAR_HEIGHT, color=palette.LINE_COLOUR)
     if any(weight_gradient_counts):
         colour, hatch = palette.PASS_COLOURS["W"], palette.PASS_HATCHES["W"]
         ax.barh(
-            ranks,
+            rank_rows,
             weight_gradient_counts,
             left=backward_counts,
             height=BAR_HEIGHT,
@@ -153,7 +153,7 @@ def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
             hatch=hatch,
             linewidth=0,
         )
-    for rank, micro_batch_count in zip(ranks, in_flight_counts, strict=True):
+    for rank, micro_batch_count in zip(rank_rows, in_flight_counts, strict=True):
         ax.text(
             micro_batch_count.total,
             rank,

@@ -35,7 +35,7 @@ def plot_servers(title: str, subtitle: str, studied_servers: StudiedServers, lat
 
 
 def shown_server_index(studied_servers: StudiedServers) -> int:
-    """Returns the index of the chosen server, or without one, of the server with the most tokens/s per device."""
+    """Returns the index of the chosen server; if none is chosen, of the one with the most tokens/s per device."""
     return (
         studied_servers.pareto_front[-1][0]
         if studied_servers.chosen_server is None
@@ -45,8 +45,13 @@ def shown_server_index(studied_servers: StudiedServers) -> int:
 
 def pareto_front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]:
     """Returns the load points on the Pareto front, each with the index of its server."""
-    curves = [{curve_point.concurrency: curve_point for curve_point in curve} for curve in studied_servers.load_curves]
-    return [(index, curves[index][concurrency]) for index, concurrency in studied_servers.pareto_front]
+    curves = [
+        {curve_point.concurrency: curve_point for curve_point in server_curve}
+        for server_curve in studied_servers.load_curves
+    ]
+    return [
+        (server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.pareto_front
+    ]
 
 
 def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits: LatencyLimits) -> None:

@@ -178,7 +178,7 @@ class ModelPoint(NamedTuple):
 def _draw_scatter(
     ax: Axes, models: Sequence[tuple[Preset, ModelQuantities]], title: str, x_axis_quantity: str
 ) -> list[ModelPoint]:
-    """Draws a point per model. Returns all points, those farthest from the median first."""
+    """Draws a point per model, and returns all points, the farthest from the median first."""
     from matplotlib.ticker import FuncFormatter
 
     points_by_kind: dict[bool, list[ModelPoint]] = {False: [], True: []}

@@ -1,4 +1,4 @@
-"""Autograd without values: operations record nodes, and the backward pass runs them in torch's order.
+"""Autograd without values: operations record graph nodes, and the backward pass runs these in torch's order.
 
 Source: torch/csrc/autograd/engine.cpp (`evaluate_function`, `call_function`, `validate_outputs`) and input_buffer.cpp
 (`accumulate`) of torch 2.13.
@@ -359,7 +359,9 @@ def _accumulate_leaf_gradient(autograd_graph: AutogradGraph, leaf: Tensor, gradi
 def _has_strides_of_leaf(gradient: Tensor, leaf: Tensor) -> bool:
     """Whether a gradient has the strides of its trained tensor."""
     axes = zip(leaf.shape, gradient.strides, leaf.strides, strict=True)
-    return all(is_size_one(size) or gradient_stride == leaf_stride for size, gradient_stride, leaf_stride in axes)
+    return all(
+        is_size_one(axis_size) or gradient_stride == leaf_stride for axis_size, gradient_stride, leaf_stride in axes
+    )
 
 
 def _count_leaf_uses(root_node: AutogradNode) -> dict[int, int]:

@@ -44,10 +44,10 @@ class CacheTensors(ParameterTensors):
             return cached_states
         assert isinstance(operation.op, State)
         assert sum(map(numel, state_shapes)) == operation.op.size, (state_shapes, operation.op)
-        dtype, batch = self.dtype if operation.op.element_bits is None else FLOAT32, self.run_config.batch
+        dtype, batch_size = self.dtype if operation.op.element_bits is None else FLOAT32, self.run_config.batch
         with count_storages_as(self.graph.meter, "cache"):
             new_tensor = self.new_pool_tensor if self.has_block_pool else self.graph.new_tensor
-            state_tensors = tuple(new_tensor((batch, *shape), dtype) for shape in state_shapes)
+            state_tensors = tuple(new_tensor((batch_size, *shape), dtype) for shape in state_shapes)
         self.cached_tensors_by_path[(*self.cache_path, operation.name)] = state_tensors
         return state_tensors
 

@@ -83,7 +83,7 @@ def encode_stream_switch(cuda_stream: int) -> AllocatorStep:
 
 
 class BlockPool:
-    """The free blocks of one stream, for small or for large requests.
+    """The free blocks of one CUDA stream, either for small or for large requests.
 
     starts: start of a free block → its size.
     ends: end of a free block → its start.
@@ -315,41 +315,52 @@ class CachingAllocator:
                 ]
         self.allocated, self.peak_allocated = allocated_units << UNIT_BITS, peak_units << UNIT_BITS
 
-    def run_repeats(self, allocator_steps: Collection[AllocatorStep], storage_count: int, repeats: range) -> None:
-        """Replays the steps of consecutive equal layers. repeats: the offset of each layer's storage numbers.
+    def run_repeats(
+        self, allocator_steps: Collection[AllocatorStep], storage_count: int, storage_offsets: range
+    ) -> None:
+        """Replays the steps of consecutive equal layers. storage_offsets: the offset of each layer's storage numbers.
 
         Layers often take turns with two blocks. A repeat that leaves the free blocks of two repeats before, and whose
         next one releases the same block as two repeats before, is followed by repeats of these two, which are not run.
         """
-        allocated = {storage_number for storage_number, encoded_units in allocator_steps if encoded_units > 0}
-        released = {storage_number for storage_number, encoded_units in allocator_steps if not encoded_units}
-        earlier_storages, left_storages = released - allocated, allocated - released
+        allocated_storages = {storage_number for storage_number, encoded_units in allocator_steps if encoded_units > 0}
+        released_storages = {storage_number for storage_number, encoded_units in allocator_steps if not encoded_units}
+        earlier_storages, unreleased_storages = (
+            released_storages - allocated_storages,
+            allocated_storages - released_storages,
+        )
         releases_previous_repeat = all(
-            storage_number + repeats.step in left_storages for storage_number in earlier_storages
+            storage_number + storage_offsets.step in unreleased_storages for storage_number in earlier_storages
         )
         blocks_by_number = self._blocks_by_storage
-        states: list[tuple[object, ...]] = []
-        skipped_end = 0
-        for repeat_index, repeat in enumerate(repeats):
-            if repeat_index < skipped_end:
-                for storage_number in left_storages:
-                    earlier_block = blocks_by_number[storage_number + repeats[repeat_index - 2]]
-                    blocks_by_number[storage_number + repeat] = earlier_block
+        allocator_states: list[tuple[object, ...]] = []
+        skip_end_index = 0
+        for repeat_index, storage_offset in enumerate(storage_offsets):
+            if repeat_index < skip_end_index:
+                for storage_number in unreleased_storages:
+                    earlier_block = blocks_by_number[storage_number + storage_offsets[repeat_index - 2]]
+                    blocks_by_number[storage_number + storage_offset] = earlier_block
                 continue
             allocated_before = self.allocated
-            self.run_steps(allocator_steps, storage_count, repeat)
-            if skipped_end or not releases_previous_repeat or self.allocated != allocated_before:
-                states.clear()
+            self.run_steps(allocator_steps, storage_count, storage_offset)
+            if skip_end_index or not releases_previous_repeat or self.allocated != allocated_before:
+                allocator_states.clear()
                 continue
-            states.append((self._stream, self.reserved, [dict(block_pool.starts) for block_pool in self._pools]))
-            if len(states) > 2 and repeat_index + 2 < len(repeats) and states[-1] == states[-3]:
-                next_repeat, earlier_repeat = repeats[repeat_index + 1], repeats[repeat_index - 1]
+            allocator_states.append(
+                (self._stream, self.reserved, [dict(block_pool.starts) for block_pool in self._pools])
+            )
+            if (
+                len(allocator_states) > 2
+                and repeat_index + 2 < len(storage_offsets)
+                and allocator_states[-1] == allocator_states[-3]
+            ):
+                next_offset, previous_offset = storage_offsets[repeat_index + 1], storage_offsets[repeat_index - 1]
                 if all(
-                    blocks_by_number[storage_number + next_repeat] == blocks_by_number[storage_number + earlier_repeat]
+                    blocks_by_number[storage_number + next_offset] == blocks_by_number[storage_number + previous_offset]
                     for storage_number in earlier_storages
                 ):
-                    skipped_count = (len(repeats) - repeat_index - 1) // 2 * 2
-                    skipped_end = repeat_index + 1 + skipped_count
+                    skipped_count = (len(storage_offsets) - repeat_index - 1) // 2 * 2
+                    skip_end_index = repeat_index + 1 + skipped_count
                     SIMULATED_WORK.units += len(allocator_steps) * skipped_count
 
     def _choose_block(self, pool_number: int, block_units: int) -> int:
@@ -373,7 +384,7 @@ class CachingAllocator:
 def replay_step_lists(
     step_lists: Sequence[StepList], storage_count: int, expandable_segments: bool
 ) -> CachingAllocator:
-    """Returns a caching allocator after a replay of a run's allocations and frees. storage_count: of the run."""
+    """Replays a run's allocations and frees, and returns the allocator. storage_count: the run's number of storages."""
     allocator = CachingAllocator(expandable_segments)
     for allocator_steps, storage_offset in step_lists:
         allocator.run_steps(allocator_steps, storage_count, storage_offset)
@@ -381,7 +392,7 @@ def replay_step_lists(
 
 
 class AllocatorStepEncoder:
-    """Encodes memory events as allocator steps, one list after the other, and counts the requested bytes.
+    """Encodes lists of memory events as allocator steps, one after the other, and counts the requested bytes.
 
     storage_count: the number of storages.
     requested, peak_requested: bytes of tensors so far, and their peak.
@@ -393,18 +404,21 @@ class AllocatorStepEncoder:
         self._bytes_by_storage: list[Any] = [None] * storage_count
         self._renamed_storages: dict[Any, Any] = {}
 
-    def encode_repeated_events(self, memory_events: Sequence[Event], repeats: range) -> list[AllocatorStep]:
-        """Encodes memory events of consecutive equal layers. Returns the allocator steps of the first layer alone.
+    def encode_repeated_events(self, memory_events: Sequence[Event], storage_offsets: range) -> list[AllocatorStep]:
+        """Encodes memory events of consecutive equal layers, and returns the allocator steps of the first layer.
 
         memory_events: events of repeat 0; its storage x is x + r in repeat r, with an equal size.
         """
-        if repeats == SINGLE_REPEAT:
+        if storage_offsets == SINGLE_REPEAT:
             return self.steps(memory_events)
-        first_repeat, lowest_repeat, repeat_count = repeats[0], min(repeats), len(repeats)
+        first_offset, lowest_offset, repeat_count = storage_offsets[0], min(storage_offsets), len(storage_offsets)
         requested_before, peak_before = self.requested, self.peak_requested
         self.peak_requested = requested_before
         allocator_steps = self.steps(
-            [(recorded_storage + first_repeat, nbytes, detail) for recorded_storage, nbytes, detail in memory_events]
+            [
+                (recorded_storage + first_offset, nbytes, event_detail)
+                for recorded_storage, nbytes, event_detail in memory_events
+            ]
         )
         bytes_of_later_repeats = (repeat_count - 1) * (self.requested - requested_before)
         self.requested += bytes_of_later_repeats
@@ -412,9 +426,9 @@ class AllocatorStepEncoder:
         for storage_number, nbytes, _ in memory_events:
             if nbytes >= 0:
                 self._bytes_by_storage[
-                    storage_number + lowest_repeat : storage_number + lowest_repeat + repeat_count
+                    storage_number + lowest_offset : storage_number + lowest_offset + repeat_count
                 ] = [nbytes] * repeat_count
-        return [(storage_number - first_repeat, encoded_units) for storage_number, encoded_units in allocator_steps]
+        return [(storage_number - first_offset, encoded_units) for storage_number, encoded_units in allocator_steps]
 
     def steps(self, memory_events: Sequence[Event]) -> list[AllocatorStep]:
         """Encodes the next memory events of the run as allocator steps."""

@@ -23,7 +23,7 @@ class RecomputationComplete(Exception):
 
 
 class CheckpointedRegion:
-    """A call under non-reentrant checkpointing, whose arguments stay referenced until its last node has run backward.
+    """A call under non-reentrant checkpointing; its arguments stay alive until its last node has run backward.
 
     run_region: computes the call's result from its arguments.
     stops_early: whether running again stops at the last needed tensor.
@@ -60,14 +60,14 @@ class CheckpointedRegion:
         ] = []  # (operation, number of its result, saved tensors before it)
 
     def stores_next_result(self, operation_name: str, calls_by_operation: Counter[str]) -> bool:
-        """Whether selective checkpointing stores an operation's next result; counts it in `calls_by_operation`."""
+        """Whether selective checkpointing stores an operation's next result, which `calls_by_operation` then counts."""
         calls_by_operation[operation_name] += 1
         return operation_name in self.saved_operations and (
             operation_name not in self.alternate_operations or calls_by_operation[operation_name] % 2 == 1
         )
 
     def pack(self, tensor: Tensor) -> SavedTensor:
-        """Returns a placeholder in place of a saved tensor, by whose number `unpack` finds the recomputed tensor."""
+        """Returns a numbered placeholder for a saved tensor, by which `unpack` finds the recomputed tensor."""
         recomputed_tensor = _RecomputedTensor(self, len(self.packed_tensors))
         self.packed_tensors.append(ref(recomputed_tensor))
         return recomputed_tensor
@@ -79,7 +79,7 @@ class CheckpointedRegion:
                 self.stored_results[operation_name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
-        """Returns a saved tensor by number, after recomputing the region; the tensor lives while it is referenced."""
+        """Recomputes the region and returns saved tensor number `tensor_number`, which lives while it is referenced."""
         if self.recomputed_tensors is None:
             self._recompute_region()
         assert self.recomputed_tensors is not None
@@ -89,7 +89,7 @@ class CheckpointedRegion:
         return tensor
 
     def _recompute_region(self) -> None:
-        """Runs the call again, until all saved tensors are recomputed."""
+        """Recomputes the region until all tensors saved for the backward pass exist again."""
         autograd_graph, self.recomputed_tensors = self.graph, []
         outer_pack_hooks, autograd_graph.pack_hooks = autograd_graph.pack_hooks, [self._save_recomputed_tensor]
         grad_was_enabled, autograd_graph.is_grad_enabled = autograd_graph.is_grad_enabled, True

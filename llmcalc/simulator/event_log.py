@@ -135,7 +135,7 @@ class RecordedEvents:
     depends_on_shard: bool = True
 
     def with_workspace(self, workspace_bytes: int) -> RecordedEvents:
-        """Returns the same events with cuBLAS workspaces of another size, in bytes; 0 removes the workspaces."""
+        """Returns the events with cuBLAS workspaces of `workspace_bytes` bytes; 0 removes the workspaces."""
 
         def with_workspace_bytes(memory_events: Sequence[Event]) -> list[Event]:
             return [
@@ -161,7 +161,7 @@ def released_storages(memory_events: Sequence[Event]) -> set[int]:
 
 
 def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:
-    """Returns events by which the numbers of old storages refer to the new storages in the same order."""
+    """Returns events after which the old storages' numbers refer to the new storages, in the same order."""
     return [
         (old_storage, RENAME_EVENT, new_storage)
         for old_storage, new_storage in zip(allocated_bytes(old_events), allocated_bytes(new_events), strict=True)
@@ -193,5 +193,5 @@ def is_repeatable(
 
 
 def is_self_contained(update_events: Sequence[Event]) -> bool:
-    """Whether an optimizer step frees exactly the storages that it allocates."""
+    """Whether an optimizer step frees all storages that it allocates, and no others."""
     return allocated_bytes(update_events).keys() == released_storages(update_events)

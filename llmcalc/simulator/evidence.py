@@ -31,7 +31,11 @@ def evidence_of_kernels(kernel_profile: type[Lowering], program: Flow, kernel_ch
 
 def evidence_of_chosen_kernels(kernel_profile: type[Lowering], kernel_choices: KernelChoices) -> Iterator[Evidence]:
     """Yields the tests and measurements of chosen kernels; a kernel without a stated check is untested."""
-    kernels = [vars(profile_class)[name] for profile_class in kernel_profile.__mro__ for name in vars(profile_class)]
+    kernels = [
+        vars(profile_class)[method_name]
+        for profile_class in kernel_profile.__mro__
+        for method_name in vars(profile_class)
+    ]
     for choice_field in fields(kernel_choices):
         chosen_kernel = getattr(kernel_choices, choice_field.name)
         if choice_field.name not in KERNEL_CHOICE_FIELDS or chosen_kernel == getattr(EAGER_CHOICES, choice_field.name):

@@ -29,7 +29,7 @@ class HostOffload:
         self.device_copies: deque[Tensor | None] = deque(maxlen=RECENT_TENSORS)
 
     def pack(self, tensor: Tensor) -> SavedTensor:
-        """Saves a tensor for the backward pass, on the host if large, otherwise on the device."""
+        """Saves a tensor for the backward pass: a large one on the host, a small one on the device."""
         if tensor.storage.block.kind == "weights" or tensor.bytes < LEAST_MOVED_BYTES:
             self.device_copies.append(None)
             self.graph.meter.reclassify(tensor.storage.block, "activations")

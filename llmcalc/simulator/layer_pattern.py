@@ -13,10 +13,12 @@ from ..flow.program import ModuleScope
 def types_of_layers(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
     """Returns the type of each layer, from the first to the last."""
     if len(layer_scopes) == 1:
-        (layer_kind,) = layer_scopes
-        layer_indices = layer_kind.node_fields.get("indices")
-        return [layer_kind] * (layer_kind.node_fields["repeat"] if layer_indices is None else len(layer_indices))
-    kinds_by_index = {index: scope for scope in layer_scopes for index in scope.node_fields["indices"]}
+        (only_scope,) = layer_scopes
+        layer_indices = only_scope.node_fields.get("indices")
+        return [only_scope] * (only_scope.node_fields["repeat"] if layer_indices is None else len(layer_indices))
+    kinds_by_index = {
+        layer_number: layer_scope for layer_scope in layer_scopes for layer_number in layer_scope.node_fields["indices"]
+    }
     return [kinds_by_index[layer_index] for layer_index in sorted(kinds_by_index)]
 
 
@@ -45,7 +47,7 @@ RECORDED_REPEATS = 4
 
 
 def find_layer_pattern(layer_types: Sequence[object]) -> LayerPattern:
-    """Returns the repeating pattern for which a run with `RECORDED_REPEATS` repeats has the fewest layers.
+    """Returns the repeating pattern of layers with which a run of `RECORDED_REPEATS` repeats is shortest.
 
     If the layers do not repeat, the pattern is the whole stack.
     """

@@ -78,7 +78,7 @@ class LayerStack:
         return f"{self.path}.{allocation_place.layer_index}{allocation_place.path[len(self.path) :]}"
 
     def end_index(self, pattern_repeats: int) -> int:
-        """Returns the index after the stack's last layer, if the run has `pattern_repeats` repeats."""
+        """Returns the index after the stack's last layer in a run with `pattern_repeats` repeats."""
         return (
             self.layers_before
             + self.layer_period * pattern_repeats
@@ -87,7 +87,7 @@ class LayerStack:
         )
 
     def repeats_of_layer_types(self, pattern_repeats: int) -> int:
-        """Converts a number of repeats of this stack's pattern to repeats of the shortest pattern of layer types."""
+        """Converts repeats of this stack's pattern to repeats of its shortest pattern of layer types."""
         return pattern_repeats * self.pattern_multiple + self.remaining_repeats
 
     @property
@@ -136,7 +136,7 @@ def program_stacks(
 
 
 def long_stacks(root_scope: ModuleScope, recompute_interval: int, first_layer_index: int) -> list[LayerStack]:
-    """Returns a program's layer stack if it is the only one and has more repeats than are recorded; otherwise none.
+    """Returns a program's only layer stack if it has more repeats than are recorded; otherwise nothing.
 
     recompute_interval, first_layer_index: as in `program_stacks`.
     """
@@ -160,12 +160,18 @@ def _stacks_of_scope(
 ) -> list[tuple[tuple[str, ...], list[ModuleScope]]]:
     """Returns each stack that runs, as the path of its parent module and the module scopes of its layers."""
     layer_scopes = [
-        item
-        for item in module_scope.items
-        if isinstance(item, ModuleScope) and item.first_input is not None and not item.node_fields.get("optional")
+        scope_item
+        for scope_item in module_scope.items
+        if isinstance(scope_item, ModuleScope)
+        and scope_item.first_input is not None
+        and not scope_item.node_fields.get("optional")
     ]
     stacks = [(parent_path, layer_scopes)] if layer_scopes else []
-    for item in module_scope.items:
-        if isinstance(item, ModuleScope) and item.first_input is None and not item.node_fields.get("optional"):
-            stacks += _stacks_of_scope(item, (*parent_path, item.name))
+    for scope_item in module_scope.items:
+        if (
+            isinstance(scope_item, ModuleScope)
+            and scope_item.first_input is None
+            and not scope_item.node_fields.get("optional")
+        ):
+            stacks += _stacks_of_scope(scope_item, (*parent_path, scope_item.name))
     return stacks

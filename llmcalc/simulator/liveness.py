@@ -11,7 +11,7 @@ from ..flow.value import Value
 
 
 def unused_modules(module_scope: ModuleScope, repeat_count: Number = 1) -> Iterator[tuple[str, CountedOp, Number]]:
-    """Yields name, operation and number of copies of the modules that no pass runs, without optional parts.
+    """Yields name, operation and number of copies of each module that no pass runs; optional parts are left out.
 
     Modules of other layers that are stored in a shared one are left out: those layers run them.
 
@@ -29,9 +29,9 @@ def unused_modules(module_scope: ModuleScope, repeat_count: Number = 1) -> Itera
         if scope_item.node_fields.get("role") not in UNEXECUTED_ROLES:
             yield from unused_modules(scope_item, copy_count)
             continue
-        for node_position in scope_item.node().walk():
-            if node_position.counted_op is not None:
-                yield node_position.node.name, node_position.counted_op, repeat_count * node_position.copies
+        for positioned_node in scope_item.node().walk():
+            if positioned_node.counted_op is not None:
+                yield positioned_node.node.name, positioned_node.counted_op, repeat_count * positioned_node.copies
 
 
 def is_stack_layer(module_scope: ModuleScope) -> bool:
@@ -58,7 +58,7 @@ def module_scopes_below(module_scope: ModuleScope, parent_path: str = "") -> Ite
 
 
 def nearest_base_id(recorded_value: Value | None, candidate_ids: set[int]) -> int | None:
-    """Returns the id of this value or of the nearest value it is a view of, among `candidate_ids`; None if absent."""
+    """Returns the id of this value or of the nearest value of which it is a view, among `candidate_ids`; or None."""
     while recorded_value is not None and id(recorded_value) not in candidate_ids:
         recorded_value = recorded_value.view_source
     return None if recorded_value is None else id(recorded_value)

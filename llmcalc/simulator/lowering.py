@@ -1,4 +1,4 @@
-"""Base class of all sets of kernels: runs a program with kernels, and recomputes parts of it in backward.
+"""The base class of all sets of kernels: runs a program, and recomputes parts of it in the backward pass.
 
 A profile has a method per verb, `do_<verb>`. `ProgramLowering` calls them in the program's order, knows the tensor of
 every value, and drops it after the last step that reads it.
@@ -104,7 +104,9 @@ class Lowering(ProgramLowering):
 
     def refuse_recomputed_module(self, operation: Step) -> None:
         """Raises `UnsupportedKernel` for an operation in a module that the backward pass recomputes."""
-        if self.recompute.layers or any(id(call.scope) in self.recomputed_modules for call in self.frames):
+        if self.recompute.layers or any(
+            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
+        ):
             raise self.unsupported(
                 "it reads what a layer below has kept, and runs again after those above; expected --recompute none",
                 operation.name,
@@ -121,7 +123,7 @@ class Lowering(ProgramLowering):
                 self.recomputed_modules[id(module_scope)] = self._recomputed_module(module_scope, root_scope)
 
     def _recomputed_module(self, module_scope: ModuleScope, root_scope: ModuleScope) -> RecomputedModule:
-        """Returns the inputs and outputs of a module whose activations are recomputed in the backward pass."""
+        """Returns the inputs and outputs of a module that the backward pass recomputes."""
         operations = list(module_scope.steps(includes_idle=False))
         step_ids = {id(operation) for operation in operations}
         computed_value_ids = {id(output_value) for operation in operations for output_value in operation.output_values}
@@ -207,7 +209,7 @@ class Lowering(ProgramLowering):
         self.pass_memo.update(tensors)
 
     def layer_runner(self, module_call: ModuleFrame, layer_input: Value, layer_output: Value) -> RegionFunction:
-        """Returns a function that runs a layer, in the forward pass or as a recomputation.
+        """Returns a function that runs a layer in the forward pass, or again as a recomputation.
 
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
         are now.

@@ -29,11 +29,11 @@ class AllocationPlace(NamedTuple):
     path: str = ""
 
     def place_in_backward(self) -> AllocationPlace:
-        """Returns the place of the same module in the backward pass."""
+        """Returns the same module in the backward pass."""
         return AllocationPlace("backward", self.layer_index, self.path)
 
 
-class Device(Protocol):
+class MemoryAllocator(Protocol):
     """The interface of a simulated device's memory allocator.
 
     allocated, requested: bytes of blocks in use, and of the tensors in them.
@@ -93,7 +93,7 @@ class MemoryPeak:
 class Meter:
     """Counts the live bytes of tensor storages, and their peaks.
 
-    device: the allocator of the blocks, which counts for itself; None for no allocator.
+    allocator: the allocator of the blocks, which counts for itself; None for no allocator.
     kind: the kind of new storages.
     place: the place of new storages.
     parameter_path: path of the parameter that a loop over parameters has reached; None outside of a loop.
@@ -103,8 +103,8 @@ class Meter:
     peaks: place → its peak since the last `restart`.
     """
 
-    def __init__(self, device: Device | None = None) -> None:
-        self.device = device
+    def __init__(self, allocator: MemoryAllocator | None = None) -> None:
+        self.allocator = allocator
         self.kind = "temporary"
         self.parameter_path: Any = None
         self.stream = 0
@@ -131,27 +131,27 @@ class Meter:
                 self._current_peak.bytes, self._has_unstored_peak = self.live_bytes, True
 
     def _store_peak_by_kind(self) -> None:
-        """Stores the bytes of each kind of memory at the current peak; called before storages are freed."""
+        """Stores the bytes of each kind of memory at the current peak, before these bytes change."""
         self._current_peak.by_kind = dict(self.by_kind)
         self._has_unstored_peak = False
 
     def allocate(self, nbytes: Number) -> Block:
-        memory_kind, device, current_peak = self.kind, self.device, self._current_peak
+        memory_kind, allocator, current_peak = self.kind, self.allocator, self._current_peak
         self.live_bytes = live_bytes = self.live_bytes + nbytes
         self.by_kind[memory_kind] += nbytes
         if live_bytes > current_peak.bytes:  # else it is no peak of the run either
             current_peak.bytes, self._has_unstored_peak = live_bytes, True
             if live_bytes > self.peak_bytes:  # noqa: PLR1730
                 self.peak_bytes = live_bytes
-        return Block(nbytes, memory_kind, None if device is None else device.allocate(nbytes, self.stream))
+        return Block(nbytes, memory_kind, None if allocator is None else allocator.allocate(nbytes, self.stream))
 
     def free(self, block: Block) -> None:
         if self._has_unstored_peak:
             self._store_peak_by_kind()
         self.live_bytes -= block.bytes
         self.by_kind[block.kind] -= block.bytes
-        if self.device is not None:
-            self.device.free(block.handle)
+        if self.allocator is not None:
+            self.allocator.free(block.handle)
 
     def reclassify(self, block: Block, memory_kind: str) -> None:
         """Moves a block's bytes to another memory kind in the counts, unless they are weights or inputs."""

@@ -1,4 +1,4 @@
-"""Records a pass's memory peaks per module visit, and derives those of a pass with one layer repeat more or less.
+"""Records memory peaks per module visit, and derives the peaks of a pass with one layer repeat more or less.
 
 A repeat between the first and the last adds the bytes that it saves to what comes after it in the forward pass and
 before it in the backward pass, and changes nothing else. So a run of four repeats also has the peaks of three, if two
@@ -17,7 +17,7 @@ from .simulated_work import SIMULATED_WORK
 
 
 class ModuleVisit(NamedTuple):
-    """One visit to a module in a pass, from entering it until another module or phase begins.
+    """One visit to a module in a pass: from its entry until another module or phase begins.
 
     place: the module and phase.
     peak_bytes: the peak bytes of the stay.
@@ -101,7 +101,7 @@ class PassVisits(NamedTuple):
         return None
 
     def added_bytes(self, start_index: int, later_start_index: int, visit_count: int, added_layers: int) -> int | None:
-        """Returns the bytes that visits at a later index have at their peaks beyond the visits at an earlier index.
+        """Returns the bytes by which the peaks of later visits exceed those of earlier visits.
 
         start_index, later_start_index: the first visits of both parts. visit_count: visits of each part.
         added_layers: by how many the later part's indices of layers exceed those of the earlier part.
@@ -112,15 +112,17 @@ class PassVisits(NamedTuple):
         added_bytes = later_visits[0].peak_bytes - earlier_visits[0].peak_bytes
         expected_visits = [
             (
-                place if place.layer_index < 0 else place._replace(layer_index=place.layer_index + added_layers),
+                module_place
+                if module_place.layer_index < 0
+                else module_place._replace(layer_index=module_place.layer_index + added_layers),
                 peak_bytes + added_bytes,
             )
-            for place, peak_bytes, _ in earlier_visits
+            for module_place, peak_bytes, _ in earlier_visits
         ]
         return added_bytes if expected_visits == [module_visit[:2] for module_visit in later_visits] else None
 
     def without_visits(self, start_index: int, end_index: int) -> PassVisits:
-        """Returns the pass without the visits from index `start_index` up to index `end_index`."""
+        """Returns the pass without the visits from index `start_index` to index `end_index`, which is kept."""
         removed_work = self.visits[end_index].work_units_before - self.visits[start_index].work_units_before
         later_visits = [
             visit._replace(work_units_before=visit.work_units_before - removed_work)
@@ -129,8 +131,10 @@ class PassVisits(NamedTuple):
         return PassVisits([*self.visits[:start_index], *later_visits], self.work_units - removed_work)
 
     def visit_count_in_layers(self, start_index: int, visit_count: int) -> int:
-        """Returns the number of visits from `start_index` to the last one in a layer, of `visit_count` visits."""
-        return max(i for i in range(1, visit_count + 1) if self.visits[start_index + i - 1].place.layer_index >= 0)
+        """Returns the number of visits from `start_index` to the last visit in a layer, among `visit_count` visits."""
+        return max(
+            count for count in range(1, visit_count + 1) if self.visits[start_index + count - 1].place.layer_index >= 0
+        )
 
     def with_repeated_visits(self, start_index: int, end_index: int) -> PassVisits:
         """Returns the pass with the visits from index `start_index` to index `end_index` twice in a row."""
@@ -142,7 +146,7 @@ class PassVisits(NamedTuple):
         return PassVisits([*self.visits[:end_index], *later_visits], self.work_units + added_work)
 
     def with_more_bytes(self, start_index: int, end_index: int, added_bytes: int) -> PassVisits:
-        """Returns the pass with more bytes at the peaks of the visits from index `start_index` to index `end_index`."""
+        """Returns the pass with `added_bytes` more at the peaks of the visits from `start_index` to `end_index`."""
         module_visits = list(self.visits)
         module_visits[start_index:end_index] = [
             visit._replace(peak_bytes=visit.peak_bytes + added_bytes) for visit in module_visits[start_index:end_index]

@@ -1,4 +1,4 @@
-"""The memory events of one forward or backward pass, relative to the pass's start."""
+"""The memory events (allocations and frees) of one forward or backward pass, relative to the pass's start."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PREVIOUS_PASS = "previous"
 FIRST_PASS = "0"
 """Suffix of the neighbour state of a pass whose previous pass is the chunk's first pass of its kind."""
 
-PassCase: TypeAlias = tuple[int, str, int, str]
-"""(chunk, kind, number up to 2, which neighbouring passes have run). Passes of one case have equal events."""
+PassGroup: TypeAlias = tuple[int, str, int, str]
+"""The key of a group of passes with equal events: (chunk, kind, number up to 2, which neighbouring passes have run)."""
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that outlives the pass that allocates it: the pass's output or a gradient.
+    """A tensor that outlives the pass that allocates it: an output or a gradient.
 
     storage_number: number of its storage among those of the pass.
     bytes: bytes of the storage.
@@ -58,7 +58,7 @@ class OutputTensor(NamedTuple):
 
 @dataclass
 class PassTrace:
-    """The memory events (allocations and frees) of a forward or backward pass, relative to its start.
+    """The allocations and frees of a forward or backward pass, relative to the start of the pass.
 
     allocator_steps: the allocator's steps; storages are numbered in the pass.
     storage_count: the number of storages.
@@ -89,20 +89,22 @@ class PassTrace:
     kind_of_input_after_pass: str | None = None
 
     def with_relative_numbers(self, pass_id: PassId, previous_pass_id: PassId | None) -> PassTrace:
-        """Returns the trace with the micro-batch numbers of other passes counted from this pass's number.
+        """Returns the trace with micro-batch numbers of other passes relative to this pass's number.
 
-        previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS_PASS`; None where cases do not have
-            it.
+        previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS_PASS`; None where groups do not
+            have it.
         """
-        chunk, _, pass_number = pass_id
+        model_chunk, _, pass_number = pass_id
         storage_releases: dict[PassId, list[tuple[int, int]]] = {}
         for other_pass_id, pass_releases in self.releases_of_other_passes.items():
             other_chunk, pass_kind, other_pass_number = other_pass_id
-            if other_chunk != chunk:
+            if other_chunk != model_chunk:
                 raise NotRepeatingError
             is_previous_pass = other_pass_id == previous_pass_id
             storage_releases[
-                (chunk, PREVIOUS_PASS, 0) if is_previous_pass else (chunk, pass_kind, other_pass_number - pass_number)
+                (model_chunk, PREVIOUS_PASS, 0)
+                if is_previous_pass
+                else (model_chunk, pass_kind, other_pass_number - pass_number)
             ] = pass_releases
         return replace(self, releases_of_other_passes=storage_releases)
 
@@ -122,13 +124,13 @@ class PassTrace:
         )
 
     def releases_of_previous_pass(self, model_chunk: int) -> list[tuple[int, int]]:
-        """Returns where this pass frees storages of the chunk's previous pass, as (index of the event, storage)."""
+        """Returns this pass's frees of storages of the chunk's previous pass: (index of the event, storage)."""
         return self.releases_of_other_passes.get((model_chunk, PREVIOUS_PASS, 0), [])
 
     def with_previous_storage_numbers(
         self, model_chunk: int, new_storage_numbers: Mapping[int, int]
     ) -> PassTrace | None:
-        """Returns the trace with other numbers for the previous pass's storages; None if it uses an unknown storage."""
+        """Returns the trace with renumbered storages of the previous pass; None if it uses an unknown storage."""
         storage_releases = self.releases_of_previous_pass(model_chunk)
         if not storage_releases:
             return self

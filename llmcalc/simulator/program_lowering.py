@@ -57,7 +57,7 @@ class ProgramLowering(CacheTensors):
         return program_result
 
     def find_layer_dataflow(self, root_scope: ModuleScope) -> None:
-        """Finds the tensors that layers read and return, for recomputation. Without recomputation it does nothing."""
+        """Does nothing; a subclass with recomputation finds the tensors that layers read and return."""
 
     def allocate_parameters(self, program: Flow) -> None:
         """Allocates all parameters, in the order in which the program first uses them."""
@@ -200,7 +200,7 @@ class ProgramLowering(CacheTensors):
         return bool(optional_part) and optional_part not in self.included_parts
 
     def has_run(self, module_scope: ModuleScope) -> bool:
-        """Whether a module is a separate model, such as an encoder, that already ran in an earlier pass."""
+        """Whether a module is a separate model, such as an encoder, whose output an earlier pass has computed."""
         return (
             module_scope.is_separate_model
             and module_scope.output is not None
@@ -208,7 +208,7 @@ class ProgramLowering(CacheTensors):
         )
 
     def _mark_output_as_absent(self, module_scope: ModuleScope) -> None:
-        """Records that a skipped module has no output, so that later operations treat it as missing."""
+        """Records that a skipped module has no output, so that later operations treat the output as missing."""
         if module_scope.output is not None:
             self.absent_value_ids.add(id(module_scope.output.storage))
         if not self.skips_module(module_scope):
@@ -234,7 +234,7 @@ class ProgramLowering(CacheTensors):
         ]
 
     def run_alternatives(self, alternatives: AlternativeBranches) -> None:
-        """Runs the chosen one of alternative branches; its result stands for the first branch's result."""
+        """Runs the chosen branch of an alternative; its result takes the place of the first branch's result."""
         first_branch, *_ = alternatives.branches.values()
         executed_branch = self.choose_branch(alternatives)
         self.run_items(executed_branch.items)
@@ -245,7 +245,7 @@ class ProgramLowering(CacheTensors):
             self.free_value(executed_branch.output.storage)
 
     def run_side_by_side(self, module_scope: ModuleScope) -> None:
-        """Runs modules of equal shape one after another, and collects their outputs so that they can be stacked."""
+        """Runs equal modules in sequence, and collects their outputs for stacking."""
         assert module_scope.stacked_axis is not None
         module_input, module_output = module_scope.input_and_output_values
         outputs: list[Tensor] = []
@@ -341,7 +341,7 @@ class ProgramLowering(CacheTensors):
         return getattr(self, method_name("do", operation.verb), None)
 
     def is_cached_step(self, operation: Step) -> bool:
-        """Whether an operation can be skipped, because the cache has everything that its results are used for."""
+        """Whether an operation can be skipped because the cache already has everything that is read of its results."""
         if operation.verb in SKIPPED_WITHOUT_NEW_ROWS:
             return False
         if any(map(self.is_from_earlier_pass, operation.input_values)):

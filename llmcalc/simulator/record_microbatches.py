@@ -1,13 +1,14 @@
-"""Records passes of a few micro-batches, and makes one trace for all passes that have the same memory events.
+"""Records passes of a few micro-batches, with one trace for all passes that have the same memory events.
 
 A pass allocates and frees its own storages. It may also free storages of other passes: those that its chunk referred to
 in the pass of the micro-batch before, or shared ones that every pass replaces. So its events depend on which neighbours
 have run: on whether it is the first pass, whether the micro-batch before is still in flight (forward pass), and whether
 the next one has already begun (backward pass).
 
-A recorded run has each of these cases, most of them several times, and the passes of one case must do the same; if they
-differ, `NotRepeatingError` is raised. Where a backward pass runs layers again, it also leaves tensors to the chunk's
-next pass, so that the cases of such runs have the kind of the chunk's previous pass as well.
+Passes with the same neighbours are a group. A recorded run has each group, most of them several times, and the passes
+of a group must do the same; if they differ, `NotRepeatingError` is raised. Where a backward pass runs layers again, it
+also leaves tensors to the chunk's next pass, so that the groups of such runs have the kind of the chunk's previous pass
+as well.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from ..frozen import frozen
 from .caching_allocator import MIN_BLOCK_SIZE, NO_SIZE, UNIT_BITS, encode_stream_switch
 from .event_log import FREE_EVENT, PLACE_EVENT, RECLASSIFY_EVENT, STREAM_EVENT, WORKSPACE_EVENT, Event, EventRecorder
 from .meter import AllocationPlace, NoMeter
-from .pass_trace import FIRST_PASS, OutputTensor, PassCase, PassId, PassTrace
+from .pass_trace import FIRST_PASS, OutputTensor, PassGroup, PassId, PassTrace
 from .repeat_layers import NotRepeatingError
 from .tensor import Storage, Tensor
 
 
 class PassCounter:
-    """Counts passes and assigns each to a case, so that passes of one case have the same memory events.
+    """Counts passes, and assigns each to a group of passes with the same memory events.
 
-    splits_by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
+    distinguishes_previous_pass: whether the group of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
     allocates_gradients: chunk → whether none of its backward passes of this step has run; always false where
         gradients stay allocated between steps.
-    previous_pass_id: the pass before the counted one in its chunk; None for the first one, and where cases do not have
+    previous_pass_id: the pass before the counted one in its chunk; None for the first one, and where groups do not have
         it.
     """
 
-    def __init__(self, chunk_count: int, splits_by_previous: bool = False) -> None:
+    def __init__(self, chunk_count: int, distinguishes_previous_pass: bool = False) -> None:
         self.forwards: list[int] = [0] * chunk_count
         self.backwards: list[int] = [0] * chunk_count
         self.allocates_gradients: list[bool] = [False] * chunk_count
-        self.splits_by_previous = splits_by_previous
+        self.distinguishes_previous_pass = distinguishes_previous_pass
         self.previous_pass_id: PassId | None = None
         self._last_pass_ids: list[PassId | None] = [None] * chunk_count
 
@@ -48,40 +49,40 @@ class PassCounter:
         """Begins a training step, in which each chunk's first backward pass allocates gradients."""
         self.allocates_gradients = [True] * len(self.allocates_gradients)
 
-    def next_forward(self, model_chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a forward pass of a model chunk, and returns its case and id."""
+    def next_forward(self, model_chunk: int) -> tuple[PassGroup, PassId]:
+        """Counts a forward pass of a model chunk, and returns its group and id."""
         pass_number = self.forwards[model_chunk]
         self.forwards[model_chunk] += 1
-        return self._case_with_previous_kind(
-            self._pass_case(model_chunk, "F", pass_number), (model_chunk, "F", pass_number)
+        return self._group_with_previous_kind(
+            self._pass_group(model_chunk, "F", pass_number), (model_chunk, "F", pass_number)
         )
 
-    def next_loss(self, model_chunk: int) -> tuple[PassCase, PassId]:
-        """Returns case and id of the loss computation that follows a model chunk's last forward pass."""
+    def next_loss(self, model_chunk: int) -> tuple[PassGroup, PassId]:
+        """Returns group and id of the loss computation that follows a model chunk's last forward pass."""
         pass_number = self.forwards[model_chunk] - 1
-        return self._pass_case(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
+        return self._pass_group(model_chunk, "L", pass_number), (model_chunk, "L", pass_number)
 
-    def _pass_case(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case to which a pass belongs; all passes of a case have the same memory events."""
+    def _pass_group(self, model_chunk: int, pass_kind: str, pass_number: int) -> PassGroup:
+        """Returns the group of a pass; all passes of a group have the same memory events."""
         previous_state = "flying" if self.backwards[model_chunk] < pass_number else "done"
         return model_chunk, pass_kind, _distinct_pass_number(pass_number), previous_state if pass_number else ""
 
-    def next_backward(self, model_chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass of a model chunk, and returns its case and id."""
+    def next_backward(self, model_chunk: int) -> tuple[PassGroup, PassId]:
+        """Counts a backward pass of a model chunk, and returns its group and id."""
         pass_number = self.backwards[model_chunk]
         self.backwards[model_chunk] += 1
         next_state = "begun" if self.forwards[model_chunk] > pass_number + 1 else "alone"
         is_first_backward, self.allocates_gradients[model_chunk] = self.allocates_gradients[model_chunk], False
         pass_state = f"{next_state}, fresh" if is_first_backward else next_state
-        return self._case_with_previous_kind(
+        return self._group_with_previous_kind(
             (model_chunk, "B", _distinct_pass_number(pass_number), pass_state), (model_chunk, "B", pass_number)
         )
 
-    def _case_with_previous_kind(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
-        """Returns the case extended by the kind of the model chunk's previous pass, if cases distinguish these."""
-        if not self.splits_by_previous:
-            return pass_case, pass_id
-        model_chunk, pass_kind, pass_number, pass_state = pass_case
+    def _group_with_previous_kind(self, pass_group: PassGroup, pass_id: PassId) -> tuple[PassGroup, PassId]:
+        """Returns the group extended by the kind of the chunk's previous pass, if groups distinguish these kinds."""
+        if not self.distinguishes_previous_pass:
+            return pass_group, pass_id
+        model_chunk, pass_kind, pass_number, pass_state = pass_group
         self.previous_pass_id, self._last_pass_ids[model_chunk] = self._last_pass_ids[model_chunk], pass_id
         if self.previous_pass_id is not None:
             pass_state += f" {self.previous_pass_id[1]}{'' if self.previous_pass_id[2] else FIRST_PASS}"
@@ -107,10 +108,10 @@ class RecordedPass(NamedTuple):
     start_place: the place in which it starts.
     input_storage: number of the storage of its input; None without an input.
     outputs: the tensors that may outlive the pass.
-    previous_pass_id: the chunk's previous pass; None (default) for none, and where cases do not have it.
+    previous_pass_id: the chunk's previous pass; None (default) for none, and where groups do not have it.
     """
 
-    pass_case: PassCase
+    pass_group: PassGroup
     pass_id: PassId
     first_event_index: int
     end_event_index: int
@@ -121,10 +122,12 @@ class RecordedPass(NamedTuple):
 
 
 class PassRecorder(PassCounter):
-    """Runs passes and records their memory events. splits_by_previous: as in `PassCounter`."""
+    """Runs passes and records their memory events. distinguishes_previous_pass: as in `PassCounter`."""
 
-    def __init__(self, memory_meter: EventRecorder, chunk_count: int, splits_by_previous: bool = False) -> None:
-        super().__init__(chunk_count, splits_by_previous)
+    def __init__(
+        self, memory_meter: EventRecorder, chunk_count: int, distinguishes_previous_pass: bool = False
+    ) -> None:
+        super().__init__(chunk_count, distinguishes_previous_pass)
         self.meter = memory_meter
         self.passes: list[RecordedPass] = []
 
@@ -137,18 +140,18 @@ class PassRecorder(PassCounter):
         return self._record_pass(*self.next_loss(model_chunk), output, compute)
 
     def _record_pass(
-        self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute_output: Callable[[], Tensor]
+        self, pass_group: PassGroup, pass_id: PassId, input_tensor: Tensor | None, compute_output: Callable[[], Tensor]
     ) -> Tensor:
         first_event_index, start_place, self.meter.is_place_pending = len(self.meter.events), self.meter.place, True
         pass_output = compute_output()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
-        outputs = self._outputs_that_outlive_pass(pass_case[0], pass_output)
-        self._store_pass(pass_case, pass_id, first_event_index, start_place, input_storage, outputs)
+        outputs = self._outputs_that_outlive_pass(pass_group[0], pass_output)
+        self._store_pass(pass_group, pass_id, first_event_index, start_place, input_storage, outputs)
         return pass_output
 
     def _store_pass(
         self,
-        pass_case: PassCase,
+        pass_group: PassGroup,
         pass_id: PassId,
         first_event_index: int,
         start_place: AllocationPlace,
@@ -158,7 +161,7 @@ class PassRecorder(PassCounter):
         """Appends a pass whose events end now to the recorded passes. Arguments: as in `RecordedPass`."""
         event_range, previous_pass_id = (first_event_index, len(self.meter.events)), self.previous_pass_id
         self.passes.append(
-            RecordedPass(pass_case, pass_id, *event_range, start_place, input_storage, outputs, previous_pass_id)
+            RecordedPass(pass_group, pass_id, *event_range, start_place, input_storage, outputs, previous_pass_id)
         )
 
     def _outputs_that_outlive_pass(self, model_chunk: int, pass_output: Tensor) -> list[PassOutput]:
@@ -167,7 +170,7 @@ class PassRecorder(PassCounter):
 
     def backward(self, model_chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
-        pass_case, pass_id = self.next_backward(model_chunk)
+        pass_group, pass_id = self.next_backward(model_chunk)
         first_event_index, start_place, self.meter.is_place_pending = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [
@@ -175,10 +178,10 @@ class PassRecorder(PassCounter):
             for leaf_index, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
-        self._store_pass(pass_case, pass_id, first_event_index, start_place, None, gradients)
+        self._store_pass(pass_group, pass_id, first_event_index, start_place, None, gradients)
 
-    def traces(self) -> dict[PassCase, PassTrace]:
-        """Returns one trace for each case of passes. Raises `NotRepeatingError` if passes of a case differ."""
+    def traces(self) -> dict[PassGroup, PassTrace]:
+        """Returns one trace for each group of passes. Raises `NotRepeatingError` if passes of a group differ."""
         return RecordedPasses(self.meter.events, self.passes).traces()
 
     def recorded_passes(self) -> RecordedPasses:
@@ -193,8 +196,8 @@ class RecordedPasses:
     events: Sequence[Event]
     passes: Sequence[RecordedPass]
 
-    def traces(self, allocated_before: Collection[int] = ()) -> dict[PassCase, PassTrace]:
-        """Returns one trace for each case of passes. Raises `NotRepeatingError` if passes of a case differ.
+    def traces(self, allocated_before: Collection[int] = ()) -> dict[PassGroup, PassTrace]:
+        """Returns one trace for each group of passes. Raises `NotRepeatingError` if passes of a group differ.
 
         allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
         """
@@ -213,11 +216,11 @@ class RecordedPasses:
                 )
                 for recorded_pass in recorded_passes
             ]
-        return add_unrecorded_cases(TraceReader(memory_events, recorded_passes).traces)
+        return add_unrecorded_groups(TraceReader(memory_events, recorded_passes).traces)
 
 
-def add_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
-    """Adds traces for cases of a schedule that were not recorded but follow from the recorded cases.
+def add_unrecorded_groups(pass_traces: Mapping[PassGroup, PassTrace]) -> dict[PassGroup, PassTrace]:
+    """Adds traces for groups of passes that were not recorded but follow from recorded groups.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
@@ -227,23 +230,23 @@ def add_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pass
     for model_chunk in {model_chunk for model_chunk, *_ in pass_traces}:
         second_traces, later_traces = (
             {
-                (pass_case[1], pass_case[3]): pass_traces[pass_case]
-                for pass_case in pass_traces
-                if (pass_case[0], pass_case[2]) == (model_chunk, pass_number)
+                (pass_group[1], pass_group[3]): pass_traces[pass_group]
+                for pass_group in pass_traces
+                if (pass_group[0], pass_group[2]) == (model_chunk, pass_number)
             }
             for pass_number in (1, 2)
         )
-        trace_pairs_of_cases = {
+        trace_pairs_of_groups = {
             (pass_kind, pass_state): (pass_trace, later_traces[pass_kind, pass_state.removesuffix(FIRST_PASS)])
             for (pass_kind, pass_state), pass_trace in second_traces.items()
             if (pass_kind, pass_state.removesuffix(FIRST_PASS)) in later_traces
         }
-        if trace_pairs_of_cases.keys() != second_traces.keys() or not all(
-            pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in trace_pairs_of_cases.values()
+        if trace_pairs_of_groups.keys() != second_traces.keys() or not all(
+            pass_trace.has_equal_events(later_trace) for pass_trace, later_trace in trace_pairs_of_groups.values()
         ):
             continue
         storage_numbers: dict[str, dict[int, int]] = {}
-        for (_, pass_state), (pass_trace, later_trace) in trace_pairs_of_cases.items():
+        for (_, pass_state), (pass_trace, later_trace) in trace_pairs_of_groups.items():
             if pass_state.endswith(FIRST_PASS):
                 storage_releases = pass_trace.releases_of_previous_pass(model_chunk)
                 later_releases = later_trace.releases_of_previous_pass(model_chunk)
@@ -276,13 +279,13 @@ NO_PEAK = -(NO_SIZE << UNIT_BITS)
 
 
 class TraceReader:
-    """Reads, from the events of a recorded run, one trace of memory events per case of passes.
+    """Reads one trace of memory events per group of passes from the events of a recorded run.
 
-    traces: case → the trace of its passes.
+    traces: group → the trace of its passes.
     storage_bytes, storage_kinds: storage → its bytes, and the kind that it is counted under.
     allocating_passes: storage → the pass that allocates it, and its number there.
     output_storages: the storages that may outlive their pass.
-    Raises `NotRepeatingError` if passes of a case differ.
+    Raises `NotRepeatingError` if passes of a group differ.
     """
 
     def __init__(self, memory_events: Sequence[Event], recorded_passes: Sequence[RecordedPass]) -> None:
@@ -293,7 +296,7 @@ class TraceReader:
         self.output_storages: set[int] = {
             storage for recorded_pass in recorded_passes for _, _, storage in recorded_pass.outputs
         }
-        self.traces: dict[PassCase, PassTrace] = {}
+        self.traces: dict[PassGroup, PassTrace] = {}
         previous_pass_end = 0
         for recorded_pass in recorded_passes:
             self._read_events_between_passes(memory_events[previous_pass_end : recorded_pass.first_event_index])
@@ -301,7 +304,7 @@ class TraceReader:
             pass_trace = self._trace_of_pass(recorded_pass)
             if recorded_pass.pass_id[2] or recorded_pass.previous_pass_id is not None:
                 pass_trace = pass_trace.with_relative_numbers(recorded_pass.pass_id, recorded_pass.previous_pass_id)
-            if self.traces.setdefault(recorded_pass.pass_case, pass_trace) != pass_trace:
+            if self.traces.setdefault(recorded_pass.pass_group, pass_trace) != pass_trace:
                 raise NotRepeatingError
         self._read_events_between_passes(memory_events[previous_pass_end:])
 
@@ -422,7 +425,7 @@ class TraceReader:
             raise NotRepeatingError
 
     def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
-        """Returns the module and phase in which a pass starts, from the first event that has them."""
+        """Returns the module and phase in which a pass starts, read from its first event that has a place."""
         if recorded_pass.first_event_index < recorded_pass.end_event_index:
             start_place, nbytes, _ = self.events[recorded_pass.first_event_index]
             if nbytes == PLACE_EVENT:
@@ -432,7 +435,7 @@ class TraceReader:
     def _describe_output(
         self, output_template: Tensor, storage_number_in_pass: int, storage_number_in_run: int
     ) -> OutputTensor:
-        """Creates the description of a pass's output, by which a replay creates that output again."""
+        """Creates the description of a pass's output tensor, from which a replay creates the tensor."""
         return OutputTensor(
             storage_number_in_pass,
             self.storage_bytes[storage_number_in_run],

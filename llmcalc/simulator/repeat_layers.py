@@ -61,12 +61,12 @@ class AllocatorOverhead(NamedTuple):
     rounding_bytes_after: int
 
     @staticmethod
-    def read_overhead(device: CachingAllocator, step_encoder: AllocatorStepEncoder) -> AllocatorOverhead:
+    def read_overhead(allocator: CachingAllocator, step_encoder: AllocatorStepEncoder) -> AllocatorOverhead:
         """Returns an allocator's overhead at the end of a replay. step_encoder: the counter of the requested bytes."""
-        rounding_bytes = device.peak_allocated - step_encoder.peak_requested
-        free_bytes = device.peak_reserved - device.peak_allocated
+        rounding_bytes = allocator.peak_allocated - step_encoder.peak_requested
+        free_bytes = allocator.peak_reserved - allocator.peak_allocated
         return AllocatorOverhead(
-            step_encoder.peak_requested, rounding_bytes, free_bytes, device.allocated - step_encoder.requested
+            step_encoder.peak_requested, rounding_bytes, free_bytes, allocator.allocated - step_encoder.requested
         )
 
     @staticmethod
@@ -98,7 +98,7 @@ class AllocatorOverhead(NamedTuple):
 
 
 class InnerRepeatEvent(NamedTuple):
-    """A memory event that every inner repeat has, as a function of the repeat's index.
+    """A memory event of the repeats between the first and the last, as a function of the repeat's index.
 
     owner_offset: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a
         storage that is the same in all repeats.
@@ -117,7 +117,7 @@ class InnerRepeatEvent(NamedTuple):
 
 @dataclass
 class LayerSweep:
-    """The memory events of one sweep through the layers of a stack, repeat by repeat of the layer pattern.
+    """The memory events of one sweep through a stack's layers, in one list per repeat of the layer pattern.
 
     stack_index: the number of the stack.
     is_ascending: whether they go from the first repeat to the last.
@@ -197,7 +197,7 @@ class RepeatAnalysis:
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
     def _split_by_repeat(self, section_events: Sequence[Event]) -> Iterator[tuple[StackRepeat | None, list[Event]]]:
-        """Yields the events in groups, each of one layer repeat; None marks events outside of repeats."""
+        """Yields the events in groups, each with its layer repeat, or with None outside of repeats."""
         repeat_of_place: StackRepeat | None = None
         repeat_of_parameter: StackRepeat | None = None
         layer_repeat: StackRepeat | None = None
@@ -286,12 +286,14 @@ class RepeatAnalysis:
             return None
         place_without_phase = allocation_place.layer_index, allocation_place.path
         if place_without_phase not in self.repeat_cache:
-            repeats = (self._repeat_in_stack(stack_index, allocation_place) for stack_index in self.repeating_stacks)
-            self.repeat_cache[place_without_phase] = next((repeat for repeat in repeats if repeat), None)
+            stack_repeats = (
+                self._repeat_in_stack(stack_index, allocation_place) for stack_index in self.repeating_stacks
+            )
+            self.repeat_cache[place_without_phase] = next((repeat for repeat in stack_repeats if repeat), None)
         return self.repeat_cache[place_without_phase]
 
     def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> StackRepeat | None:
-        """Returns the repeat of one stack's layer pattern that contains a module; None without one."""
+        """Returns the repeat of a stack's layer pattern that contains a module; None outside of repeats."""
         layer_stack = self.stacks[stack_index]
         repeat_index = (allocation_place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
         if layer_stack.contains(allocation_place) and 0 <= repeat_index < RECORDED_REPEATS:
@@ -437,8 +439,9 @@ class RepeatAnalysis:
                 else (sweep_or_events,)
             ):
                 if any(
-                    nbytes == RENAME_EVENT and (number in self.counterparts or other_storage in self.counterparts)
-                    for number, nbytes, other_storage in memory_events
+                    nbytes == RENAME_EVENT
+                    and (renamed_storage in self.counterparts or storage_number_before in self.counterparts)
+                    for renamed_storage, nbytes, storage_number_before in memory_events
                 ):
                     raise NotRepeatingError
                 outer_events |= {
@@ -446,7 +449,11 @@ class RepeatAnalysis:
                     for storage_number, nbytes, _ in memory_events
                     if nbytes in NAMING_EVENTS and storage_number in self.counterparts
                 }
-        if any((storage, 2, nbytes) in outer_events for storage, repeat, nbytes in outer_events if repeat == 1):
+        if any(
+            (storage_in_second_repeat, 2, nbytes) in outer_events
+            for storage_in_second_repeat, repeat_number, nbytes in outer_events
+            if repeat_number == 1
+        ):
             raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
@@ -490,7 +497,7 @@ class RepeatAnalysis:
     def allocator_steps(
         self, extra_set_up_events: Callable[[FullRunEvents], list[Event]]
     ) -> tuple[list[StepList], int, AllocatorStepEncoder]:
-        """Returns the full run's allocations and frees, its number of storages, and the bytes that it requests."""
+        """Returns the allocations and frees of the full run, its number of storages, and its requested bytes."""
         full_run = FullRunEvents(self, {})
         added_events = extra_set_up_events(full_run)
         storage_count = full_run.storage_count + len(added_events)
@@ -501,14 +508,14 @@ class RepeatAnalysis:
             *self.recorded_events.first_step,
             *self.recorded_events.reported_step,
         ):
-            for repeat_events, repeats in full_run.events_with_repeats(section_events):
-                allocator_steps = step_encoder.encode_repeated_events(repeat_events, repeats)
-                step_lists += [(allocator_steps, storage_offset) for storage_offset in repeats]
+            for repeat_events, storage_offsets in full_run.events_with_repeats(section_events):
+                allocator_steps = step_encoder.encode_repeated_events(repeat_events, storage_offsets)
+                step_lists += [(allocator_steps, storage_offset) for storage_offset in storage_offsets]
             if section_events is self.recorded_events.set_up:
                 step_lists.append((step_encoder.steps(added_events), 0))
         return step_lists, storage_count, step_encoder
 
-    def allocator_overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
+    def allocator_overhead(self, allocator: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
         full_run = FullRunEvents(self, repeats_by_stack)
         step_encoder = AllocatorStepEncoder(full_run.storage_count)
@@ -517,10 +524,10 @@ class RepeatAnalysis:
             *self.recorded_events.first_step,
             *self.recorded_events.reported_step,
         ):
-            for repeat_events, repeats in full_run.events_with_repeats(section_events):
-                allocator_steps = step_encoder.encode_repeated_events(repeat_events, repeats)
-                device.run_repeats(allocator_steps, full_run.storage_count, repeats)
-        return AllocatorOverhead.read_overhead(device, step_encoder)
+            for repeat_events, storage_offsets in full_run.events_with_repeats(section_events):
+                allocator_steps = step_encoder.encode_repeated_events(repeat_events, storage_offsets)
+                allocator.run_repeats(allocator_steps, full_run.storage_count, storage_offsets)
+        return AllocatorOverhead.read_overhead(allocator, step_encoder)
 
 
 class FullRunEvents:
@@ -538,9 +545,9 @@ class FullRunEvents:
         self.storage_count: int = max(repeat_analysis.allocating_repeat, default=-1) + 1
         self.first_storage_numbers: dict[int, int] = {}
         self.storage_numbers: dict[Any, int] = {}
-        for storage_number, stack_number in repeat_analysis.stack_of_storage.items():
+        for storage_number, stack_index_of_storage in repeat_analysis.stack_of_storage.items():
             self.first_storage_numbers[storage_number] = self.storage_numbers[storage_number] = self.storage_count
-            self.storage_count += self.inner_repeat_counts[stack_number]
+            self.storage_count += self.inner_repeat_counts[stack_index_of_storage]
         for storage_number, (counterpart_storage, layer_repeat) in repeat_analysis.counterparts.items():
             if layer_repeat == 2:
                 self.storage_numbers[storage_number] = (
@@ -575,7 +582,7 @@ class FullRunEvents:
         return (self.storage_numbers.get(storage_number, storage_number),)
 
     def events_with_repeats(self, section_events: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
-        """Yields the events that allocate or free, each with the range of consecutive repeats that have it.
+        """Yields lists of allocations and frees, each with the consecutive repeats that have these events.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
@@ -599,7 +606,10 @@ class FullRunEvents:
                 yield _events_of_allocator(memory_events), SINGLE_REPEAT
             yield (
                 _events_of_allocator(
-                    [(recorded_storage, nbytes, detail) for recorded_storage, _, nbytes, detail in inner_events]
+                    [
+                        (recorded_storage, nbytes, event_detail)
+                        for recorded_storage, _, nbytes, event_detail in inner_events
+                    ]
                 ),
                 repeat_order[1:-1],
             )
@@ -627,7 +637,7 @@ class FullRunEvents:
     def _events_of_sweep(
         self, layer_sweep: LayerSweep, inner_events: Sequence[InnerRepeatEventLine]
     ) -> Iterator[list[Event]]:
-        """Yields the events of all repeats in the order in which they run. inner_events: the inner repeats'."""
+        """Yields the events of all repeats in order of execution. inner_events: events of the inner repeats."""
         yield self._renumbered_events(layer_sweep.events_in_order[0])
         for repeat_index in self._repeat_order(layer_sweep):
             yield self._events_of_repeat(layer_sweep, inner_events, repeat_index)

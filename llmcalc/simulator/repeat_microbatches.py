@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from .caching_allocator import AllocatorStep, StepList, encode_allocation, encode_release, encode_stream_switch
 from .meter import AllocationPlace, Block, MemoryPeak, Meter
-from .pass_trace import PREVIOUS_PASS, PassCase, PassId, PassTrace
+from .pass_trace import PREVIOUS_PASS, PassGroup, PassId, PassTrace
 from .record_microbatches import PassCounter
 from .repeat_layers import NotRepeatingError
 from .tensor import Storage, Tensor
@@ -24,7 +24,7 @@ ShiftedPlaces: TypeAlias = tuple[AllocationPlace, AllocationPlace, PeaksOfPass]
 
 
 class EventMeter(Meter):
-    """A meter that also lists allocations and frees, for the simulated allocator.
+    """A meter that also lists the allocations and frees, for a later replay on the simulated allocator.
 
     storage_count: the number of storages so far.
     step_lists: the allocator's steps, in order.
@@ -175,7 +175,7 @@ class SummedPeak(MemoryPeak):
 
 
 def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -> AllocationPlace:
-    """Returns the place of the same module and phase in a later layer."""
+    """Returns the same module and phase in a layer that is `added_layers` later."""
     if allocation_place.layer_index < 0 or not added_layers:
         return allocation_place
     phase, layer_index, path = allocation_place
@@ -188,23 +188,23 @@ def _add_byte_counts(first_counts: Mapping[str, int], second_counts: Mapping[str
 
 
 class PassReplayer(PassCounter):
-    """Replays recorded passes, in place of a simulation of every pass.
+    """Replays recorded passes, instead of simulating every pass.
 
-    pass_traces: case → the trace of its passes.
+    pass_traces: group → the trace of its passes.
     added_layers: chunk → layers before it that the recorded run did not have.
-    splits_by_previous: as of `PassCounter`, as in the recorded run.
+    distinguishes_previous_pass: as of `PassCounter`, as in the recorded run.
     """
 
     def __init__(
         self,
         memory_meter: EventMeter,
-        pass_traces: Mapping[PassCase, PassTrace],
+        pass_traces: Mapping[PassGroup, PassTrace],
         added_layers: Sequence[int],
-        splits_by_previous: bool = False,
+        distinguishes_previous_pass: bool = False,
     ) -> None:
-        super().__init__(len(added_layers), splits_by_previous)
+        super().__init__(len(added_layers), distinguishes_previous_pass)
         self.meter: EventMeter = memory_meter
-        self.traces: Mapping[PassCase, PassTrace] = pass_traces
+        self.traces: Mapping[PassGroup, PassTrace] = pass_traces
         self.added_layers: Sequence[int] = added_layers
         self.first_storage_numbers: dict[PassId, int] = {}
 
@@ -217,10 +217,10 @@ class PassReplayer(PassCounter):
         return self._replay_forward(model_chunk, *self.next_loss(model_chunk), output)
 
     def _replay_forward(
-        self, model_chunk: int, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None
+        self, model_chunk: int, pass_group: PassGroup, pass_id: PassId, input_tensor: Tensor | None
     ) -> Tensor:
         """Replays a forward pass and returns the output."""
-        pass_trace, first_storage_number = self._replay_pass(model_chunk, pass_case, pass_id)
+        pass_trace, first_storage_number = self._replay_pass(model_chunk, pass_group, pass_id)
         if input_tensor is not None and pass_trace.kind_of_input_after_pass is not None:
             input_tensor.storage.block.kind = pass_trace.kind_of_input_after_pass
         ((_, pass_output),) = pass_trace.outputs
@@ -235,9 +235,9 @@ class PassReplayer(PassCounter):
                 storages[gradient.storage_number] = gradient.create_storage(self.meter, first_storage_number)
             gradient_leaves[output_index].grad = gradient.create_tensor(storages[gradient.storage_number])
 
-    def _replay_pass(self, model_chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
+    def _replay_pass(self, model_chunk: int, pass_group: PassGroup, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""
-        pass_trace = self.traces.get(pass_case)
+        pass_trace = self.traces.get(pass_group)
         if pass_trace is None:
             raise NotRepeatingError
         first_storage_number = self.meter.replay_pass(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .caching_allocator import CachingAllocator
-from .meter import AllocationPlace, Device, MemoryPeak
+from .meter import AllocationPlace, MemoryAllocator, MemoryPeak
 
 STEP_PHASES = ("forward", "backward", "step")
 """The parts of a training step, in order."""
@@ -41,14 +41,16 @@ class ReplayResult:
         """Returns a copy of the result."""
         return replace(self, peaks={allocation_place: peak.copy() for allocation_place, peak in self.peaks.items()})
 
-    def read_allocator(self, allocator: Device | CachingAllocator, requested_bytes: int, peak_requested: int) -> None:
+    def read_allocator(
+        self, allocator: MemoryAllocator | CachingAllocator, requested_bytes: int, peak_requested: int
+    ) -> None:
         """Reads an allocator's counters. requested_bytes, peak_requested: bytes at the end and at the peak."""
         self.reserved_bytes = allocator.peak_reserved
         self.rounding_bytes = allocator.peak_allocated - peak_requested
         self.rounding_bytes_after = allocator.allocated - requested_bytes
 
     def estimate_from_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
-        """Estimates the allocator's bytes from a replay of fewer micro-batches, plus the others' tensors."""
+        """Estimates the allocator's bytes from a replay of fewer micro-batches, plus the tensors of the others."""
         self.reserved_bytes = shorter_replay.reserved_bytes + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
         self.rounding_bytes = shorter_replay.rounding_bytes
         self.rounding_bytes_after = shorter_replay.rounding_bytes_after

@@ -52,12 +52,14 @@ class ShortenedPasses:
         """Returns the memory events of all passes with all layers, and the passes, which refer to these events."""
         full_run_events: list[Event] = []
         recorded_passes: list[RecordedPass] = []
-        for i, section_events in enumerate(self.event_sections):
+        for section_index, section_events in enumerate(self.event_sections):
             first_event_index = len(full_run_events)
             full_run_events += self.full_run.events_of_full_run(section_events)
-            if i % 2:
+            if section_index % 2:
                 recorded_passes.append(
-                    self._extended_pass(self.passes[i // 2], section_events, first_event_index, len(full_run_events))
+                    self._extended_pass(
+                        self.passes[section_index // 2], section_events, first_event_index, len(full_run_events)
+                    )
                 )
         return full_run_events, recorded_passes
 
@@ -78,10 +80,10 @@ class ShortenedPasses:
         )
 
     def outputs_of_full_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
-        """Returns the tensors that outlive a pass with all layers; none of them is allocated by an inner layer."""
+        """Returns the tensors that outlive a pass with all layers; inner layers allocate none of them."""
         return [
-            (i, shape_template, self.storage_in_full_pass(storage_number))
-            for i, shape_template, storage_number in recorded_pass.outputs
+            (output_number, shape_template, self.storage_in_full_pass(storage_number))
+            for output_number, shape_template, storage_number in recorded_pass.outputs
         ]
 
     def storage_in_full_pass(self, storage_number: int) -> int:

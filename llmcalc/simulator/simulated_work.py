@@ -15,7 +15,7 @@ UNITS_PER_OPERATION = 50
 
 
 class CountedWork(NamedTuple):
-    """The simulated work of one run, counted apart from the search that the run is a part of.
+    """The simulated work of one run, in units of `SimulatedWork`, with recordings that other runs may share.
 
     unshared_units: the work without shared recordings.
     recordings: the shared recordings that it used, each with its key and its work.
@@ -26,21 +26,21 @@ class CountedWork(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The work of the run and of the recordings that it uses, each counted once."""
+        """The work of the run and of its recordings, each counted once, in units of `SimulatedWork`."""
         return self.unshared_units + sum(dict(self.recordings).values())
 
 
-def total_work(works: Iterable[CountedWork]) -> CountedWork:
-    """Returns the work of several runs, which may share recordings."""
-    work_list = list(works)
+def total_work(counted_works: Iterable[CountedWork]) -> CountedWork:
+    """Returns the summed work of several runs, which may share recordings."""
+    counted_work_list = list(counted_works)
     return CountedWork(
-        sum(work.unshared_units for work in work_list),
-        tuple(recording for work in work_list for recording in work.recordings),
+        sum(counted_work.unshared_units for counted_work in counted_work_list),
+        tuple(recording for counted_work in counted_work_list for recording in counted_work.recordings),
     )
 
 
 class SimulatedWork:
-    """The counter of the work of all runs that were simulated so far.
+    """The counter of the simulated work of all runs so far, in allocator steps and weighted operations.
 
     units: allocator steps and weighted program operations.
     """
@@ -69,7 +69,7 @@ class SimulatedWork:
 
     @contextmanager
     def count_separately(self) -> Iterator[Callable[[], CountedWork]]:
-        """Counts the work inside a `with` separately, to be added by `add`; after an error it is added at once.
+        """Counts the work inside a `with` separately, for `add` to add; after an error it is added at once.
 
         Yields a function that returns the work so far.
         """

@@ -53,7 +53,10 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
     if any(map(is_size_zero, shape)):
         return True
     dense_strides = contiguous_strides(shape)
-    return all(is_size_one(axis_size) or a == b for axis_size, a, b in zip(shape, strides, dense_strides, strict=True))
+    return all(
+        is_size_one(axis_size) or stride == dense_stride
+        for axis_size, stride, dense_stride in zip(shape, strides, dense_strides, strict=True)
+    )
 
 
 @lru_cache(CACHED_STRIDES)
@@ -134,7 +137,9 @@ def broadcast_shape(*shapes: Shape) -> Shape:
                 (1,) * rank_difference + shape,
                 strict=True,
             )
-            result_shape = tuple([_broadcast_size(a, b) for a, b in axis_size_pairs])
+            result_shape = tuple(
+                [_broadcast_size(first_size, second_size) for first_size, second_size in axis_size_pairs]
+            )
     return result_shape
 
 
@@ -207,9 +212,9 @@ def _axis_order(operand_strides: Sequence[Strides], shape: Shape) -> list[int]:
                 return 1
         return 0
 
-    for i in range(1, len(axis_order)):
-        sorted_position = i
-        for previous_position in range(i - 1, -1, -1):
+    for sorted_count in range(1, len(axis_order)):
+        sorted_position = sorted_count
+        for previous_position in range(sorted_count - 1, -1, -1):
             axis_comparison = compare_axes(axis_order[previous_position], axis_order[sorted_position])
             if axis_comparison > 0:
                 axis_order[previous_position], axis_order[sorted_position] = (
@@ -223,6 +228,6 @@ def _axis_order(operand_strides: Sequence[Strides], shape: Shape) -> list[int]:
 
 
 def clear_caches() -> None:
-    """Clears the cached strides of symbolic sizes, which are useless to other runs."""
+    """Clears the cached strides of symbolic sizes, which other runs cannot use."""
     for cached_function in (contiguous_strides, is_contiguous, is_dense, view_strides, elementwise_strides):
         cached_function.cache_clear()

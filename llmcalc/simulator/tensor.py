@@ -255,15 +255,15 @@ class AutogradNode:
 
     def __init__(
         self,
-        graph: AutogradState,
+        autograd_state: AutogradState,
         operation_name: str,
         inputs: Sequence[Tensor],
         backward: BackwardFunction,
         output_count: int = 1,
     ) -> None:
         self.name: str = operation_name
-        self.place: Any = graph.meter.place
-        self.creation_number: int = next(graph.node_counter)
+        self.place: Any = autograd_state.meter.place
+        self.creation_number: int = next(autograd_state.node_counter)
         self.edges: list[tuple[AutogradNode, int] | Tensor | None] = []
         self.inputs: list[tuple[Shape, Dtype]] = []
         for tensor in inputs:
@@ -273,8 +273,8 @@ class AutogradNode:
             self.inputs.append((tensor.shape, tensor.dtype))
         self.backward: BackwardFunction | None = backward
         self.output_count: int = output_count
-        self.never_adds_in_place: bool = graph.has_tensor_subclasses
-        self.is_compiled = graph.is_compiled and self.place.layer_index >= 0
+        self.never_adds_in_place: bool = autograd_state.has_tensor_subclasses
+        self.is_compiled = autograd_state.is_compiled and self.place.layer_index >= 0
         self.saved_tensors: list[SavedTensor] = []
         self.attributes: list[object] = []
         self.hooks: list[Callable[[], None]] = []

@@ -27,9 +27,9 @@ Result = TypeVar("Result")
 
 
 @cache
-def method_name(prefix: str, name: str) -> str:
-    """Returns the name of a profile's method as an interned object, which Python looks up faster."""
-    return intern(f"{prefix}_{name}")
+def method_name(prefix: str, method_suffix: str) -> str:
+    """Returns the name of a profile's method as an interned string, which Python looks up faster."""
+    return intern(f"{prefix}_{method_suffix}")
 
 
 class ValueTensors:
@@ -146,7 +146,7 @@ class ValueTensors:
         )
 
     def is_computed_earlier(self, value_rows: Rows) -> bool:
-        """Whether an earlier pass has computed all rows, as of an encoder's output."""
+        """Whether an earlier pass has computed all rows of a value, such as an encoder's output."""
         return (
             self.has_earlier_tokens
             and value_rows is not NO_ROWS
@@ -154,7 +154,7 @@ class ValueTensors:
         )
 
     def tensor_read_by(self, operation: Step, recorded_value: Value) -> Tensor:
-        """Returns a value's tensor for an operation that reads it, and frees the stored reference at the last read."""
+        """Returns a value's tensor for a reading operation, and drops the stored reference at the last read."""
         value_tensor, base_value = self.tensor_of(recorded_value), recorded_value.storage
         if self.last_reader_ids.get(id(base_value)) == id(operation):
             self.free_value(base_value)
@@ -197,12 +197,12 @@ class ValueTensors:
         """Frees the references to a value's tensor and its views."""
         base_id, tensors_by_value = id(base_value), self.tensors_by_value
         tensors_by_value.pop(base_id, None)
-        for view_id in self.view_ids.pop(base_id, ()):
-            tensors_by_value.pop(view_id, None)
+        for value_id in self.view_ids.pop(base_id, ()):
+            tensors_by_value.pop(value_id, None)
 
-    def token_positions(self, tokens: Any) -> Tensor:
+    def token_positions(self, token_count: Any) -> Tensor:
         """Returns the positions of the pass's tokens, computed once per pass."""
-        return self.compute_once(("span", tokens), lambda: self.aten.new_tensor((tokens,), INT64))
+        return self.compute_once(("span", token_count), lambda: self.aten.new_tensor((token_count,), INT64))
 
     def compute_once(self, result_key: Any, compute_result: Callable[[], Result]) -> Result:
         """Returns the result that is stored under a key; the pass's first request computes and stores the result."""
@@ -212,7 +212,7 @@ class ValueTensors:
         return computed_result
 
     def _value_with_tensor(self, recorded_value: Value | None) -> Value | None:
-        """Returns the value itself, or the nearest value of which it is a view and for which a tensor is stored."""
+        """Returns the value itself, or the nearest value that it is a view of and that has a stored tensor."""
         while recorded_value is not None and id(recorded_value) not in self.tensors_by_value:
             recorded_value = recorded_value.view_source
         return recorded_value
@@ -262,7 +262,9 @@ class ValueTensors:
     @property
     def place(self) -> AllocationPlace:
         """The module and phase to which new storages are counted."""
-        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), -1)
+        layer_index = next(
+            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), -1
+        )
         return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, operation_name: str = "") -> UnsupportedKernel:

@@ -52,7 +52,7 @@ class Check:
 
     @property
     def location(self) -> str:
-        """The path of the checked node; if passes of several lengths were measured, also the length."""
+        """The path of the checked node, and the length of the pass if passes of several lengths were measured."""
         node_path = self.node or "model"
         return node_path if self.seq is None else f"{node_path}, {self.seq:,} tokens"
 
@@ -102,7 +102,7 @@ class Check:
 
 @dataclass(frozen=True)
 class ModuleCoverage:
-    """The paths of leaf nodes with parameters, by how they were compared: alone, in a sum, or only in totals.
+    """The paths of leaf nodes with parameters, by the kind of comparison: alone, in a sum, or only in totals.
 
     compared_alone: the leaves that were compared individually.
     compared_in_sums: the leaves that were compared as part of a sum.
@@ -146,7 +146,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether every check passed, and there was at least one check."""
+        """Whether there is at least one check, and every check passed."""
         return bool(self.checks) and all(check.ok for check in self.checks)
 
     @property
@@ -180,14 +180,14 @@ def compare_nodes(
     measured_counts: module path → measured number; 0 for a module that is not in it.
     module_paths_run: the paths of all modules of the witness.
     """
-    for node_position in model_tree.walk(run_config):
-        if node_position.optional_part and node_position.optional_part not in included_parts:
+    for positioned_node in model_tree.walk(run_config):
+        if positioned_node.optional_part and positioned_node.optional_part not in included_parts:
             continue
-        expected_count = closed_form(node_position)
-        paths = module_paths(node_position)
+        expected_count = closed_form(positioned_node)
+        paths = module_paths(positioned_node)
         counts_by_path = {path: measured_counts.get(path, 0) if path in module_paths_run else None for path in paths}
         yield from check_repeats(
-            node_position.path or model_tree.name, quantity_name, expected_count, counts_by_path, witness_label
+            positioned_node.path or model_tree.name, quantity_name, expected_count, counts_by_path, witness_label
         )
 
 
@@ -202,31 +202,37 @@ def check_repeats(
 
     counts_by_path: path of a repeat → its measurement.
     """
-    wrong_counts = {
+    differing_counts = {
         path: measured_count for path, measured_count in counts_by_path.items() if measured_count != expected_count
     }
-    if wrong_counts and len(counts_by_path) > 1 and len(wrong_counts) < len(counts_by_path):
-        for path, measured_count in wrong_counts.items():
+    if differing_counts and len(counts_by_path) > 1 and len(differing_counts) < len(counts_by_path):
+        for path, measured_count in differing_counts.items():
             yield Check(path, quantity_name, expected_count, measured_count, witness_label)
     else:
         yield Check(
             node_path,
             quantity_name,
             expected_count,
-            next(iter(wrong_counts.values())) if wrong_counts else expected_count,
+            next(iter(differing_counts.values())) if differing_counts else expected_count,
             witness_label,
         )
 
 
-def module_paths(node_position: NodePosition) -> list[str]:
+def module_paths(positioned_node: NodePosition) -> list[str]:
     """Returns the paths of all modules of a node: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
-    node = node_position.node
-    if node_position.parent is None:
+    node = positioned_node.node
+    if positioned_node.parent is None:
         return [""]
-    member_names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
-    return [f"{path}.{name}" if path else name for path in module_paths(node_position.parent) for name in member_names]
+    member_names = (
+        [node.name] if node.indices is None else [f"{node.name}.{repeat_index}" for repeat_index in node.indices]
+    )
+    return [
+        f"{parent_path}.{member_name}" if parent_path else member_name
+        for parent_path in module_paths(positioned_node.parent)
+        for member_name in member_names
+    ]
 
 
 def remove_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:
-    """Returns the checks without those of two zeros, such as the FLOPs of a norm."""
+    """Returns the checks without those in which both counts are zero, such as the FLOPs of a norm."""
     return (check for check in checks if not (is_zero(check.closed_form) and check.measured_value == 0))

@@ -48,7 +48,7 @@ class MemoryBlock:
 
     @property
     def is_python_number(self) -> bool:
-        """Whether the block is a tensor that torch makes of a Python number, not an operation's."""
+        """Whether the block is a tensor that torch creates from a Python number, not the result of an operation."""
         return not self.kernel and self.size == NUMBER_BYTES
 
     @property
@@ -96,7 +96,7 @@ class GradientSums(NamedTuple):
 
 @contextmanager
 def discard_profiler_log() -> Iterator[None]:
-    """Discards what torch's profiler writes to standard error, which no setting of torch suppresses."""
+    """Discards the log that torch's profiler writes to standard error, which no setting of torch suppresses."""
     saved_descriptor, null_descriptor = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null_descriptor, 2)
@@ -151,12 +151,12 @@ def read_events(profiler_result: Any, find_kernel: Callable[[list[Any]], Any | N
     profiler_result: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
     find_kernel: the operation that allocates, among the operations around an allocation, outermost first.
     """
-    events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[MemoryBlock, Any]](), FORWARD_PASS
+    cpu_events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[MemoryBlock, Any]](), FORWARD_PASS
     for allocator_event, operations in sorted(
         _memory_events(profiler_result), key=lambda event_and_operations: event_and_operations[0].start_time_ns
     ):
         if allocator_event.tag != torch._C._profiler._EventType.Allocation:
-            events.gradient_sums = events.gradient_sums.with_addition(
+            cpu_events.gradient_sums = cpu_events.gradient_sums.with_addition(
                 _gradient_sum_bytes(allocator_event), GRADIENT_SUM_OPERATIONS[allocator_event.name]
             )
             continue
@@ -167,20 +167,22 @@ def read_events(profiler_result: Any, find_kernel: Callable[[list[Any]], Any | N
         if byte_count > 0:
             memory_block = MemoryBlock(byte_count, "" if kernel_operation is None else kernel_operation.name)
             blocks_by_pointer[pointer] = memory_block, kernel_operation
-            events.memory_events.append(MemoryEvent(1, memory_block, phase))
+            cpu_events.memory_events.append(MemoryEvent(1, memory_block, phase))
         elif pointer in blocks_by_pointer:
-            memory_block, allocator = blocks_by_pointer.pop(pointer)
+            memory_block, event_allocator = blocks_by_pointer.pop(pointer)
             memory_block.is_scratch = (
-                allocator is not None and kernel_operation is not None and allocator.id == kernel_operation.id
+                event_allocator is not None
+                and kernel_operation is not None
+                and event_allocator.id == kernel_operation.id
             )
-            events.memory_events.append(MemoryEvent(-1, memory_block, phase))
-    return events
+            cpu_events.memory_events.append(MemoryEvent(-1, memory_block, phase))
+    return cpu_events
 
 
 def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Yields every allocation, release and gradient addition, with the operations around it, outermost first."""
+    """Yields each allocation, release and gradient addition, with its enclosing operations, outermost first."""
     pending_events = [
-        (event, list[Any]()) for event in profiler_result.profiler.kineto_results.experimental_event_tree()
+        (tree_event, list[Any]()) for tree_event in profiler_result.profiler.kineto_results.experimental_event_tree()
     ]
     while pending_events:
         allocator_event, enclosing_events = pending_events.pop()
@@ -191,7 +193,9 @@ def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
         )
         if is_gradient_sum or allocator_event.tag == torch._C._profiler._EventType.Allocation:
             yield allocator_event, enclosing_events
-        pending_events += [(event, [*enclosing_events, allocator_event]) for event in allocator_event.children]
+        pending_events += [
+            (tree_event, [*enclosing_events, allocator_event]) for tree_event in allocator_event.children
+        ]
 
 
 def _gradient_sum_bytes(allocator_event: Any) -> int:
@@ -202,7 +206,7 @@ def _gradient_sum_bytes(allocator_event: Any) -> int:
 
 @cache
 def _is_kernel(operation_name: str) -> bool:
-    """Whether an operation is a kernel, not one that autograd decomposes into other operations."""
+    """Whether an operation is a kernel, and not decomposed by autograd into other operations."""
     if not operation_name.startswith("aten::"):
         return False
     schemas = [
@@ -216,7 +220,7 @@ def _is_kernel(operation_name: str) -> bool:
 
 
 def _is_callable_overload(schema: Any) -> bool:
-    """Whether an operator's overload can be called: it has a kernel, and takes neither axis names nor `out`."""
+    """Whether an overload of an operator has a kernel and takes neither axis names nor `out`."""
     operation_name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     has_kernel = torch._C._dispatch_has_kernel(operation_name)
     return (

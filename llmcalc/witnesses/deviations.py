@@ -19,7 +19,7 @@ from .transformers_class import family_of_class
 
 
 def _remove_last_token(op: Op) -> Op:
-    """Returns a cache as the class keeps it: the window without its last token, or every token for a window of 1.
+    """Returns a sliding cache as the class stores it: without the window's last token; all tokens for a window of 1.
 
     The class slices from `1 - window`, which for a window of 1 is the first token (cache_utils.py of transformers).
     """
@@ -42,7 +42,7 @@ COMMON_DEVIATIONS = (
 
 
 def class_cost_function(model_type: str, quantity_name: str, cost: Cost, spec: ModelSpec) -> Cost:
-    """Returns the cost function of operations as the `transformers` classes of a model type compute them."""
+    """Returns the cost function for operations as the `transformers` classes of a model type run them."""
     class_ops = [deviation.class_op for deviation in _applicable_deviations(model_type, quantity_name, spec)]
 
     def changed_cost(counted_op: CountedOp) -> Any:
@@ -62,7 +62,7 @@ def total_cost_in_class(
     run_config: RunConfig | None = None,
     included_parts: frozenset[str] = frozenset(),
 ) -> Number:
-    """Returns the cost of the whole model as the `transformers` classes of a model type compute it."""
+    """Returns the cost of the whole model as the `transformers` classes of a model type run it."""
     class_cost = spec.tree().total(
         class_cost_function(model_type, quantity_name, cost, spec), run_config, include=included_parts
     )
@@ -72,20 +72,24 @@ def total_cost_in_class(
 
 
 def class_excess_function(model_type: str, quantity_name: str, spec: ModelSpec) -> Callable[[str], Number]:
-    """Returns a function: node path → what the `transformers` class has there beyond the formula."""
+    """Returns a function from node path to the count that the `transformers` class has beyond the formula."""
     counts_by_path = {
         deviation.node_path: deviation.further_quantity(spec)
         for deviation in _applicable_deviations(model_type, quantity_name, spec)
         if deviation.node_path
     }
-    return lambda module_path: sum(
+    return lambda node_path: sum(
         added_count
         for deviating_path, added_count in counts_by_path.items()
-        if deviating_path == module_path or deviating_path.startswith(f"{module_path}.")
+        if deviating_path == node_path or deviating_path.startswith(f"{node_path}.")
     )
 
 
 def _applicable_deviations(model_type: str, quantity_name: str, spec: ModelSpec) -> list[Deviation]:
     model_family = family_of_class(model_type)
-    candidates = COMMON_DEVIATIONS if model_family is None else (*COMMON_DEVIATIONS, *model_family.deviations)
-    return [deviation for deviation in candidates if deviation.quantity == quantity_name and deviation.applies_to(spec)]
+    known_deviations = COMMON_DEVIATIONS if model_family is None else (*COMMON_DEVIATIONS, *model_family.deviations)
+    return [
+        deviation
+        for deviation in known_deviations
+        if deviation.quantity == quantity_name and deviation.applies_to(spec)
+    ]

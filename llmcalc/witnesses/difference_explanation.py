@@ -1,4 +1,4 @@
-"""Explains a difference of two parameter counts by a size in the spec, a multiple of it, or a product."""
+"""Explains the difference of two parameter counts by sizes in the spec, their multiples and their products."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _named_sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
 
 
 def explain_difference(difference: int, model_sizes: NamedSizes) -> str:
-    """Names what a difference equals, such as `= num_experts` or `= 2 × hidden_size`; empty if that is not clear."""
+    """Names what a difference equals, such as `= num_experts` or `= 2 × hidden_size`; empty if unclear."""
     absolute_difference = abs(difference)
     names_of_equal_sizes = [size_name for size_name, model_size in model_sizes if model_size == absolute_difference]
     large_sizes = [(size_name, model_size) for size_name, model_size in model_sizes if model_size >= SMALLEST_SIZE]

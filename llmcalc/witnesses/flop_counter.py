@@ -44,10 +44,13 @@ def unfused_attention() -> Iterator[None]:
 def flop_counter() -> Iterator[FlopCounterMode]:
     """Counts the FLOPs of operations inside a `with`, where attention runs as separate matrix products."""
     flop_formulas = {torch.ops.aten.convolution_backward: convolution_backward}
-    counter = FlopCounterMode(display=False, custom_mapping=flop_formulas)
-    counter.flop_registry = {op: _cached_formula(op, formula) for op, formula in counter.flop_registry.items()}
-    with unfused_attention(), counter, ShapeCache(counter):  # the innermost receives every operation first
-        yield counter
+    counter_mode = FlopCounterMode(display=False, custom_mapping=flop_formulas)
+    counter_mode.flop_registry = {
+        operation: _cached_formula(operation, flop_formula)
+        for operation, flop_formula in counter_mode.flop_registry.items()
+    }
+    with unfused_attention(), counter_mode, ShapeCache(counter_mode):  # the innermost receives every operation first
+        yield counter_mode
 
 
 _FLOPS_BY_OPERATION: dict[Hashable, int] = {}

@@ -181,7 +181,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceSt
 
 
 def closed_form_bytes(device_memory: DeviceMemory) -> dict[str, int]:
-    """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces as torch requests them."""
+    """Returns the bytes by quantity as `llmcalc memory` computes them, with workspaces as torch requests them."""
     workspace_bytes = sum(term.bytes for term in device_memory.terms if term.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device_memory.exact_bytes + workspace_bytes,
@@ -266,7 +266,9 @@ ALLOCATOR_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PY
 
 def allocator_variables() -> dict[str, str]:
     """Returns the environment variables of `ALLOCATOR_VARIABLES` that are set."""
-    return {name: os.environ[name] for name in ALLOCATOR_VARIABLES if name in os.environ}
+    return {
+        variable_name: os.environ[variable_name] for variable_name in ALLOCATOR_VARIABLES if variable_name in os.environ
+    }
 
 
 def gpu_properties() -> dict[str, Any]:
@@ -284,18 +286,19 @@ def gpu_properties() -> dict[str, Any]:
 
 
 def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> CudaRuntime:
-    """Returns the CUDA runtime of a measured GPU as `llmcalc memory` describes it.
+    """Returns the CUDA runtime of a measured GPU, in the form that `llmcalc memory` reads.
 
     gpu_facts, allocator_settings: from `gpu_properties` and `allocator_variables`.
     """
     major_version = int(gpu_facts["compute_capability"].partition(".")[0])
-    config = allocator_settings.get("CUBLAS_WORKSPACE_CONFIG")
+    workspace_config = allocator_settings.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (
         (LARGE_GPU_WORKSPACE_BYTES if major_version in LARGE_GPU_CAPABILITIES else WORKSPACE_BYTES)
-        if config is None
-        else workspace_bytes(config)
+        if workspace_config is None
+        else workspace_bytes(workspace_config)
     )
     has_expandable_segments = any(
-        "expandable_segments:True" in allocator_settings.get(name, "") for name in ALLOCATOR_VARIABLES[1:]
+        "expandable_segments:True" in allocator_settings.get(variable_name, "")
+        for variable_name in ALLOCATOR_VARIABLES[1:]
     )
     return CudaRuntime(workspace, has_expandable_segments=has_expandable_segments)

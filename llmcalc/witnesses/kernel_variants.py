@@ -46,8 +46,8 @@ def apply_kernel_choices(
     if kernel_choices.cross_entropy in LOSSES_WITH_HEAD:
         lm_head_module(module).forward = lambda x: x
     if kernel_choices.logits_to_keep is not None and kernel_choices.cross_entropy == "selective":
-        first_row = -(kernel_choices.logits_to_keep + 1)
-        lm_head_module(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_row:],))
+        unused_row = -(kernel_choices.logits_to_keep + 1)
+        lm_head_module(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, unused_row:],))
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
         module.get_submodule("embed_tokens").register_forward_hook(
@@ -103,7 +103,7 @@ def masked_scaled_dot_product(compute_capability: int, q: Any, k: Any, v: Any, m
 
 
 def compute_attention_masks(mixer: Any) -> None:
-    """Makes a mixer compute its attention mask even inside `kernel_context`, because its indexer reads it."""
+    """Makes a mixer compute its attention mask inside `kernel_context` too, because its indexer reads the mask."""
     mixer_module: Any = sys.modules[type(mixer).__module__]
     forward = mixer.forward
 
@@ -137,20 +137,24 @@ def replace_attention(module: nn.Module, kernel_choices: KernelChoices) -> None:
 
 
 def is_attention_core(module_path: str) -> bool:
-    """Whether a module computes attention itself: scores, softmax and weighted sums of values."""
+    """Whether a module computes the attention itself: scores, softmax and weighted sums of values."""
     *_, parent_name, module_name = ("", *module_path.split("."))
     return module_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
 
 
 @contextmanager
 def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
-    """Skips attention masks unless attention is eager, and for fused attention also the repetition of keys."""
+    """Skips attention masks except for eager attention, and for fused attention also the repetition of keys."""
     changed_attributes: list[tuple[Any, str, Any]] = []
     if kernel_choices.attention != "eager":
-        modules = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
+        mixer_modules = [
+            module
+            for imported_name, module in sys.modules.items()
+            if imported_name.startswith("llmcalc.components.mixers.")
+        ]
         mask_name = attention_mask.__name__
         changed_attributes = [
-            (module, mask_name, lambda *_, **__: None) for module in modules if hasattr(module, mask_name)
+            (module, mask_name, lambda *_, **__: None) for module in mixer_modules if hasattr(module, mask_name)
         ]
     if kernel_choices.attention in ("flash", "sdpa"):
         original_repeat_interleave = torch.Tensor.repeat_interleave
@@ -161,7 +165,9 @@ def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
                 lambda x, n, axis: x if axis == 1 else original_repeat_interleave(x, n, axis),
             )
         )
-    original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed_attributes]
+    original_attributes = [
+        (owner, imported_name, getattr(owner, imported_name)) for owner, imported_name, _ in changed_attributes
+    ]
     try:
         for owner, module_name, replacement in changed_attributes:
             setattr(owner, module_name, replacement)
@@ -265,19 +271,19 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any, loss_chunk: int | None) -> Any:
-        tokens, chunk_count = x.shape[0], -(-weight.shape[0] // x.shape[1])
-        chunk_tokens = min(tokens, loss_chunk or 1 << (-(-tokens // chunk_count) - 1).bit_length())
+        token_count, chunk_count = x.shape[0], -(-weight.shape[0] // x.shape[1])
+        chunk_tokens = min(token_count, loss_chunk or 1 << (-(-token_count // chunk_count) - 1).bit_length())
         input_gradient = torch.zeros_like(x)
         weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
         bias_gradient = None if bias is None else torch.zeros_like(bias)
-        losses = x.new_zeros(tokens, dtype=torch.float32)
+        losses = x.new_zeros(token_count, dtype=torch.float32)
         is_counted = labels != -100
         is_counted.sum()
-        device = "cuda" if x.is_cuda else "cpu"
-        product_format = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        device_type = "cuda" if x.is_cuda else "cpu"
+        product_format = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
         uses_mm_out = x.dtype == weight.dtype == product_format
         logits_storage = x.new_empty((chunk_tokens, weight.shape[0])) if uses_mm_out else None
-        for chunk_start in range(0, tokens, chunk_tokens):
+        for chunk_start in range(0, token_count, chunk_tokens):
             chunk_input = x[chunk_start : chunk_start + chunk_tokens]
             if logits_storage is None:
                 logits = chunk_input @ weight.t()
@@ -415,7 +421,7 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
 
     @staticmethod
     def loss_of_sequence(x: Any, weight: Any, bias: Any, labels: Any, trained_flags: list[bool]) -> tuple[Any, ...]:
-        """Returns the loss of one sequence, and its gradients."""
+        """Returns the loss of one sequence, and the gradients of its inputs."""
         with torch.enable_grad():
             x, weight = x.detach().requires_grad_(True), weight.detach().requires_grad_(trained_flags[0])
             bias = None if bias is None else bias.detach().requires_grad_(trained_flags[1])
@@ -438,7 +444,7 @@ def lm_head_module(module: Any) -> Any:
 
 
 def loss_of(module: Any, kernel_choices: KernelChoices, model_output: Any, token_ids: Any, mtp_logits: Any = ()) -> Any:
-    """Returns the loss of logits (or of hidden states if it is chunked), plus the loss of each MTP module."""
+    """Returns the loss of logits, or of hidden states for a chunked loss, plus the loss of each MTP module."""
     labels = token_ids.flatten()
     if model_output.shape[1] > token_ids.shape[1]:  # of several heads, one behind the other
         labels = token_ids.repeat(1, model_output.shape[1] // token_ids.shape[1]).flatten()
@@ -598,7 +604,7 @@ assert set(SAVED_OPERATIONS) >= SAVED_PRODUCTS
 
 
 def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:
-    """Returns a function of checkpoint contexts that save some operations' results, partly only every second."""
+    """Returns a factory of checkpoint contexts that save results of some operations, partly only every second one."""
     operations, alternating_operations = (
         {SAVED_OPERATIONS[operation_name] for operation_name in operation_names}
         for operation_names in (saved_operations, alternate_operations)
@@ -669,7 +675,7 @@ def _path_in_layer(module_name: str) -> str:
 
 
 class Dropout(nn.Module):
-    """Dropout as on a GPU: one kernel with a byte mask, instead of the meta device's multiplication by noise."""
+    """Dropout with one kernel and a byte mask, as on a GPU; the meta device would multiply by noise."""
 
     def forward(self, x: Any) -> Any:
         return torch.native_dropout(x, 0.1, True)[0]

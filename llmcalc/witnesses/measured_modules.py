@@ -54,17 +54,17 @@ def measure_config(config_path: Path) -> tuple[str, ModuleTree]:
     model_type = config_fields.get("model_type") or model_type_of_class_name(architecture_of(config_fields))
     if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{config_path}: model_type: missing; expected a config.json of a transformers model")
-    config = {**config_fields, "model_type": model_type}
+    class_config = {**config_fields, "model_type": model_type}
     if model_type_of_class_name(architecture_of(config_fields)) not in ("", usual_name(model_type)):
-        del config["architectures"]  # a class of another model type, which does not fit this config
+        del class_config["architectures"]  # a class of another model type, which does not fit this config
     _require_class(config_path, model_type, "auto_map" in config_fields)
     try:
-        module = build_class_model(config, will_run=False)
+        module = build_class_model(class_config, will_run=False)
     except InputError:
         raise
     except Exception as error:  # any error that a class may raise for a config
         raise InputError(
-            f"{config_path}: {architecture_of(config) or model_type} cannot be built from it: "
+            f"{config_path}: {architecture_of(class_config) or model_type} cannot be built from it: "
             f"{type(error).__name__}: {error}"
         ) from None
     return type(module).__name__, measured_tree(module)
@@ -100,7 +100,7 @@ def _module_tree(
 
 
 def _merge_equal_modules(children: list[ModuleTree]) -> list[ModuleTree]:
-    """Merges equal children whose names are numbers into one node with a repeat: `0-2`, `{0,3-5}`."""
+    """Merges equal children with numbers as names into one node with a repeat: `0-2`, `{0,3-5}`."""
     indices_of_equal: dict[tuple[int, tuple[ModuleTree, ...]], list[int]] = {}
     for child_module in children:
         if child_module.name.isdigit():

@@ -65,7 +65,7 @@ SMALL_VOCABULARY = 1024
 
 @dataclass
 class MemoryComparison:
-    """The memory checks of a model, and the reasons why some runs could not be compared.
+    """The memory checks of a model, the compared runs, and the reasons why other runs were skipped.
 
     checks: one per quantity.
     run_descriptions: description of each run.
@@ -155,8 +155,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
         f"{GRADIENT_SUMS_NAME} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}"
     )
     comparison.checks += [
-        Check("", MEMORY_PREFIX + name, quantity_bytes, measured_bytes[name], "CPU events")
-        for name, quantity_bytes in simulated_bytes.items()
+        Check("", MEMORY_PREFIX + simulated_name, quantity_bytes, measured_bytes[simulated_name], "CPU events")
+        for simulated_name, quantity_bytes in simulated_bytes.items()
     ]
 
 
@@ -214,7 +214,7 @@ def run_text(spec: ModelSpec, settings: Settings) -> str:
 
 
 def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> str:
-    """Returns the reason why a run's memory cannot be measured on the PyTorch reference; empty if it can."""
+    """Returns why a run's memory cannot be measured on the PyTorch reference; empty if it can be measured."""
     recurrent_path = _recurrent_module_path(spec)
     if recurrent_path:
         return f"{recurrent_path} runs kernels of a library, and the reference a loop of its own"
@@ -244,16 +244,22 @@ def _recurrent_module_path(spec: ModelSpec) -> str:
 
     An attention layer with a convolution has a state too, and runs as the reference does.
     """
-    for node_position in spec.tree().walk():
-        ops = [child_node.op for child_node in node_position.node.children]
-        if any(isinstance(op, State) for op in ops) and not any(isinstance(op, AttentionCore) for op in ops):
-            return node_position.path
+    for positioned_node in spec.tree().walk():
+        child_ops = [child_node.op for child_node in positioned_node.node.children]
+        if any(isinstance(op, State) for op in child_ops) and not any(
+            isinstance(op, AttentionCore) for op in child_ops
+        ):
+            return positioned_node.path
     return ""
 
 
 def _has_other_value_head_size(spec: ModelSpec) -> bool:
     """Whether value heads have another size than query and key heads, as in latent attention."""
-    attention_ops = [position.node.op for position in spec.tree().walk() if isinstance(position.node.op, AttentionCore)]
+    attention_ops = [
+        positioned_node.node.op
+        for positioned_node in spec.tree().walk()
+        if isinstance(positioned_node.node.op, AttentionCore)
+    ]
     return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
 
@@ -416,9 +422,9 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
     bytes_before = memory_meter.live_bytes - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
     memory_meter.peaks = {}
     training_run.replace_batch()
-    loss = training_run.forward()
+    micro_batch_loss = training_run.forward()
     live_bytes = memory_meter.live_bytes - bytes_before
-    training_run.backward(loss)
+    training_run.backward(micro_batch_loss)
     peaks_of_phases = peaks_by_phase(memory_meter)
     pass_bytes = PassBytes(
         live_bytes, peaks_of_phases["forward"] - bytes_before, peaks_of_phases["backward"] - bytes_before
@@ -546,7 +552,7 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
 
 
 def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str) -> InferenceBytes:
-    """Measures the memory of a prefill of the reference, or of a decoding step with a cache of that length."""
+    """Measures the memory of a prefill of the reference, or of a decoding step after a prompt."""
     tracker = StorageTracker(device=device)
     with ShapeCache():
         cache_tensors = cache_shapes(spec, inference_config) if inference_config.phase == "decode" else {}

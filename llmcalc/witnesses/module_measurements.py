@@ -31,19 +31,21 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(previous_dtype)
 
 
-def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str, is_random: bool) -> Tensor:
+def token_ids(spec: ModelSpec, batch: int, token_count: int, device: str, is_random: bool) -> Tensor:
     """Returns token ids [batch, tokens], random or zeros; for a model that reads sound, samples of zeros."""
     import torch
 
     if spec.main.stem is not None:
-        return torch.zeros(spec.main.stem.input_shape(batch, tokens), dtype=torch.get_default_dtype(), device=device)
+        return torch.zeros(
+            spec.main.stem.input_shape(batch, token_count), dtype=torch.get_default_dtype(), device=device
+        )
     if is_random:
-        return torch.randint(0, spec.vocab_size, (batch, tokens), device=device)
-    return torch.zeros(batch, tokens, dtype=torch.int64, device=device)
+        return torch.randint(0, spec.vocab_size, (batch, token_count), device=device)
+    return torch.zeros(batch, token_count, dtype=torch.int64, device=device)
 
 
 def encoder_input(
-    spec: ModelSpec, batch: int, tokens: int, dtype: str, device: str, is_random: bool = False
+    spec: ModelSpec, batch: int, token_count: int, dtype: str, device: str, is_random: bool = False
 ) -> Tensor | None:
     """Returns an encoder-decoder's input of the encoder: token ids, or frames of zeros; None for other models."""
     import torch
@@ -51,8 +53,8 @@ def encoder_input(
     if spec.encoder is None or spec.decoder is None:
         return None
     if spec.encoder.stem is None:
-        return token_ids(spec, batch, tokens, device, is_random)
-    return torch.zeros(spec.encoder.stem.input_shape(batch, tokens), dtype=getattr(torch, dtype), device=device)
+        return token_ids(spec, batch, token_count, device, is_random)
+    return torch.zeros(spec.encoder.stem.input_shape(batch, token_count), dtype=getattr(torch, dtype), device=device)
 
 
 def _sums_with_submodules(direct_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -69,12 +71,14 @@ def _sums_with_submodules(direct_counts: Iterable[tuple[str, int]]) -> dict[str,
 def parameter_counts_by_path(module: nn.Module) -> dict[str, int]:
     """Returns the number of parameters by module path. A shared parameter counts in its first module."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
-    return _sums_with_submodules((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
+    return _sums_with_submodules(
+        (parameter_name.rpartition(".")[0], parameter.numel()) for parameter_name, parameter in named_parameters
+    )
 
 
 def parameter_counts_by_first_module(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
-    """Returns the parameters by module path. A shared parameter counts in the first of `listed_modules` with it."""
-    index_by_path = {module_path: i for i, module_path in reversed([*enumerate(listed_modules)])}
+    """Returns the parameters by module path; a shared parameter counts in the first of `listed_modules` with it."""
+    index_by_path = {module_path: list_index for list_index, module_path in reversed([*enumerate(listed_modules)])}
 
     def list_position(tensor_name: str) -> int:
         """Returns the index in `listed_modules` of the innermost module that has a parameter."""
@@ -96,12 +100,14 @@ def buffer_counts_by_path(module: nn.Module) -> dict[str, int]:
     """Returns the number of elements of buffers that checkpoints save, by module path."""
     saved_tensors = module.state_dict(keep_vars=True)
     return _sums_with_submodules(
-        (name.rpartition(".")[0], buffer.numel()) for name, buffer in module.named_buffers() if name in saved_tensors
+        (buffer_name.rpartition(".")[0], buffer.numel())
+        for buffer_name, buffer in module.named_buffers()
+        if buffer_name in saved_tensors
     )
 
 
 def skip_modules(module: nn.Module, module_paths: Iterable[str]) -> None:
-    """Makes modules return their first input unchanged, so that they are not measured."""
+    """Makes modules return their first input unchanged, so that measurements leave them out."""
     for module_path in module_paths:
         module.get_submodule(module_path).forward = lambda x, *_: x
 
@@ -204,7 +210,7 @@ class BackwardOwners:
         self._assign_owner(module_output, self.stack.pop())
 
     def _assign_owner(self, output_tensors: Any, module_path: str) -> None:
-        """Assigns the autograd nodes behind these tensors to a module, unless another module has them."""
+        """Assigns the autograd nodes behind tensors to a module, except those of other modules."""
         import torch
         from torch.utils._pytree import tree_leaves
 

@@ -23,7 +23,7 @@ from ..sources.huggingface.towers.tower_modules import TOWER_MODULES
 
 @dataclass(frozen=True, slots=True)
 class NodeModules:
-    """The modules of a class that correspond to one node.
+    """The modules of a class that correspond to a node of the tree.
 
     modules: the paths of modules or tensors that together correspond to it.
     subtracted_modules: the paths that are subtracted, none by default.
@@ -35,7 +35,7 @@ class NodeModules:
     node_count: int = 1
 
     def node_share_of_counts(self, counts_by_path: Mapping[str, int]) -> int:
-        """Returns the node's share of the modules' counts; −1 if they cannot be divided equally."""
+        """Returns the part of the modules' counts that belongs to one node; −1 if they cannot be divided equally."""
         module_total = sum(counts_by_path.get(module_path, 0) for module_path in self.modules) - sum(
             counts_by_path.get(module_path, 0) for module_path in self.subtracted_modules
         )
@@ -120,8 +120,10 @@ class _ModuleSearch:
             for tower in towers_node.children:
                 tower_modules = self._find_named_modules(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
-                    path = f"{towers_node.name}.{tower.name}."
-                    yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
+                    tower_prefix = f"{towers_node.name}.{tower.name}."
+                    yield from self._modules_of_stack(
+                        tower_prefix, tower.children, (*tower_modules.modules, *root_modules)
+                    )
 
     def _encoder_or_decoder_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules in which the nodes of the encoder or of the decoder are looked up."""
@@ -140,17 +142,17 @@ class _ModuleSearch:
                 yield from self._find_below_node(
                     f"{module_prefix}{child.name}", child, root_modules, root_modules, table_keys
                 )
-        layers = [child for child in child_nodes if child.name == "layers"]
-        modules = self._modules_of_layers(stack_name, layers, root_modules)
-        for layer in layers:
-            for i in (layer.indices or ()) if modules else ():
-                if i in modules:
-                    layer_modules = modules[i]
-                    yield f"{module_prefix}layers.{i}", NodeModules(layer_modules)
-                    for sublayer in layer.children:
+        layer_nodes = [child for child in child_nodes if child.name == "layers"]
+        modules_by_layer = self._modules_of_layers(stack_name, layer_nodes, root_modules)
+        for layer_node in layer_nodes:
+            for layer_index in (layer_node.indices or ()) if modules_by_layer else ():
+                if layer_index in modules_by_layer:
+                    layer_modules = modules_by_layer[layer_index]
+                    yield f"{module_prefix}layers.{layer_index}", NodeModules(layer_modules)
+                    for sublayer in layer_node.children:
                         table_keys = (f"{stack_name}{sublayer.name}", sublayer.name)
                         yield from self._find_below_node(
-                            f"{module_prefix}layers.{i}.{sublayer.name}",
+                            f"{module_prefix}layers.{layer_index}.{sublayer.name}",
                             sublayer,
                             layer_modules,
                             layer_modules,
@@ -158,45 +160,57 @@ class _ModuleSearch:
                         )
 
     def _modules_of_layers(
-        self, stack_prefix: str, layers: Sequence[Node], root_modules: tuple[str, ...]
+        self, stack_prefix: str, layer_nodes: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
         """Returns the modules of a stack's layers, by layer index.
 
         A layer that uses another layer's parameters is not counted, and is not matched to its module. Layers of a kind
         with an entry of its own (`layers.KIND`) are in a list of their own.
         """
-        repeated_modules, modules = [], dict[int, tuple[str, ...]]()
-        for layer in layers:
-            list_key = f"{stack_prefix}layers.{layer.label}"
+        common_layer_nodes, modules_by_layer = [], dict[int, tuple[str, ...]]()
+        for layer_node in layer_nodes:
+            list_key = f"{stack_prefix}layers.{layer_node.label}"
             if list_key in self.family_names:
-                modules |= self._modules_of_layers_in_list(list_key, [layer], root_modules)
+                modules_by_layer |= self._modules_of_layers_in_list(list_key, [layer_node], root_modules)
             else:
-                repeated_modules.append(layer)
-        return modules | self._modules_of_layers_in_list(f"{stack_prefix}layers", repeated_modules, root_modules)
+                common_layer_nodes.append(layer_node)
+        return modules_by_layer | self._modules_of_layers_in_list(
+            f"{stack_prefix}layers", common_layer_nodes, root_modules
+        )
 
     def _modules_of_layers_in_list(
-        self, list_key: str, layers: Sequence[Node], root_modules: tuple[str, ...]
+        self, list_key: str, layer_nodes: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
-        """Returns layer index → modules. list_key: key in `family_names` for the name of the layers' `ModuleList`."""
-        layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
+        """Returns the modules by layer index. list_key: the key of the layers' `ModuleList` in `family_names`."""
+        layer_indices = sorted(
+            layer_index
+            for layer_node in layer_nodes
+            if layer_node.role != "shared"
+            for layer_index in layer_node.indices or ()
+        )
         for module_name in self.family_names.get(list_key, self.usual_names["layers"]).split(" | "):
             for root_path in root_modules:
                 module_lists = [
-                    self._modules_of_lists(root_path, name, len(layer_indices)) for name in module_name.split(" & ")
+                    self._modules_of_lists(root_path, list_names, len(layer_indices))
+                    for list_names in module_name.split(" & ")
                 ]
-                if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
+                if layer_indices and all(len(list_members) == len(layer_indices) for list_members in module_lists):
                     return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))
         return {}
 
     def _modules_of_lists(self, root_path: str, list_names: str, layer_count: int) -> list[str]:
-        """Returns the members of one or several `ModuleList`s, or only the first or last of them.
+        """Returns the members of one or several `ModuleList`s, all of them or only the first or last ones.
 
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """
         list_names, _, list_part = list_names.partition("[")
-        path_patterns = [name if "*" in name else f"{name}.*" for name in list_names.split(" + ")]
-        modules = [path for name in path_patterns for path in self._matching_paths(_join_path(root_path, name))]
-        return {"first]": modules[:layer_count], "last]": modules[-layer_count:]}.get(list_part, modules)
+        path_patterns = [list_name if "*" in list_name else f"{list_name}.*" for list_name in list_names.split(" + ")]
+        list_members = [
+            member_path
+            for list_name in path_patterns
+            for member_path in self._matching_paths(_join_path(root_path, list_name))
+        ]
+        return {"first]": list_members[:layer_count], "last]": list_members[-layer_count:]}.get(list_part, list_members)
 
     def _find_below_node(
         self,
@@ -222,12 +236,12 @@ class _ModuleSearch:
             paths_and_modules = [(module_path, node_modules.modules)]
         else:
             paths_and_modules = list(self._paths_of_node_repeats(module_path, node.indices, node_modules.modules))
-            yield from ((node_position, NodeModules(node_paths)) for node_position, node_paths in paths_and_modules)
-        for node_position, module_paths in paths_and_modules:
+            yield from ((repeat_path, NodeModules(node_paths)) for repeat_path, node_paths in paths_and_modules)
+        for repeat_path, module_paths in paths_and_modules:
             for child_node in node.children:
                 child_keys = (*(f"{table_key}.{child_node.name}" for table_key in table_keys), child_node.name)
                 yield from self._find_below_node(
-                    f"{node_position}.{child_node.name}", child_node, module_paths, outer_modules, child_keys
+                    f"{repeat_path}.{child_node.name}", child_node, module_paths, outer_modules, child_keys
                 )
 
     def _find_named_modules(
@@ -236,9 +250,9 @@ class _ModuleSearch:
         for name_table in (self.family_names, self.usual_names):
             for table_key in table_keys:
                 if table_key in name_table:
-                    modules = self._first_existing_modules(name_table[table_key], parent_paths, outer_modules)
-                    if modules is not None or not name_table[table_key]:
-                        return modules
+                    node_modules = self._first_existing_modules(name_table[table_key], parent_paths, outer_modules)
+                    if node_modules is not None or not name_table[table_key]:
+                        return node_modules
         return self._first_existing_modules(node.name, parent_paths)
 
     def _paths_of_node_repeats(
@@ -247,12 +261,14 @@ class _ModuleSearch:
         """Finds the modules of a node's repeats by their index, in one or several module lists of equal length."""
         modules_by_list = [self._module_list_members(list_path) for list_path in list_paths]
         has_equal_lists = len({len(repeat_modules) for repeat_modules in modules_by_list}) == 1
-        for i in indices:
+        for repeat_index in indices:
             repeat_modules = tuple(
-                modules[i] for modules in modules_by_list[: None if has_equal_lists else 1] if i < len(modules)
+                list_members[repeat_index]
+                for list_members in modules_by_list[: None if has_equal_lists else 1]
+                if repeat_index < len(list_members)
             )
             if repeat_modules:
-                yield f"{module_path}.{i}", repeat_modules
+                yield f"{module_path}.{repeat_index}", repeat_modules
 
     def _module_list_members(self, list_path: str) -> list[str]:
         """Returns the members of a module list, except placeholders without modules (Zamba 2)."""
@@ -269,34 +285,34 @@ class _ModuleSearch:
         """Returns the first of several alternatives whose modules all exist in the class."""
         for name_alternative in name_alternatives.split(" | ") if name_alternatives else ():
             module_names, _, divisor_text = name_alternative.partition("/")
-            modules: list[str] = []
+            module_paths: list[str] = []
             subtracted_names: list[str] = []
             for module_name in module_names.replace(" - ", " + -").split(" + "):
                 existing_modules = self._modules_below(module_name.removeprefix("-"), parent_paths, outer_modules)
-                (subtracted_names if module_name.startswith("-") else modules).extend(existing_modules)
+                (subtracted_names if module_name.startswith("-") else module_paths).extend(existing_modules)
                 if not existing_modules:
                     break
             else:
-                return NodeModules(tuple(modules), tuple(subtracted_names), int(divisor_text or 1))
+                return NodeModules(tuple(module_paths), tuple(subtracted_names), int(divisor_text or 1))
         return None
 
     def _modules_below(
         self, module_name: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...]
     ) -> list[str]:
-        """Returns the modules of a name that are below the first parent module with such modules.
+        """Returns the modules with this name below the first parent module that has any.
 
         A name with a leading dot is searched in `outer_modules`.
         """
         if module_name.startswith("&"):  # one of the modules of a layer
             return [module_path for module_path in outer_modules if module_name[1:] in module_path.split(".")][:1]
         for parent_path in outer_modules if module_name.startswith(".") else parent_paths:
-            modules = self._matching_paths(_join_path(parent_path, module_name.removeprefix(".")))
-            if modules:
-                return modules
+            module_paths = self._matching_paths(_join_path(parent_path, module_name.removeprefix(".")))
+            if module_paths:
+                return module_paths
         return []
 
     def _matching_paths(self, path: str) -> list[str]:
-        """Returns the class's module paths that match a path, in which `*` stands for any index."""
+        """Returns the class's module paths that match a path with `*` for any index."""
         if "*" not in path:
             return [path] if path in self.existing_paths else []
         path_pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
@@ -333,21 +349,21 @@ def nodes_called_once(
 
 
 def remove_shared_parameters(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
-    """Returns parameters by path without those of a layer that the spec counts in the stack (T5's position table)."""
+    """Returns the parameters by path, without a layer's parameters that the spec counts in the stack (T5's table)."""
     remaining_params = dict(params)
-    layers = tuple(
-        f"{modules.modules[0]}."
-        for path, modules in modules_of_nodes.items()
+    layer_prefixes = tuple(
+        f"{node_modules.modules[0]}."
+        for path, node_modules in modules_of_nodes.items()
         if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     )
     paths_outside_layers = {
         tensor_path
-        for path, modules in modules_of_nodes.items()
+        for path, node_modules in modules_of_nodes.items()
         if "layers." not in path
-        for tensor_path in modules.modules
+        for tensor_path in node_modules.modules
     }
     for module_path in paths_outside_layers:
-        parent_path = module_path.rpartition(".")[0] if module_path.startswith(layers) else ""
+        parent_path = module_path.rpartition(".")[0] if module_path.startswith(layer_prefixes) else ""
         while parent_path:
             remaining_params[parent_path] -= params.get(module_path, 0)
             parent_path = parent_path.rpartition(".")[0]

@@ -63,21 +63,23 @@ def require_torch(feature_text: str = "verify") -> None:
 
 
 def default_seq(spec: ModelSpec) -> int:
-    """Returns a number of tokens that exceeds every window, chunk and selection but not the learned positions."""
-    layers = [
+    """Returns a sequence length above every window, chunk and selection, but within the learned positions."""
+    layers_and_widths = [
         (layer, stack.hidden_size or spec.hidden_size)
         for _, stack in spec.stacks()
         for layer in (stack.block, *stack.variants.values())
     ]
-    mixers = [mixer for layer, layer_width in layers for _, mixer, _ in layer.mixers(layer_width)]
-    token_limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.cost_thresholds()]
+    mixers = [mixer for layer, layer_width in layers_and_widths for _, mixer, _ in layer.mixers(layer_width)]
+    thresholds = [
+        threshold for mixer in mixers if isinstance(mixer, TokenMixer) for threshold in mixer.cost_thresholds()
+    ]
     max_tokens = max_prompt_length(spec)
-    preferred_seq = max([LEAST_SEQ, *(token_limit + 8 for token_limit in token_limits)])
+    preferred_seq = max([LEAST_SEQ, *(threshold_tokens + 8 for threshold_tokens in thresholds)])
     return preferred_seq if max_tokens is None else min(preferred_seq, max_tokens)
 
 
 def max_prompt_length(spec: ModelSpec) -> int | None:
-    """Returns the longest prompt that leaves a learned position for a decoded token; None without such positions.
+    """Returns the longest prompt that leaves a learned position for one decoded token; None without learned positions.
 
     Raises `InputError` if none fit.
     """
@@ -91,10 +93,10 @@ def max_prompt_length(spec: ModelSpec) -> int | None:
 
 
 def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:
-    """Returns a number of tokens that keeps a GPU busy: at least `seq`, at most the learned positions."""
-    longest_tokens = max_prompt_length(spec)
-    tokens = max(seq, GPU_FILLING_TOKENS)
-    return tokens if longest_tokens is None else min(tokens, longest_tokens)
+    """Returns a sequence length that keeps a GPU busy: at least `seq`, at most the number of learned positions."""
+    max_tokens = max_prompt_length(spec)
+    preferred_tokens = max(seq, GPU_FILLING_TOKENS)
+    return preferred_tokens if max_tokens is None else min(preferred_tokens, max_tokens)
 
 
 def verify_reference(
@@ -112,18 +114,18 @@ def verify_reference(
     require_torch()
     start_time = time.perf_counter()
     seq = default_seq(spec) if seq is None else seq
-    longest_tokens = max_prompt_length(spec)
-    if longest_tokens is not None and seq > longest_tokens:
+    max_prompt_tokens = max_prompt_length(spec)
+    if max_prompt_tokens is not None and seq > max_prompt_tokens:
         decoding_text = "" if spec.one_pass_model_name else " and one more"
         raise InputError(
             f"--seq: {seq} tokens{decoding_text} do not fit {learned_positions(spec)} learned positions; expected at "
-            f"most {longest_tokens}"
+            f"most {max_prompt_tokens}"
         )
     if device == "cpu":
         _check_activations(spec, batch, seq)
-    module: Any = build_on_device(spec, device)
-    repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()
-    checks = list(_count_checks(spec, module, device, batch, seq, repeats))
+    reference_model: Any = build_on_device(spec, device)
+    repeats: dict[str, str] = {} if every_layer or device != "meta" else reference_model.repeats()
+    checks = list(_count_checks(spec, reference_model, device, batch, seq, repeats))
     layer_count = spec.layer_count
     verdict_info: dict[str, Any] = {
         "device": device,
@@ -134,17 +136,17 @@ def verify_reference(
     }
     seconds = time.perf_counter() - start_time
     if device != "meta":
-        verdict_info["measured"] = _measure_speed(spec, module, device, batch, seq)
+        verdict_info["measured"] = _measure_speed(spec, reference_model, device, batch, seq)
     return Verdict(model_name, f"reference/{device}", checks, seconds, verdict_info, list_named_sizes(spec))
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
     """Measures a forward pass: seconds, FLOP/s and bytes; on CUDA with enough tokens to keep the GPU busy."""
     seq_len = gpu_filling_seq(spec, seq) if device == "cuda" else seq
-    ids = token_ids(spec, batch, seq_len, device, is_random=True)
-    source_input = ids if spec.kind == "encoder-decoder" else None
+    input_ids = token_ids(spec, batch, seq_len, device, is_random=True)
+    source_input = input_ids if spec.kind == "encoder-decoder" else None
     flops = spec.tree().total(forward_flops_of, RunConfig(Workload(batch=batch, seq=seq_len)))
-    return measure_forward(module, lambda: module(ids, source_input), flops, batch * seq_len)
+    return measure_forward(module, lambda: module(input_ids, source_input), flops, batch * seq_len)
 
 
 def device_dtype(device: Device) -> str:
@@ -245,14 +247,14 @@ def _count_checks(
     skip_modules(module, repeats)
 
     has_values = device != "meta"
-    ids = token_ids(spec, batch, seq, device, has_values)
+    input_ids = token_ids(spec, batch, seq, device, has_values)
     source_input = encoder_input(spec, batch, seq, device_dtype(device), device, has_values)
     has_mtp = spec.mtp is not None or spec.proposal is not None
 
     def run_model() -> list[torch.Tensor]:
         if spec.pooler is not None:
-            return list(module(ids, source_input, with_pooled=True))
-        model_outputs = module(ids, source_input, with_mtp=has_mtp)
+            return list(module(input_ids, source_input, with_pooled=True))
+        model_outputs = module(input_ids, source_input, with_mtp=has_mtp)
         logits, mtp_logits = model_outputs if has_mtp else (model_outputs, [])
         return [logits, *mtp_logits]
 
@@ -274,7 +276,7 @@ def _count_checks(
     cache_store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
     has_head = spec.head.type in ("lm", "classification")
     prefill_flops, _ = count_flops(
-        module, lambda: [module(ids, source_input, cached_tensors=cache_store, last_only=has_head)]
+        module, lambda: [module(input_ids, source_input, cached_tensors=cache_store, last_only=has_head)]
     )
     yield from compare_with_model(
         "prefill_flops",

@@ -51,20 +51,20 @@ class ShapeCache(TorchDispatchMode):
         shape_key = shape_cache_key((*args, *kwargs.items())) if operation.only_creates_tensors else None
         if shape_key is None:
             return operation.function(*args, **kwargs)
-        input_key = id(operation.function), shape_key
-        result_description = self.cached_results.get(input_key)
+        result_key = id(operation.function), shape_key
+        result_description = self.cached_results.get(result_key)
         if result_description is not None:
             return _new_tensors(result_description)
         operation_results = operation.function(*args, **kwargs)
         if _is_cacheable(operation_results, args):
             if len(self.cached_results) >= MAX_CACHED_RESULTS:
                 self.cached_results.clear()
-            self.cached_results[input_key] = _result_description(operation_results)
+            self.cached_results[result_key] = _result_description(operation_results)
         return operation_results
 
 
 class Operation(NamedTuple):
-    """A torch operator overload, with what decides whether its result shapes can be cached.
+    """A torch operator overload, and the properties that decide whether its result shapes can be cached.
 
     function: its overload. overload_packet: the operation with all of its overloads.
     is_composed: whether it is implemented by several other operations, some of which may have FLOPs.
@@ -82,7 +82,7 @@ _OPERATION_BY_ID: dict[int, Operation] = {}
 
 
 def _describe_operation(function: Any) -> Operation:
-    """Returns the description of an operation, and caches it."""
+    """Returns the cached description of an operation, or creates it."""
     is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
     operation = Operation(function, function._overloadpacket, is_composed, _only_creates_tensors(function))
     return _OPERATION_BY_ID.setdefault(id(function), operation)
@@ -106,20 +106,26 @@ def _only_creates_tensors(function: Any) -> bool:
 
 
 def _is_cacheable(results: Any, args: tuple[Any, ...]) -> bool:
-    """Whether results are all on the meta device, and none is an input or a view of one.
+    """Whether all results are on the meta device, and none of them is an input or a view of an input.
 
     `dropout` outside training returns its input; `_unsafe_view` returns a view, which its schema does not say.
     """
-    tensors = [tensor for tensor in (results if isinstance(results, tuple) else (results,)) if tensor is not None]
-    input_storages = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, torch.Tensor)}
+    result_tensors = [
+        tensor for tensor in (results if isinstance(results, tuple) else (results,)) if tensor is not None
+    ]
+    input_storages = {
+        operation_input.untyped_storage()._cdata
+        for operation_input in args
+        if isinstance(operation_input, torch.Tensor)
+    }
     return all(
         isinstance(tensor, torch.Tensor) and tensor.is_meta and tensor.untyped_storage()._cdata not in input_storages
-        for tensor in tensors
+        for tensor in result_tensors
     )
 
 
 def _result_description(call_result: Any) -> Any:
-    """Returns, for each tensor in a result, the arguments with which `torch.empty_strided` makes an equal one."""
+    """Returns, for each tensor of a result, the arguments with which `torch.empty_strided` creates an equal tensor."""
     if isinstance(call_result, torch.Tensor):
         return call_result.shape, call_result.stride(), call_result.dtype
     return [None if tensor is None else _result_description(tensor) for tensor in call_result]

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 WARM_UP_RUNS, TIMED_RUNS = 2, 5
 
 
-def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, tokens: int) -> dict[str, Any]:
+def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, token_count: int) -> dict[str, Any]:
     """Times `forward` on the module's device: the median of five runs after two warm-up runs.
 
     On CUDA, memory is measured too: the memory that PyTorch's allocator holds for weights and inputs, and its peak.
 
-    flops: the closed-form FLOPs of one pass. tokens: the number of tokens per pass.
+    flops: the closed-form FLOPs of one pass. token_count: the number of tokens per pass.
     """
     import torch
 
@@ -42,7 +42,8 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
             seconds.append(seconds_when_finished() - start_time)
     median_seconds = sorted(seconds)[TIMED_RUNS // 2]
     measurements: dict[str, Any] = {
-        "date": date.today().isoformat(), "torch": torch.__version__, "device": _device_name(device), "tokens": tokens,
+        "date": date.today().isoformat(), "torch": torch.__version__, "device": _device_name(device),
+        "tokens": token_count,
         "forward_flops": flops, "forward_seconds": median_seconds, "flops_per_second": flops / median_seconds,
     }  # fmt: skip
     if is_cuda:

@@ -76,27 +76,27 @@ class SkipInitialization(TorchFunctionMode):  # it is used as a function
         return function(*args, **(kwargs or {}))
 
 
-def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
+def token_ids(spec: ModelSpec, batch: int, token_count: int, device: str) -> Tensor:
     """Returns token ids: random on a GPU, elsewhere zeros, for which all rows have the same experts."""
-    return module_measurements.token_ids(spec, batch, tokens, device, is_random=device == "cuda")
+    return module_measurements.token_ids(spec, batch, token_count, device, is_random=device == "cuda")
 
 
 def loss_or_output(
     spec: ModelSpec,
     module: Any,
-    ids: Tensor,
+    input_ids: Tensor,
     source_input: Tensor | None,
     kernels: KernelChoices = EAGER_CHOICES,
     included_parts: frozenset[str] = frozenset(),
 ) -> Any:
-    """Runs a forward pass. Returns the loss, or for a model without a language-model head the output."""
+    """Runs a forward pass, and returns the loss; for a model without a language-model head, the output."""
     has_mtp = MTP.name in included_parts
     model_output = module(
-        ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.expert_capacity
+        input_ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.expert_capacity
     )
     output, mtp_logits = model_output if has_mtp else (model_output, [])
     del model_output
-    return kernel_variants.loss_of(module, kernels, output, ids, mtp_logits) if spec.head.type == "lm" else output
+    return kernel_variants.loss_of(module, kernels, output, input_ids, mtp_logits) if spec.head.type == "lm" else output
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -243,13 +243,15 @@ def cache_shapes(spec: ModelSpec, inference_config: InferenceConfig) -> CacheSha
     """Returns the shapes of the cache's tensors after a prompt, from a run on the meta device."""
     inference_configs = InferencePasses(spec, inference_config, "meta")
     inference_configs.run_prefill()
-    path_by_module = {module: module_path for module_path, module in inference_configs.module.named_modules()}
+    path_by_module = {
+        cached_module: module_path for module_path, cached_module in inference_configs.module.named_modules()
+    }
     return {
-        path_by_module[module]: [
+        path_by_module[cached_module]: [
             (tensor.shape, tensor.stride(), tensor.dtype, tensor.untyped_storage().nbytes() // tensor.itemsize)
-            for tensor in tensors
+            for tensor in cached_tensors
         ]
-        for module, tensors in (inference_configs.store or {}).items()
+        for cached_module, cached_tensors in (inference_configs.store or {}).items()
     }
 
 
@@ -275,35 +277,39 @@ class InferencePasses:
             self._run_pass(min(chunk_size, seq - past_tokens), past_tokens, last_only=self.store is not None)
 
     def create_cache(self, cache_tensors: CacheShapes) -> None:
-        """Creates the cache that a prompt leaves. cache_tensors: the shapes of its tensors."""
-        modules = dict(self.module.named_modules())
+        """Creates the cache that exists after a prompt. cache_tensors: the shapes of its tensors."""
+        modules_by_path = dict(self.module.named_modules())
         self.store = {
-            modules[module_path]: tuple(
+            modules_by_path[module_path]: tuple(
                 torch.zeros(element_count, dtype=dtype, device=self.device).as_strided(shape, strides)
-                for shape, strides, dtype, element_count in tensors
+                for shape, strides, dtype, element_count in tensor_shapes
             )
-            for module_path, tensors in cache_tensors.items()
+            for module_path, tensor_shapes in cache_tensors.items()
         }
 
     def run_decode(self) -> None:
         """Runs one decoding step of the reference after the prompt."""
         self._run_pass(1, self.inference.seq, last_only=False)
 
-    def _run_pass(self, tokens: int, past_tokens: int, last_only: bool) -> None:
+    def _run_pass(self, new_token_count: int, past_tokens: int, last_only: bool) -> None:
         """Runs one inference pass, and frees its token ids and logits at the end."""
-        config = self.inference
-        input_ids, source_input = token_ids(self.spec, config.batch, tokens, self.device), None
+        inference_config = self.inference
+        input_ids, source_input = token_ids(self.spec, inference_config.batch, new_token_count, self.device), None
         if not past_tokens:
-            input_tokens = config.seq if config.source_tokens is None else config.source_tokens
-            source_input = encoder_input(self.spec, config.batch, input_tokens, config.dtype, self.device)
-        with torch.no_grad(), kernel_variants.kernel_context(config.kernel_choices):
+            input_tokens = (
+                inference_config.seq if inference_config.source_tokens is None else inference_config.source_tokens
+            )
+            source_input = encoder_input(
+                self.spec, inference_config.batch, input_tokens, inference_config.dtype, self.device
+            )
+        with torch.no_grad(), kernel_variants.kernel_context(inference_config.kernel_choices):
             self.module(
                 input_ids,
                 source_input,
                 cached_tensors=self.store,
                 past=past_tokens,
                 last_only=last_only,
-                mla=config.latent_form,
+                mla=inference_config.latent_form,
                 grouped_experts=True,
-                expert_capacity=config.kernel_choices.expert_capacity,
+                expert_capacity=inference_config.kernel_choices.expert_capacity,
             )

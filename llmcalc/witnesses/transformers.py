@@ -77,7 +77,7 @@ def verify_with_transformers(preset: Preset, batch: int = 1, seq: int | None = N
 def verify_config(
     spec: ModelSpec, config: dict[str, Any], model_name: str = "model", batch: int = 1, seq: int | None = None
 ) -> Verdict:
-    """Compares counts with a class: the one in the config's `architectures`, else the model type's."""
+    """Compares counts with the class in the config's `architectures`, or else with the class of the model type."""
     start_time = time.perf_counter()
     max_positions = learned_positions(spec)
     if max_positions is not None and seq is not None and seq > max_positions:
@@ -85,15 +85,17 @@ def verify_config(
             f"--seq: {seq} tokens do not fit {max_positions} learned positions; expected at most {max_positions}"
         )
     sequence_lengths = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
-    lengths = tuple(
-        dict.fromkeys(length if max_positions is None else min(length, max_positions) for length in sequence_lengths)
+    distinct_lengths = tuple(
+        dict.fromkeys(
+            seq_length if max_positions is None else min(seq_length, max_positions) for seq_length in sequence_lengths
+        )
     )
     model = build_class_model(config)
-    modules = find_modules(spec, config, model)
-    checks = list(_count_checks(spec, config, model, modules, batch, lengths))
-    verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
+    modules_of_nodes = find_modules(spec, config, model)
+    checks = list(_count_checks(spec, config, model, modules_of_nodes, batch, distinct_lengths))
+    verdict_info = {"class": type(model).__name__, "batch": batch, "seq": distinct_lengths[0]}
     cost = class_cost_function(text_model_of(config)[2], "parameters", total_params_of, spec)
-    coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, PARTS_WITHOUT_FLOPS)
+    coverage_of_model = coverage_of_leaves(spec.tree(), modules_of_nodes, cost, PARTS_WITHOUT_FLOPS)
     return Verdict(
         model_name,
         "transformers",
@@ -158,7 +160,7 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
 
 
 def meta_device_quirks(config: Mapping[str, Any]) -> Quirks:
-    """Returns what a model type's classes need to run on the meta device."""
+    """Returns the settings that a model type's classes need to run on the meta device."""
     family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
 
@@ -172,7 +174,7 @@ def _disable_warnings(model: nn.Module) -> None:
 
 
 def _avoid_identity_experts(model: nn.Module) -> None:
-    """Keeps routers from selecting identity experts, by a score correction that ranks them last."""
+    """Makes routers rank identity experts last, by a score correction, so that no token selects one."""
     import torch
 
     for module in model.modules():
@@ -197,7 +199,7 @@ def _count_checks(
     spec: ModelSpec,
     config: dict[str, Any],
     model: nn.Module,
-    modules: ModulesByNode,
+    modules_of_nodes: ModulesByNode,
     batch: int,
     sequence_lengths: tuple[int, ...],
 ) -> Iterator[Check]:
@@ -206,8 +208,8 @@ def _count_checks(
         text_model_of(config)[2],
         f"transformers/{config['model_type']}",
     )
-    params = parameter_counts_by_first_module(
-        model, [module_path for node_modules in modules.values() for module_path in node_modules.modules]
+    params_by_path = parameter_counts_by_first_module(
+        model, [module_path for node_modules in modules_of_nodes.values() for module_path in node_modules.modules]
     )
     towers_without_flops = (
         PARTS_WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
@@ -217,7 +219,7 @@ def _count_checks(
         quantity_name: str,
         cost: Cost,
         measured_counts: Mapping[str, int],
-        modules: ModulesByNode,
+        modules_of_nodes: ModulesByNode,
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
         """Yields a check for every node whose modules were found in the class, unless both counts are 0."""
@@ -227,8 +229,8 @@ def _count_checks(
             compare_modules(
                 model_tree,
                 quantity_name,
-                lambda node_position: node_position.cost_per_repeat(cost) + excess_of_node(node_position.path),
-                modules,
+                lambda positioned_node: positioned_node.cost_per_repeat(cost) + excess_of_node(positioned_node.path),
+                modules_of_nodes,
                 measured_counts,
                 witness_label,
                 run_config,
@@ -240,10 +242,12 @@ def _count_checks(
         "model",
         "parameters",
         total_cost_in_class(model_type, "parameters", total_params_of, spec, included_parts=towers_without_flops),
-        params.get("", 0) - uncounted_params,
+        params_by_path.get("", 0) - uncounted_params,
         witness_label,
     )
-    yield from compare_with_class("parameters", total_params_of, remove_shared_parameters(modules, params), modules)
+    yield from compare_with_class(
+        "parameters", total_params_of, remove_shared_parameters(modules_of_nodes, params_by_path), modules_of_nodes
+    )
     for seq in sequence_lengths:
         run_config = RunConfig(Workload(batch=batch, seq=seq))
         measured_pass = run_forward(spec, model, batch, seq, meta_device_quirks(config))
@@ -260,7 +264,7 @@ def _count_checks(
                 "forward_flops",
                 forward_flops_of,
                 measured_pass.flops_by_path,
-                nodes_called_once(modules, measured_pass.calls_by_path, tensor_names(model)),
+                nodes_called_once(modules_of_nodes, measured_pass.calls_by_path, tensor_names(model)),
                 run_config,
             )
         if measured_pass.cache_bytes is not None:
@@ -283,7 +287,11 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
         return {}
     module_patterns = [re.escape(pattern).replace(r"\*", r"\d+") for pattern in family.uncounted_modules.split(" + ")]
     path_pattern = re.compile(rf"({'|'.join(module_patterns)})\.")
-    return {name: parameter.numel() for name, parameter in model.named_parameters() if path_pattern.match(f"{name}.")}
+    return {
+        parameter_name: parameter.numel()
+        for parameter_name, parameter in model.named_parameters()
+        if path_pattern.match(f"{parameter_name}.")
+    }
 
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
@@ -294,7 +302,11 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     module_names_of_text, module_names_of_wrapper = (
         {} if family_record is None else family_record.modules for family_record in (family, outer_family)
     )
-    head_names = {path: name for path, name in module_names_of_wrapper.items() if path.startswith("lm_head")}
+    head_names = {
+        node_path: published_name
+        for node_path, published_name in module_names_of_wrapper.items()
+        if node_path.startswith("lm_head")
+    }
     return find_modules_of_nodes(
         spec.tree(), class_paths, spec.kind, base_path, {**module_names_of_text, **head_names}, module_names_of_wrapper
     )
@@ -357,7 +369,7 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
 
 
 def denoises_after_prompt(model: nn.Module) -> bool:
-    """Whether a class reads a prompt and then denoises tokens; such a class is measured with an empty prompt."""
+    """Whether a class reads a prompt and then denoises tokens; it is then measured with an empty prompt."""
     is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
 
@@ -412,9 +424,9 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     ):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
     missing_inputs = [
-        name
-        for name, parameter in signature(model.forward).parameters.items()
-        if name not in inputs
+        required_argument
+        for required_argument, parameter in signature(model.forward).parameters.items()
+        if required_argument not in inputs
         and parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
@@ -432,7 +444,9 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     ]
     base_model: Any = model.base_model  # some heads do not return the cache that it filled
     if base_model is not model:
-        hook_handles.append(base_model.register_forward_hook(lambda _, __, output: module_outputs.append(output)))
+        hook_handles.append(
+            base_model.register_forward_hook(lambda _, __, class_output: module_outputs.append(class_output))
+        )
     try:
         forward_flops, _ = count_flops(model, lambda: module_outputs.append(model(**inputs)))
     except ValueError as error:  # of classes that read an image or a recording, but have a default for it
@@ -443,7 +457,9 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         ) from None
     for hook_handle in hook_handles:
         hook_handle.remove()
-    stored_cache = next((cache for output in reversed(module_outputs) for cache in _find_caches(output)), None)
+    stored_cache = next(
+        (found_cache for class_output in reversed(module_outputs) for found_cache in _find_caches(class_output)), None
+    )
     if denoises_after_prompt(model):
         return MeasuredPass(forward_flops, calls_by_module, None)  # it reads the prompt's cache and fills none
     argument_name = cache_argument(model)
@@ -479,7 +495,7 @@ def _find_caches(module_output: Any) -> Iterator[Any]:
 
 
 def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Returns the tensors stored in modules that are neither parameters nor buffers, by path and attribute.
+    """Returns tensors in modules that are neither parameters nor buffers, by path and attribute.
 
     The frequencies that a scaled RoPE stores in its module are excluded.
     """

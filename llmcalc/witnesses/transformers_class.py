@@ -1,4 +1,4 @@
-"""Finds the class of `transformers` for a config, and the config fields to build it with.
+"""Finds the class of `transformers` for a config, and the config fields from which the class is built.
 
 transformers: models/auto/modeling_auto, modeling_rope_utils.
 """
@@ -35,7 +35,7 @@ def class_model_type(model_type: str) -> str:
 
 
 def family_of_class(model_type: str) -> Family | None:
-    """Returns the `Family` whose class computes this model type; None if it is not supported."""
+    """Returns the `Family` whose class computes a model type; None for an unsupported type."""
     class_type = class_model_type(model_type)
     return family_of(class_type) if class_type in model_types() else None
 
@@ -57,7 +57,7 @@ def require_library_class(config: Mapping[str, Any]) -> None:
 
 @cache
 def _names_by_lower_case() -> dict[str, list[str]]:
-    """Returns lower-case class name → the name as `transformers` writes it."""
+    """Returns the class names of `transformers` by lower-case class name."""
     import transformers
 
     class_names: dict[str, list[str]] = {}
@@ -115,7 +115,9 @@ def load_class(config: Mapping[str, Any]) -> Any:
 
 def class_config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the configuration class's fields; RoPE that depends on the length is replaced by plain RoPE."""
-    class_fields = {name: value for name, value in config.items() if name not in HUB_FIELDS}
+    class_fields = {
+        field_key: config_value for field_key, config_value in config.items() if field_key not in HUB_FIELDS
+    }
     for field_name in ("rope_scaling", "rope_parameters"):
         rope = class_fields.get(field_name)
         if rope is False:  # means none; a configuration class rejects it

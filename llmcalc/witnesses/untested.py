@@ -13,12 +13,12 @@ from ..simulator.kernel_choices import EAGER_CHOICES
 
 
 def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
-    """Returns those components and kernels of a model whose memory was never measured; also optimizers, frameworks."""
+    """Returns the components, kernels, optimizers and frameworks for a model whose memory was never measured."""
     included_parts = frozenset({MTP.name})
     frameworks = [
         evidence
-        for name in FRAMEWORK_NAMES
-        for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)
+        for framework_name in FRAMEWORK_NAMES
+        for evidence in framework(framework_name).evidence_for(ONE_DEVICE, True).run((), None)
     ]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
     all_evidence = [*evidence_of_run(spec, EAGER_CHOICES, None, included_parts), *optimizers, *frameworks]

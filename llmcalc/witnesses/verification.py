@@ -17,7 +17,7 @@ WitnessName: TypeAlias = Literal["reference", "transformers", "published"]
 
 
 def verify(
-    preset: Preset,
+    named_model: Preset,
     witness: WitnessName = "reference",
     device: Device = "meta",
     batch: int = 1,
@@ -31,12 +31,12 @@ def verify(
     Raises `InputError` if the witness or the device does not support this model; it is `UnsupportedKernel` if memory is
     compared and a step of the model has no kernels.
     """
-    verdict = _compare_model(preset, witness, device, batch, seq, every_layer, memory)
-    return replace(verdict, untested=untested_parts(preset.model))
+    verdict = _compare_model(named_model, witness, device, batch, seq, every_layer, memory)
+    return replace(verdict, untested=untested_parts(named_model.model))
 
 
 def _compare_model(
-    preset: Preset,
+    named_model: Preset,
     witness: WitnessName,
     device: Device,
     batch: int,
@@ -50,17 +50,17 @@ def _compare_model(
     if witness == "published":
         from .published import verify_published
 
-        return verify_published(preset)
+        return verify_published(named_model)
     if witness == "transformers":
         from .transformers import verify_with_transformers
 
-        return verify_with_transformers(preset, batch, seq)
-    verdict = verify_reference(preset.model, preset.name, device, batch, seq, every_layer)
-    return _add_memory_checks(verdict, preset.model, device, batch, seq) if compares_memory else verdict
+        return verify_with_transformers(named_model, batch, seq)
+    verdict = verify_reference(named_model.model, named_model.name, device, batch, seq, every_layer)
+    return _add_memory_checks(verdict, named_model.model, device, batch, seq) if compares_memory else verdict
 
 
 def _add_memory_checks(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, seq: int | None) -> Verdict:
-    """Adds memory checks to a verdict; on a GPU they use more tokens than the other checks."""
+    """Adds memory checks to a verdict; on a GPU these use more tokens than the other checks."""
     from .memory import compare_memory, default_run_settings
 
     start_time = time.perf_counter()

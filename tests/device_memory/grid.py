@@ -115,7 +115,7 @@ def models() -> dict[str, ModelSpec]:
             unused_embedding=part["UnusedEmbedding-0"],
         ),
         "compressed": around_a_model(part["CompressedAttention-1"]),
-        "shared entries": around_a_model(part["SharedEntryAttention-2"]),
+        "shared entries": around_a_model(part["SharedCompressedKVAttention-2"]),
         "dynamic mask": around_a_model(part["DynamicMaskAttention-0"]),
         "attention of experts": around_a_model(part["MixtureOfAttention-0"]),
         "short convolution": around_a_model(part["ShortConv-1"]),
@@ -170,8 +170,8 @@ FUSED_ATTENTION = ("sdpa-math", "flash")
 LEFT_OUT: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("CompressedAttention", "--attn-implementation"): dict.fromkeys(FUSED_ATTENTION, SEVERAL_CORES),
     ("CompressedAttention", "--recompute"): dict.fromkeys(("attention", "selective"), SEVERAL_CORES),
-    ("SharedEntryAttention", "--attn-implementation"): dict.fromkeys(FUSED_ATTENTION, SEVERAL_CORES),
-    ("SharedEntryAttention", "--recompute"): dict.fromkeys(("attention", "selective"), SEVERAL_CORES),
+    ("SharedCompressedKVAttention", "--attn-implementation"): dict.fromkeys(FUSED_ATTENTION, SEVERAL_CORES),
+    ("SharedCompressedKVAttention", "--recompute"): dict.fromkeys(("attention", "selective"), SEVERAL_CORES),
     ("MergedAttention", "--attn-implementation"): dict.fromkeys(FUSED_ATTENTION, SEVERAL_CORES),
     ("MergedAttention", "--recompute"): {
         "attention": SEVERAL_CORES,

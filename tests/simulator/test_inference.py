@@ -144,7 +144,8 @@ def test_a_recurrent_family_decodes_as_torch_does(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["CompressedAttention-2", "MLA-3", "Attention-10", "CompressedConvAttention-0", "SharedEntryAttention-1"]
+    "name",
+    ["CompressedAttention-2", "MLA-3", "Attention-10", "CompressedConvAttention-0", "SharedCompressedKVAttention-1"],
 )
 def test_several_steps_hold_what_torch_holds(name: str) -> None:
     """Entries of the cache are completed, and blocks and windows are filled, on the way."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.components.mixers.shared_entries import SharedEntryAttention
+from llmcalc.components.mixers.shared_entries import SharedCompressedKVAttention
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.errors import InputError
 from llmcalc.sources.presets import load_preset
@@ -51,7 +51,7 @@ def test_the_cache_is_that_of_the_layers_that_compute_entries() -> None:
 def test_layers_compute_share_and_select_entries_as_the_config_lists_them() -> None:
     stack = load_preset(PRESET).model.main
     mixers = [stack.layer(name).attention for name in stack.layer_names()]
-    assert all(isinstance(mixer, SharedEntryAttention) for mixer in mixers)
+    assert all(isinstance(mixer, SharedCompressedKVAttention) for mixer in mixers)
     rates = [mixer.compress_rate for mixer in mixers]
     assert rates == [None] * 2 + [2] * 18 + [1] * 20
     assert [i for i, m in enumerate(mixers) if m.compress_rate and not m.entries_shared] == [2, 8, 14, 20]

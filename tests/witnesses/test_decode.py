@@ -24,9 +24,9 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import (
     AttentionCore,
     BlockAttentionCore,
+    CompressedKVAttentionCore,
     Conv1d,
     Elementwise,
-    EntryAttentionCore,
     Linear,
     Op,
     PooledAttentionCore,
@@ -60,7 +60,7 @@ def _no_product(op: Op) -> Op:
 
 
 def _every_key(op: Op) -> Op:
-    if isinstance(op, EntryAttentionCore):
+    if isinstance(op, CompressedKVAttentionCore):
         return replace(op, chosen_entries=None)
     if isinstance(op, BlockAttentionCore):
         return replace(op, blocks=CONTEXT)

@@ -39,13 +39,15 @@ class AudioChunks(AudioRule):
         check_recording_length(seconds, self.max_seconds)
         sample_count = max(round(seconds * SAMPLE_RATE), self.least_samples)
         frame_count = sample_count // FRAME_SAMPLES if self.drops_rest else -(-sample_count // FRAME_SAMPLES)
-        whole_chunks, last_chunk_frames = divmod(frame_count, self.chunk)
-        positions = whole_chunks * self._chunk_positions(self.chunk) + self._chunk_positions(last_chunk_frames)
-        tokens = positions // self.merge
-        if tokens < 1:
+        whole_chunk_count, last_chunk_frames = divmod(frame_count, self.chunk)
+        position_count = whole_chunk_count * self._chunk_positions(self.chunk) + self._chunk_positions(
+            last_chunk_frames
+        )
+        token_count = position_count // self.merge
+        if token_count < 1:
             raise InputError(f"--audio {seconds:g}: becomes no token of the model; expected a longer recording")
-        frames_read_by_projector = None if self.merge == 1 else 2**self.halvings * self.merge * tokens
-        return InputSizes(1, frame_count, 1, tokens, frames_read_by_projector)
+        frames_read_by_projector = None if self.merge == 1 else 2**self.halvings * self.merge * token_count
+        return InputSizes(1, frame_count, 1, token_count, frames_read_by_projector)
 
     def _chunk_positions(self, frame_count: int) -> int:
         """Returns the number of encoder positions of a chunk of frames."""

@@ -63,14 +63,14 @@ class AudioClips(AudioRule):
             )
         if self.fits:
             return self._encode_unpadded_clips(max(frame_count, LEAST_FRAMES), clip_count)
-        positions = clip_count * self.frames // 2 if self.padded else (frame_count - 1) // 2 + 1
-        return InputSizes(clip_count, self.frames, 1, max(1, positions // self.merge) + self.marks)
+        position_count = clip_count * self.frames // 2 if self.padded else (frame_count - 1) // 2 + 1
+        return InputSizes(clip_count, self.frames, 1, max(1, position_count // self.merge) + self.marks)
 
     def _encode_unpadded_clips(self, frame_count: int, clip_count: int) -> InputSizes:
         """Returns the numbers of frames and tokens of clips, of which the last is not padded to the full length."""
         frames_per_token = 2 * self.merge
         last_clip_frames = frame_count - (clip_count - 1) * self.frames
-        tokens = (clip_count - 1) * -(-self.frames // frames_per_token) + -(-last_clip_frames // frames_per_token)
-        frames_of_clip = frame_count if clip_count == 1 else self.frames
-        frames_read_by_projector = clip_count * frames_per_token * -(-frames_of_clip // frames_per_token)
-        return InputSizes(clip_count, frames_of_clip, 1, tokens + self.marks, frames_read_by_projector)
+        token_count = (clip_count - 1) * -(-self.frames // frames_per_token) + -(-last_clip_frames // frames_per_token)
+        frames_per_clip = frame_count if clip_count == 1 else self.frames
+        frames_read_by_projector = clip_count * frames_per_token * -(-frames_per_clip // frames_per_token)
+        return InputSizes(clip_count, frames_per_clip, 1, token_count + self.marks, frames_read_by_projector)

@@ -50,9 +50,9 @@ class AudioRecording(AudioRule):
         if frame_count < 1:
             raise InputError(f"--audio {seconds:g}: shorter than a frame of {self.window} samples; expected more")
         frame_group_count = -(-frame_count // self.frames_per_token)
-        tokens = frame_group_count * self.tokens_at_once if self.tokens is None else self.tokens
-        padded_samples = -(-sample_count // self.multiple) * self.multiple
-        return InputSizes(1, self._frame_count(padded_samples), 1, tokens + self.marks)
+        token_count = frame_group_count * self.tokens_at_once if self.tokens is None else self.tokens
+        padded_sample_count = -(-sample_count // self.multiple) * self.multiple
+        return InputSizes(1, self._frame_count(padded_sample_count), 1, token_count + self.marks)
 
-    def _frame_count(self, samples: int) -> int:
-        return (samples + self.lead - self.window) // self.hop + 1
+    def _frame_count(self, sample_count: int) -> int:
+        return (sample_count + self.lead - self.window) // self.hop + 1

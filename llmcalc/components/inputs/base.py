@@ -15,7 +15,7 @@ from ..base import Part
 
 @frozen(slots=True)
 class InputSizes:
-    """The numbers of patches and tokens of an image or recording: what the encoder reads and what the text model reads.
+    """The sizes of an image or a recording: the encoder's patches or frames, and the text model's tokens.
 
     tile_or_clip_count: the tiles of the image, or the clips of the audio, that the encoder reads, all of one size.
     rows, columns: the patches along both sides of each part; frames of audio are one column.

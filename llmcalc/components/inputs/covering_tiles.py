@@ -17,7 +17,7 @@ COVERED_SHARE = 0.9
 
 
 class CoveringTiles(ImageRule):
-    """The rule for images cut into tiles of `size` × `size` pixels; an image of several tiles gets one of the whole.
+    """The rule for images cut into tiles of size × size pixels; if several, a tile of the whole image is added.
 
     size: the side of a tile in pixels.
     max_tiles: the most tiles, without the whole image.
@@ -31,12 +31,12 @@ class CoveringTiles(ImageRule):
     max_tiles: int = Field(ge=1, le=1000, strict=True)
     merge: InnerWidth
 
-    def _covered_fraction(self, height: int, width: int, tile_columns: int, tile_rows: int) -> float:
+    def _covered_fraction(self, height: int, width: int, tile_rows: int, tile_columns: int) -> float:
         """Returns the share of an image's pixels that remain after each piece is shrunk to fit into a tile."""
-        row_heights = [height // tile_columns] * (tile_columns - 1) + [
-            height - height // tile_columns * (tile_columns - 1)
+        row_heights = [height // tile_rows] * (tile_rows - 1) + [height - height // tile_rows * (tile_rows - 1)]
+        column_widths = [width // tile_columns] * (tile_columns - 1) + [
+            width - width // tile_columns * (tile_columns - 1)
         ]
-        column_widths = [width // tile_rows] * (tile_rows - 1) + [width - width // tile_rows * (tile_rows - 1)]
         covered_area = 0.0
         for row_height in row_heights:
             for column_width in column_widths:
@@ -51,30 +51,36 @@ class CoveringTiles(ImageRule):
     def _smallest_tile_count(self, height: int, width: int) -> int:
         """Returns the fewest tiles that keep most of the image's area."""
         tile_grids = [
-            (tile_columns, tile_rows)
-            for tile_columns in range(1, self.max_tiles + 1)
-            for tile_rows in range(1, self.max_tiles // tile_columns + 1)
+            (tile_rows, tile_columns)
+            for tile_rows in range(1, self.max_tiles + 1)
+            for tile_columns in range(1, self.max_tiles // tile_rows + 1)
         ]
-        share_by_grid = {tile_grid: self._covered_fraction(height, width, *tile_grid) for tile_grid in tile_grids}
+        covered_share_by_grid = {
+            tile_grid: self._covered_fraction(height, width, *tile_grid) for tile_grid in tile_grids
+        }
         tile_counts = [
-            tile_columns * tile_rows
-            for (tile_columns, tile_rows), covered_share in share_by_grid.items()
+            tile_rows * tile_columns
+            for (tile_rows, tile_columns), covered_share in covered_share_by_grid.items()
             if covered_share > COVERED_SHARE
         ]
         if tile_counts:
             return min(tile_counts)
-        largest_covered_share = max(share_by_grid.values())
+        largest_covered_share = max(covered_share_by_grid.values())
         return min(
-            tile_columns * tile_rows
-            for (tile_columns, tile_rows), covered_share in share_by_grid.items()
+            tile_rows * tile_columns
+            for (tile_rows, tile_columns), covered_share in covered_share_by_grid.items()
             if covered_share == largest_covered_share
         )
 
     def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         tile_count = self._smallest_tile_count(height, width)
         image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
-        tokens = (-(-patches_per_side // self.merge)) ** 2
-        padded_patches = None if patches_per_side % self.merge == 0 else tokens * self.merge**2
+        tokens_per_tile = (-(-patches_per_side // self.merge)) ** 2
+        padded_patch_count = None if patches_per_side % self.merge == 0 else tokens_per_tile * self.merge**2
         return InputSizes(
-            image_count, patches_per_side, patches_per_side, image_count * tokens + tile_count + 2, padded_patches
+            image_count,
+            patches_per_side,
+            patches_per_side,
+            image_count * tokens_per_tile + tile_count + 2,
+            padded_patch_count,
         )

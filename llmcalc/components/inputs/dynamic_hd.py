@@ -1,4 +1,4 @@
-"""The rule that pads an image to whole tiles; padding gets no tokens, and a mark ends each line of tokens.
+"""The rule that pads an image to whole tiles; padding gets no tokens, and a marker token ends each row of tokens.
 
 Phi-4-multimodal. transformers: models/phi4_multimodal/image_processing_phi4_multimodal.py.
 """
@@ -34,12 +34,12 @@ class DynamicHd(ImageRule):
     merge: InnerWidth
 
     def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
-        columns_of_tiles, rows_of_tiles = -(-width // self.size), -(-height // self.size)
-        if columns_of_tiles * rows_of_tiles > self.max_tiles:
-            columns_of_tiles, rows_of_tiles = ImageTiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(
+        tile_columns, tile_rows = -(-width // self.size), -(-height // self.size)
+        if tile_columns * tile_rows > self.max_tiles:
+            tile_columns, tile_rows = ImageTiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(
                 height, width
             )
-        resize_scale = min(columns_of_tiles * self.size / width, rows_of_tiles * self.size / height)
+        resize_scale = min(tile_columns * self.size / width, tile_rows * self.size / height)
         if min(int(width * resize_scale), int(height * resize_scale)) < LEAST_SIDE:
             raise InputError(
                 f"--image {width}x{height}: the processor makes a side of less than {LEAST_SIDE} pixels of it; "
@@ -48,20 +48,21 @@ class DynamicHd(ImageRule):
         patches_per_side = self.size // patch_size
         token_columns, token_rows = (
             -(
-                -(tile_count * patches_per_side - (tile_count * self.size - int(pixels * resize_scale)) // patch_size)
+                -(
+                    tiles_along_side * patches_per_side
+                    - (tiles_along_side * self.size - int(side_pixels * resize_scale)) // patch_size
+                )
                 // self.merge
             )
-            for tile_count, pixels in ((columns_of_tiles, width), (rows_of_tiles, height))
+            for tiles_along_side, side_pixels in ((tile_columns, width), (tile_rows, height))
         )
-        return self.tile_input_with_line_ends(
-            columns_of_tiles * rows_of_tiles + 1, patches_per_side, token_rows, token_columns
-        )
+        return self.tile_input_with_line_ends(tile_columns * tile_rows + 1, patches_per_side, token_rows, token_columns)
 
     def tile_input_with_line_ends(
         self, tile_count: int, patches_per_side: int, token_rows: int, token_columns: int
     ) -> InputSizes:
         """Returns the numbers of patches and tokens of all tiles; each row of tokens ends with a marker token."""
         tokens_per_side = -(-patches_per_side // self.merge)
-        tokens_of_lines = token_rows * (token_columns + 1) + tokens_per_side * (tokens_per_side + 1)
-        real_patches = (tokens_of_lines - 1) * self.merge**2
-        return InputSizes(tile_count, patches_per_side, patches_per_side, tokens_of_lines + 1, real_patches)
+        line_token_count = token_rows * (token_columns + 1) + tokens_per_side * (tokens_per_side + 1)
+        real_patch_count = (line_token_count - 1) * self.merge**2
+        return InputSizes(tile_count, patches_per_side, patches_per_side, line_token_count + 1, real_patch_count)

@@ -35,9 +35,10 @@ class HdTransform(DynamicHd):
             raise InputError(
                 f"--image {width}x{height}: the processor makes a side without pixels of it; expected another shape"
             )
-        tile_counts = ceil(shorter_side / self.size), longer_side_tiles
+        tiles_by_side = ceil(shorter_side / self.size), longer_side_tiles
         tokens_per_side = self.size // patch_size // self.merge
         token_rows, token_columns = (
-            tokens_per_side * tile_count for tile_count in (tile_counts if width >= height else reversed(tile_counts))
+            tokens_per_side * tiles_along_side
+            for tiles_along_side in (tiles_by_side if width >= height else reversed(tiles_by_side))
         )
         return self.tile_input_with_line_ends(self.max_tiles + 1, self.size // patch_size, token_rows, token_columns)

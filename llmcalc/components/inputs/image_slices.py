@@ -1,4 +1,4 @@
-"""The rule that reads an image whole and, if it is large, also in slices of about `size`² pixels.
+"""The rule that reads the whole image and, if the image is large, also slices of about `size`² pixels.
 
 MiniCPM-V (Yao 2024, arXiv:2408.01800, §3.2). transformers: models/minicpmv4_6/image_processing_minicpmv4_6.py, with
 fewer patches per token than the processors of versions 2.6, 4.0 and 4.5 in their own code.
@@ -39,22 +39,22 @@ class ImageSlices(ImageRule):
     def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         token_size = self.merge * patch_size
         slices_down, slices_across = self._slice_grid(height, width)
-        total_slices = slices_down * slices_across
-        if total_slices == 1:
+        slice_count = slices_down * slices_across
+        if slice_count == 1:
             image_sides = [self._resized_sides(height, width, token_size, True)]
         else:
             slice_height, slice_width = (
-                _nearest_multiple(pixels, slice_count) / slice_count
-                for pixels, slice_count in ((height, slices_down), (width, slices_across))
+                _nearest_multiple(side_pixels, slices_along_side) / slices_along_side
+                for side_pixels, slices_along_side in ((height, slices_down), (width, slices_across))
             )
             overview_sides = self._resized_sides(height, width, token_size, False)
             image_sides = [
                 overview_sides,
-                *[self._resized_sides(slice_height, slice_width, token_size, True)] * total_slices,
+                *[self._resized_sides(slice_height, slice_width, token_size, True)] * slice_count,
             ]
-        patches = max(image_height * image_width for image_height, image_width in image_sides) // patch_size**2
-        tokens = len(image_sides) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
-        return InputSizes(len(image_sides), patches, 1, tokens)
+        patch_count = max(image_height * image_width for image_height, image_width in image_sides) // patch_size**2
+        token_count = len(image_sides) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
+        return InputSizes(len(image_sides), patch_count, 1, token_count)
 
     def _slice_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the numbers of slice rows and columns of the grid whose aspect ratio is nearest to the image's."""
@@ -80,5 +80,5 @@ class ImageSlices(ImageRule):
         return _nearest_multiple(height, token_size), _nearest_multiple(width, token_size)
 
 
-def _nearest_multiple(pixels: float, divisor: int) -> int:
-    return max(round(pixels / divisor) * divisor, divisor)
+def _nearest_multiple(side_pixels: float, divisor: int) -> int:
+    return max(round(side_pixels / divisor) * divisor, divisor)

@@ -18,7 +18,7 @@ from .base import ImageRule, InputSizes
 
 
 class ImageTiles(ImageRule):
-    """The rule for images cut into tiles of `size` × `size` pixels; an image of several tiles gets one of the whole.
+    """The rule for images cut into tiles of size × size pixels; if several, a tile of the whole image is added.
 
     size: the side of a tile in pixels.
     min_tiles, max_tiles: limits of the number of tiles, without the whole image.
@@ -71,5 +71,5 @@ class ImageTiles(ImageRule):
     def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         tile_count = prod(self.tile_grid(height, width))
         image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
-        tokens = image_count * (self.tokens + self.tile_marks) + self.marks
-        return InputSizes(image_count, patches_per_side, patches_per_side, tokens)
+        token_count = image_count * (self.tokens + self.tile_marks) + self.marks
+        return InputSizes(image_count, patches_per_side, patches_per_side, token_count)

@@ -31,6 +31,6 @@ class LongestEdge(ImageRule):
         if resize_ratio > 1:
             height, width = floor(height / resize_ratio), floor(width / resize_ratio)
         token_size = self.merge * patch_size
-        token_rows, token_columns = ((pixel_length - 1) // token_size + 1 for pixel_length in (height, width))
-        columns = token_columns * self.merge
-        return InputSizes(1, token_rows * self.merge, columns, token_rows * (token_columns + self.line_marks))
+        token_rows, token_columns = ((side_pixels - 1) // token_size + 1 for side_pixels in (height, width))
+        patch_columns = token_columns * self.merge
+        return InputSizes(1, token_rows * self.merge, patch_columns, token_rows * (token_columns + self.line_marks))

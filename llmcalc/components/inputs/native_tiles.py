@@ -37,7 +37,7 @@ class NativeTiles(ImageTiles):
 
     def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         token_size = self.merge * patch_size
-        rounded_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
+        rounded_sides = [round(side_length / token_size) * token_size for side_length in (height, width)]
         min_pixels, max_pixels = (token_count * token_size**2 for token_count in (self.min_tokens, self.tokens))
         needs_tiles = prod(max(patch_size, side_pixels) for side_pixels in rounded_sides) > TILING_FACTOR * max_pixels
         image_sides = [max(token_size, side_pixels) for side_pixels in rounded_sides]
@@ -49,14 +49,14 @@ class NativeTiles(ImageTiles):
         elif prod(image_sides) < min_pixels:
             upscale_factor = sqrt(min_pixels / (height * width))
             image_sides = [ceil(side * upscale_factor / token_size) * token_size for side in (height, width)]
-        patches, patches_of_tile = prod(image_sides) // patch_size**2, (self.size // patch_size) ** 2
+        patch_count, patches_per_tile = prod(image_sides) // patch_size**2, (self.size // patch_size) ** 2
         tile_count = prod(self.tile_grid(height, width)) if needs_tiles else 0
-        tokens_of_tiles = tile_count * ceil(self.size // patch_size / self.merge) ** 2
+        tile_token_count = tile_count * ceil(self.size // patch_size / self.merge) ** 2
         tile_mark_count = (tile_count + 1) * self.tile_marks if tile_count else 0
         return InputSizes(
             tile_or_clip_count=tile_count + 1,
-            rows=max(self.tokens * self.merge**2, patches_of_tile, patches),
+            rows=max(self.tokens * self.merge**2, patches_per_tile, patch_count),
             columns=1,
-            tokens=tokens_of_tiles + patches // self.merge**2 + tile_mark_count + self.marks,
-            projector_patches=tile_count * patches_of_tile + patches,
+            tokens=tile_token_count + patch_count // self.merge**2 + tile_mark_count + self.marks,
+            projector_patches=tile_count * patches_per_tile + patch_count,
         )

@@ -31,11 +31,11 @@ class PaddedImage(ImageRule):
 
     def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         side_limit = max(height, width) if self.refuses_long else self.max_side * patch_size
-        patches = max(1, height // patch_size) * max(1, width // patch_size)
-        resize_scale = min(1.0, sqrt(self.max_patches / patches), side_limit / height, side_limit / width)
-        scaled_sides = (min(max(1, int(pixels * resize_scale)), side_limit) for pixels in (height, width))
+        patch_count = max(1, height // patch_size) * max(1, width // patch_size)
+        resize_scale = min(1.0, sqrt(self.max_patches / patch_count), side_limit / height, side_limit / width)
+        scaled_sides = (min(max(1, int(side_pixels * resize_scale)), side_limit) for side_pixels in (height, width))
         token_size = self.merge * patch_size
-        token_rows, token_columns = (-(-pixels // token_size) for pixels in scaled_sides)
+        token_rows, token_columns = (-(-side_pixels // token_size) for side_pixels in scaled_sides)
         if self.refuses_long and max(token_rows, token_columns) * self.merge > self.max_side:
             raise InputError(
                 f"--image {width}x{height}: the processor refuses more than {self.max_side} patches along a side; "

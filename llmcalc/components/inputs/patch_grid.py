@@ -15,7 +15,7 @@ from .base import ImageRule, InputSizes
 
 
 class PatchGrid(ImageRule):
-    """The rule for images whose rows and columns of patches are multiples of `merge`; merge × merge give one token.
+    """The rule for images whose patch rows and columns are multiples of `merge`; merge × merge patches are a token.
 
     merge: the side of the square of patches of a token.
     min_patches, max_patches: limits of the number of patches.
@@ -33,7 +33,7 @@ class PatchGrid(ImageRule):
             raise ValueError(f"min_patches: {self.min_patches}; expected less than max_patches {self.max_patches}")
 
     def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
-        patch_rows, patch_columns = (round(pixels / patch_size + 0.5) for pixels in (height, width))
+        patch_rows, patch_columns = (round(side_pixels / patch_size + 0.5) for side_pixels in (height, width))
         shrink_factor = min(sqrt(self.max_patches / (patch_rows * patch_columns)), 1.0)
         patch_rows, patch_columns = floor(shrink_factor * patch_rows), floor(shrink_factor * patch_columns)
         if patch_rows * patch_columns < self.min_patches:
@@ -43,9 +43,9 @@ class PatchGrid(ImageRule):
         patch_columns = self._rounded_patch_count(patch_columns, patch_rows)
         return InputSizes(1, patch_rows, patch_columns, patch_rows * patch_columns // self.merge**2 + self.marks)
 
-    def _rounded_patch_count(self, patches: int, other_patches: int) -> int:
+    def _rounded_patch_count(self, patch_count: int, other_side_patch_count: int) -> int:
         """Returns the patches along a side, rounded up to a multiple of `merge`, or down if the grid is too large."""
-        missing_patches = -patches % self.merge
-        if (patches + missing_patches) * other_patches <= self.max_patches:
-            return patches + missing_patches
-        return max(self.merge, patches - patches % self.merge)
+        missing_patch_count = -patch_count % self.merge
+        if (patch_count + missing_patch_count) * other_side_patch_count <= self.max_patches:
+            return patch_count + missing_patch_count
+        return max(self.merge, patch_count - patch_count % self.merge)

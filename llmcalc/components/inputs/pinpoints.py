@@ -39,8 +39,8 @@ class ResolutionPinpoints(ImageRule):
 
         def pixels_and_padding(resolution: tuple[int, int]) -> tuple[int, int]:
             resize_scale = min(resolution[1] / width, resolution[0] / height)
-            pixels = min(int(width * resize_scale) * int(height * resize_scale), width * height)
-            return pixels, pixels - resolution[0] * resolution[1]
+            kept_pixel_count = min(int(width * resize_scale) * int(height * resize_scale), width * height)
+            return kept_pixel_count, kept_pixel_count - resolution[0] * resolution[1]
 
         return max(self.resolutions, key=pixels_and_padding)  # the first of equals
 
@@ -48,7 +48,7 @@ class ResolutionPinpoints(ImageRule):
         patches_per_side = self.size // patch_size
         if not self.resolutions:
             return InputSizes(1, patches_per_side, patches_per_side, patches_per_side * patches_per_side + 1)
-        tiles_down, tiles_across = (pixels // self.size for pixels in self.best_resolution(height, width))
+        tiles_down, tiles_across = (side_pixels // self.size for side_pixels in self.best_resolution(height, width))
         patch_rows, patch_columns = patches_per_side * tiles_down, patches_per_side * tiles_across
         if width / height > patch_columns / patch_rows:
             patch_rows -= (patch_rows - int(round(height * (patch_columns / width), 7))) // 2 * 2
@@ -58,5 +58,5 @@ class ResolutionPinpoints(ImageRule):
             resize_ratio = sqrt(patch_rows * patch_columns / (self.most_tiles * patches_per_side**2))
             if resize_ratio > 1.1:
                 patch_rows, patch_columns = int(patch_rows // resize_ratio), int(patch_columns // resize_ratio)
-        tokens = patch_rows * patch_columns + patch_rows + patches_per_side * patches_per_side
-        return InputSizes(1 + tiles_down * tiles_across, patches_per_side, patches_per_side, tokens)
+        token_count = patch_rows * patch_columns + patch_rows + patches_per_side * patches_per_side
+        return InputSizes(1 + tiles_down * tiles_across, patches_per_side, patches_per_side, token_count)

@@ -26,7 +26,7 @@ class ResolutionCrops(ResolutionPinpoints):
     tokens: InnerWidth
 
     def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
-        tile_rows, tile_columns = (-(-pixels // self.size) for pixels in self.best_resolution(height, width))
+        tile_rows, tile_columns = (-(-side_pixels // self.size) for side_pixels in self.best_resolution(height, width))
         patches_per_side = self.size // patch_size
-        tokens = tile_rows * tile_columns * self.tokens
-        return InputSizes(tile_rows * tile_columns, patches_per_side, patches_per_side, tokens)
+        token_count = tile_rows * tile_columns * self.tokens
+        return InputSizes(tile_rows * tile_columns, patches_per_side, patches_per_side, token_count)

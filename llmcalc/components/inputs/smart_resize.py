@@ -59,24 +59,24 @@ class SmartResize(ImageRule):
             height, width = round(height * token_size / width), token_size
         if max(height, width) > MAX_ASPECT * min(height, width):
             raise aspect_ratio_error(height, width, MAX_ASPECT)
-        resized_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
-        pixels, image_area = self.frames * resized_sides[0] * resized_sides[1], self.frames * height * width
-        if pixels > self.max_pixels:
+        resized_sides = [round(side_length / token_size) * token_size for side_length in (height, width)]
+        pixel_count, image_area = self.frames * resized_sides[0] * resized_sides[1], self.frames * height * width
+        if pixel_count > self.max_pixels:
             shrink_factor = sqrt(image_area / self.max_pixels)
             resized_sides = [
                 max(token_size, floor(side / shrink_factor / token_size) * token_size) for side in (height, width)
             ]
-        elif pixels < self.min_pixels:
+        elif pixel_count < self.min_pixels:
             upscale_factor = sqrt(self.min_pixels / image_area)
             resized_sides = [ceil(side * upscale_factor / token_size) * token_size for side in (height, width)]
-        patch_rows, patch_columns = (pixel_length // patch_size for pixel_length in resized_sides)
+        patch_rows, patch_columns = (side_length // patch_size for side_length in resized_sides)
         line_mark_count = patch_rows // self.merge if self.line_marks else 0
-        tokens = patch_rows * patch_columns // self.merge**2 + line_mark_count + self.marks
+        token_count = patch_rows * patch_columns // self.merge**2 + line_mark_count + self.marks
         return InputSizes(
             1,
             patch_rows,
             patch_columns,
-            tokens,
+            token_count,
             reads_image_per_frame=self.repeats_frames,
             line_end_marks=line_mark_count,
         )

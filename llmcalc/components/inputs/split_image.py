@@ -16,7 +16,7 @@ LARGEST_SIDE = 4096
 
 
 class SplitImage(ImageRule):
-    """The rule for images cut into tiles of `size` × `size` pixels; an image of several tiles gets one of the whole.
+    """The rule for images cut into tiles of size × size pixels; if several, a tile of the whole image is added.
 
     size: the side of a tile in pixels.
     longest_edge: the length of the longer side after scaling, in pixels.
@@ -44,9 +44,9 @@ class SplitImage(ImageRule):
             width, height = LARGEST_SIDE, max(int(LARGEST_SIDE / aspect_ratio), 1)
         elif height > width and height > LARGEST_SIDE:
             height, width = LARGEST_SIDE, max(int(LARGEST_SIDE * aspect_ratio), 1)
-        tile_rows, tile_columns = (-(-pixels // self.size) for pixels in (height, width))
-        patches_per_side, tokens_of_tile = self.size // patch_size, self.tokens + 3
+        tile_rows, tile_columns = (-(-side_pixels // self.size) for side_pixels in (height, width))
+        patches_per_side, tokens_per_tile = self.size // patch_size, self.tokens + 3
         if tile_rows * tile_columns == 1:
-            return InputSizes(1, patches_per_side, patches_per_side, tokens_of_tile)
-        tokens = tile_rows * (tile_columns * (self.tokens + 2) + 1) + tokens_of_tile
-        return InputSizes(tile_rows * tile_columns + 1, patches_per_side, patches_per_side, tokens)
+            return InputSizes(1, patches_per_side, patches_per_side, tokens_per_tile)
+        token_count = tile_rows * (tile_columns * (self.tokens + 2) + 1) + tokens_per_tile
+        return InputSizes(tile_rows * tile_columns + 1, patches_per_side, patches_per_side, token_count)

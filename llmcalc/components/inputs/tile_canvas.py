@@ -15,7 +15,7 @@ from .base import ImageRule, InputSizes
 
 
 class TileCanvas(ImageRule):
-    """The rule for images cut into tiles of `size` × `size` pixels; an image of several tiles gets one of the whole.
+    """The rule for images cut into tiles of size × size pixels; if several, a tile of the whole image is added.
 
     size: the side of a tile in pixels.
     max_tiles: the most tiles, without the whole image.
@@ -46,11 +46,11 @@ class TileCanvas(ImageRule):
     def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
         tiles_down, tiles_across = self._tile_grid(height, width)
         patches_per_side, tile_count = self.size // patch_size, tiles_down * tiles_across
-        image_tokens = 3 + self.tokens
+        image_token_count = 3 + self.tokens
         if tile_count == 1:
-            return InputSizes(1, patches_per_side, patches_per_side, image_tokens)
-        tokens = tile_count * self.tokens + tiles_down * tiles_across + image_tokens
-        return InputSizes(tile_count + 1, patches_per_side, patches_per_side, tokens)
+            return InputSizes(1, patches_per_side, patches_per_side, image_token_count)
+        token_count = tile_count * self.tokens + tiles_down * tiles_across + image_token_count
+        return InputSizes(tile_count + 1, patches_per_side, patches_per_side, token_count)
 
 
 def _to_single_precision(scale: float) -> float:

@@ -34,8 +34,8 @@ class TokenBudget(ImageRule):
     projects_padding: Flag = False
 
     def input_sizes(self, height: int, width: int, patch_size: int) -> InputSizes:
-        patches, token_size = self.max_tokens * self.merge**2, self.merge * patch_size
-        resize_scale = sqrt(patches * patch_size**2 / (height * width))
+        patch_budget, token_size = self.max_tokens * self.merge**2, self.merge * patch_size
+        resize_scale = sqrt(patch_budget * patch_size**2 / (height * width))
         token_rows, token_columns = floor(resize_scale * height / token_size), floor(resize_scale * width / token_size)
         if token_rows == token_columns == 0:
             raise InputError(
@@ -48,5 +48,5 @@ class TokenBudget(ImageRule):
             token_rows, token_columns = min(height // width, self.max_tokens), 1
         if token_rows * token_columns > self.max_tokens:
             raise InputError(f"--image {width}x{height}: needs more than {self.max_tokens} tokens; expected less width")
-        real_patches = None if self.projects_padding else token_rows * token_columns * self.merge**2
-        return InputSizes(1, patches, 1, token_rows * token_columns + self.marks, real_patches)
+        real_patch_count = None if self.projects_padding else token_rows * token_columns * self.merge**2
+        return InputSizes(1, patch_budget, 1, token_rows * token_columns + self.marks, real_patch_count)

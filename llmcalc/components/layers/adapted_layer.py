@@ -52,7 +52,10 @@ class AdaptedLayer(Block):
             norm=Norm(type="rmsnorm"),
             feed_forward_norm=Norm(type="layernorm"),
         )
-        layer_fields = {name: getattr(block, name) for name in ("attention", "feed_forward", "norm", "norm_placement")}
+        layer_fields = {
+            field_name: getattr(block, field_name)
+            for field_name in ("attention", "feed_forward", "norm", "norm_placement")
+        }
         return [cls(**layer_fields, adapter=adapter)]
 
 

@@ -174,7 +174,7 @@ def _reference_class() -> type[nn.Module]:
             return self.adapter_down_proj(activate(self.act, self.adapter_up_proj(x)))
 
     class LanguageAdapters(nn.ModuleDict):
-        """The adapters of all languages, of which one adapter runs. x: [batch, tokens, hidden] → same shape."""
+        """The adapters of all languages; each pass runs one adapter. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, language: str) -> Tensor:
             return self[language](x)

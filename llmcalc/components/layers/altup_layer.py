@@ -235,7 +235,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
 
         def _project_streams(self, first_stream: Tensor, stream_inputs: Sequence[Tensor]) -> Tensor:
-            """Stacks the first stream and the rescaled projections of the others as [.., streams, hidden]."""
+            """Stacks the first stream and rescaled projections of the other streams: [.., streams, hidden]."""
             first_rms, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, stream_inputs, strict=True):
                 projected_x = projection(x)

@@ -77,7 +77,7 @@ SCALE_SOURCES: Mapping[bool | str, str] = {
 
 @frozen(slots=True)
 class LayerSharing:
-    """Whether a layer is the first of the layers that share one set of parameters, and the number of the others.
+    """How a layer shares its parameters: whether it is the first layer that uses them, and the number of the others.
 
     is_first: whether it is the first of them, which has the parameters.
     other_layer_count: the number of other layers that use them.
@@ -117,8 +117,12 @@ class Layer(Component):
     without_norms: tuple[str, ...] = ()
 
     def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
-        """The layer after `replace_mixer` is applied to each of its token mixers. hidden_size: the layer's width."""
-        mixers = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
+        """Returns the layer with `replace_mixer` applied to all its token mixers. hidden_size: the layer's width."""
+        mixers = {
+            mixer_field: getattr(self, mixer_field)
+            for mixer_field in ("attention", "cross_attention")
+            if hasattr(self, mixer_field)
+        }
         changed_mixers = {
             field_name: replace_mixer(component, hidden_size)
             for field_name, component in mixers.items()
@@ -129,7 +133,7 @@ class Layer(Component):
     def scaled(
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
     ) -> Self:
-        """The layer scaled to another width. hidden_size: the old width. heads, scale_width: functions of old sizes.
+        """Returns the layer scaled to another width. hidden_size: the old width. heads, scale_width: old → new sizes.
 
         Raises `UnscalableError`, with the reason, where the layer cannot be scaled that way.
         """
@@ -172,7 +176,7 @@ class Layer(Component):
         return self.sublayer_dependency_field()
 
     def sublayer_dependency_field(self) -> str:
-        """The field that makes one of the sublayers depend on another layer or on the model; empty if independent."""
+        """The field that makes a sublayer depend on another layer or on the model; empty for independent sublayers."""
         for field_name, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
             dependency_field = component.dependency_field() if isinstance(component, Component) else ""
             if dependency_field:
@@ -234,7 +238,11 @@ class Block(Layer):
             raise ValueError("idle_source_size: only idle cross-attention has one; expected none")
         if self.cross_attention is not None:
             self.cross_attention.check_cross_attention()
-        norm_names = [f"{name}_{position}_norm" for name, _ in self.sublayers() for position in ("pre", "post")]
+        norm_names = [
+            f"{sublayer_name_with_norm}_{norm_place}_norm"
+            for sublayer_name_with_norm, _ in self.sublayers()
+            for norm_place in ("pre", "post")
+        ]
         for sublayer_name in self.without_norms:
             if sublayer_name not in norm_names:
                 raise ValueError(
@@ -322,7 +330,7 @@ class Block(Layer):
         return x
 
     def _encoder_output_argument(self, recorder: Flow, sublayer_name: str) -> dict[str, Any]:
-        """Returns a sublayer's keyword arguments: the encoder's output for cross-attention, none for others."""
+        """Returns a sublayer's keyword arguments: the encoder's output for cross-attention, otherwise none."""
         return {"memory": recorder.encoder_output, "kind": "cross_attention"} if sublayer_name == "cross_attn" else {}
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, norm_role: Role = "own") -> Value:
@@ -448,7 +456,7 @@ def _reference_class() -> type[nn.Module]:
                     )
             for sublayer_name in self.order:
                 norm_positions = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
-                for norm_name in (f"{sublayer_name}_{position}_norm" for position in norm_positions):
+                for norm_name in (f"{sublayer_name}_{norm_place}_norm" for norm_place in norm_positions):
                     if norm_name not in spec.without_norms:
                         self.add_module(norm_name, spec.norm.reference(model_properties))
             if spec.idle_cross_attention:

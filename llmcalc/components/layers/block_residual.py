@@ -135,7 +135,7 @@ class BlockResidualLayer(PreNormLayer):
 
 
 class BlockResiduals(ResidualStreams):
-    """The list of residual sums of all layer blocks, and the weighted sum of the list after the last layer.
+    """The residual sums of all blocks of layers, and their weighted sum after the last layer.
 
     blocks: the number of blocks whose sums the output reads when the last layer has run.
     norm: the norm on the sums, of which the scores are computed.

@@ -55,14 +55,18 @@ class FunnelAttention(MultiHeadMixer):
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
         q = recorder.linear("q_proj", x, heads, head_dim)
-        k, v = (recorder.linear(name, kv_input, heads, head_dim, bias=True) for name in ("k_proj", "v_proj"))
+        k, v = (
+            recorder.linear(projection_name, kv_input, heads, head_dim, bias=True)
+            for projection_name in ("k_proj", "v_proj")
+        )
         distances = RelativeDistances(query_rows=x.rows, key_rows=None if memory is None else memory.rows)
         distance_keys = recorder.linear(
             "r_proj", recorder.sinusoids(x, distances, *x.axes, is_stored=True), heads, head_dim
         )
         num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{name}_bias", heads, head_dim)) for name in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{projection_name}_bias", heads, head_dim))
+            for projection_name in ("position", "segment")
         )
         distance_scores = recorder.core(
             "distances",
@@ -238,7 +242,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             angles = rotary_angles(distances * key_stride, self.hidden, 10000.0)
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
             distance_keys = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
-            biases = (getattr(self, f"{name}_bias").weight[:, None] for name in ("content", "position", "segment"))
+            biases = (
+                getattr(self, f"{projection_name}_bias").weight[:, None]
+                for projection_name in ("content", "position", "segment")
+            )
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if halves_queries else 1
             distance_index = largest_distance - stride * torch.arange(query_count, device=x.device)[:, None]
@@ -280,15 +287,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def _lengthen_tokens(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Repeats tokens to the length of the first block's output, and adds that output."""
             first_block_output = pass_state.shared_values["first block"]
-            tokens, repeat_count = first_block_output.shape[1], 2**self.spec.halvings
+            token_count, repeat_count = first_block_output.shape[1], 2**self.spec.halvings
             if self.spec.separate_cls and repeat_count > 1:
                 tokens_after_first = x[:, 1:].repeat_interleave(repeat_count, 1)
                 tokens_after_first = nn.functional.pad(
-                    tokens_after_first, (0, 0, 0, max(tokens - 1 - tokens_after_first.shape[1], 0))
+                    tokens_after_first, (0, 0, 0, max(token_count - 1 - tokens_after_first.shape[1], 0))
                 )
-                x = torch.cat([x[:, :1], tokens_after_first[:, : tokens - 1]], 1)
+                x = torch.cat([x[:, :1], tokens_after_first[:, : token_count - 1]], 1)
             else:
-                x = x.repeat_interleave(repeat_count, 1)[:, :tokens]
+                x = x.repeat_interleave(repeat_count, 1)[:, :token_count]
             return x + first_block_output
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:

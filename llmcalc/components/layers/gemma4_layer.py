@@ -148,8 +148,8 @@ def _reference_class() -> type[nn.Module]:
             self, sublayer_name: str, x: Tensor, pass_state: PassState, **router_input: Tensor
         ) -> Tensor:
             pre_norm, component, post_norm = (
-                self.get_submodule(name)
-                for name in (f"{sublayer_name}_pre_norm", sublayer_name, f"{sublayer_name}_post_norm")
+                self.get_submodule(module_name)
+                for module_name in (f"{sublayer_name}_pre_norm", sublayer_name, f"{sublayer_name}_post_norm")
             )
             return post_norm(component(pre_norm(x), pass_state, **router_input))
 

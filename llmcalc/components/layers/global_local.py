@@ -258,11 +258,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.core = GlobalLocalCore(spec)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            tokens, padding_widths = pass_state.shared_values["text tokens"], (self.shift, self.shift)
+            text_token_count, padding_widths = pass_state.shared_values["text tokens"], (self.shift, self.shift)
             text_states = nn.functional.pad(x[:, self.count :], (0, 0, *padding_widths))
-            is_text_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
+            is_text_token = torch.arange(x.shape[1] - self.count, device=x.device) < text_token_count
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
-            q, k, v = (project_to_heads(self, name, padded_rows) for name in ("q_proj", "k_proj", "v_proj"))
+            q, k, v = (
+                project_to_heads(self, projection_name, padded_rows)
+                for projection_name in ("q_proj", "k_proj", "v_proj")
+            )
             attn_output = (
                 self.core(q, k, v, nn.functional.pad(is_text_token, padding_widths)).transpose(1, 2).flatten(2)
             )

@@ -123,7 +123,9 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             token_kernels = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)
             kernel_rows: list[Any] = [
-                self.get_submodule(f"base_kernel_{i}_{tap}").weight for i in range(2) for tap in range(self.sizes[1])
+                self.get_submodule(f"base_kernel_{side_index}_{tap}").weight
+                for side_index in range(2)
+                for tap in range(self.sizes[1])
             ]
             kernels: Tensor = token_kernels + torch.stack(kernel_rows).unflatten(0, self.sizes[:2])
             return kernels

@@ -174,8 +174,8 @@ def hyper_reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, raw_weights: Tensor) -> tuple[Tensor, ...]:
             weight_parts, weight_offsets = raw_weights.split(self.parts, -1), self.base.split(self.parts)
             return tuple(
-                weight * scale + offset
-                for weight, scale, offset in zip(weight_parts, self.scale.unbind(), weight_offsets, strict=True)
+                weight_part * scale + offset
+                for weight_part, scale, offset in zip(weight_parts, self.scale.unbind(), weight_offsets, strict=True)
             )
 
     def norm_without_weights(streams_width: int) -> nn.Module:
@@ -189,7 +189,7 @@ def hyper_reference_classes() -> dict[str, type[nn.Module]]:
             return mix_matrix.transpose(-1, -2) @ streams
 
     class HyperConnection(nn.Module):
-        """Computes weights for reading and writing streams. streams → (sublayer input, output weights, streams)."""
+        """Computes a sublayer's input and output weights. streams → (input, output weights, mixed streams)."""
 
         def __init__(self, spec: HyperLayer, hidden_size: int) -> None:
             super().__init__()

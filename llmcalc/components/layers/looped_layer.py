@@ -16,7 +16,7 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window, check_kv_heads
-from ..mixers.entry_attention import grouped_linear_class
+from ..mixers.compressed_kv import grouped_linear_class
 from ..mixers.grouped_query import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
 from ..rope import Rope
@@ -211,7 +211,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class LoopedLayerReference(pre_norm_reference_class()):  # type: ignore[misc]
-        """Runs attention and a network once, as one of two loops. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention and a network in one of the model's two loops. x: [batch, tokens, hidden] → same shape."""
 
         has_equal_repeats = False
 

@@ -54,7 +54,10 @@ class PairedLayer(Block):
     def examples(cls) -> list[Self]:
         block, network = Block.examples()[0], FeedForward(intermediate_size=30, hidden_act="gelu")
         attention = Attention(num_attention_heads=4, q_bias=True)
-        layer_fields = {name: getattr(block, name) for name in ("attention", "feed_forward", "norm", "norm_placement")}
+        layer_fields = {
+            field_name: getattr(block, field_name)
+            for field_name in ("attention", "feed_forward", "norm", "norm_placement")
+        }
         return [
             cls(**layer_fields, other_feed_forward=network, other_norms=True),
             cls(**layer_fields, other_feed_forward=network, other_attention=attention),

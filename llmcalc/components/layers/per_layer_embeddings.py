@@ -62,7 +62,9 @@ class PerLayerEmbedding(StackPart):
         vocab, vector_size = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
         table_vectors = None
         if vocab is not None:
-            table_vectors, _ = recorder.table("embed", Axis("vocab", vocab), *vector_axes, of=x.rows, by="known ids")
+            table_vectors, _ = recorder.table(
+                "embed", Axis("vocab", vocab), *vector_axes, output_rows=x.rows, index_source="known ids"
+            )
             table_vectors = recorder.scale(table_vectors, vector_size**0.5)
         projected_x = recorder.scale(recorder.linear("projection", x, *vector_axes), x.width**-0.5)
         recorder.hold(mapped=projected_x, **({} if table_vectors is None else {"looked_up": table_vectors}))
@@ -118,7 +120,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class PerLayerTable(nn.Module):
-        """Computes the per-layer embedding vectors of all layers.
+        """Computes the embedding vectors of all layers for every token.
 
         x: token embeddings [batch, tokens, hidden] → vectors [batch, tokens, layers, width].
         """
@@ -147,7 +149,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return layer_vectors * 2**-0.5
 
     class VectorGate(nn.Module):
-        """Gates the per-layer vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
+        """Gates a layer's embedding vector. x: [batch, tokens, hidden] → the term added to x."""
 
         def __init__(self, spec: PerLayerGate, model_properties: ModelProperties, norm: Norm) -> None:
             super().__init__()

@@ -93,7 +93,7 @@ class BlockIndexer(Part):
     def flow(
         self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        """Records the block selection's operations; returns keys and values to read, and arguments of the attention.
+        """Records the selection of blocks. Returns the keys and values to read, and arguments of the attention.
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """

@@ -131,8 +131,12 @@ def _reference_class() -> type[nn.Module]:
             if has_chunks:
                 q, k, v = (x.unflatten(2, (-1, self.length)) for x in (q, k, v))
                 positions = positions.unflatten(-1, (-1, self.length))
-                k, v = (torch.cat([x.roll(-i, 2) for i in self.neighbours], 3) for x in (k, v))
-                key_positions = torch.cat([positions.roll(-i, -2) for i in self.neighbours], -1)
+                k, v = (
+                    torch.cat([x.roll(-neighbour_offset, 2) for neighbour_offset in self.neighbours], 3) for x in (k, v)
+                )
+                key_positions = torch.cat(
+                    [positions.roll(-neighbour_offset, -2) for neighbour_offset in self.neighbours], -1
+                )
             else:
                 key_positions = positions
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
@@ -160,8 +164,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, *k, v = (project_to_heads(self, projection_name, x) for projection_name in self.names)
-            tokens, has_chunks = x.shape[1], x.shape[1] > self.length
-            positions = torch.arange(tokens, device=x.device).expand(*q.shape[:3])
+            token_count, has_chunks = x.shape[1], x.shape[1] > self.length
+            positions = torch.arange(token_count, device=x.device).expand(*q.shape[:3])
             keys = k[0] if k else q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
             if self.hashes is None or not has_chunks:
                 attn_output, _ = self.core(q, keys, v, positions, has_chunks)
@@ -169,10 +173,13 @@ def _reference_class() -> type[nn.Module]:
                 token_order = self.hashing(q)
                 token_index = token_order[..., None].expand(-1, -1, -1, q.shape[-1])
                 sorted_rows = (
-                    head_rows.repeat(1, 1, self.hashes, 1).gather(2, token_index % tokens) for head_rows in (q, keys, v)
+                    head_rows.repeat(1, 1, self.hashes, 1).gather(2, token_index % token_count)
+                    for head_rows in (q, keys, v)
                 )
-                attn_output, log_sums = self.core(*sorted_rows, token_order % tokens, True)
-                attn_output, log_sums = (rows.unflatten(2, (self.hashes, tokens)) for rows in (attn_output, log_sums))
+                attn_output, log_sums = self.core(*sorted_rows, token_order % token_count, True)
+                attn_output, log_sums = (
+                    hashed_rows.unflatten(2, (self.hashes, token_count)) for hashed_rows in (attn_output, log_sums)
+                )
                 attn_output = (attn_output * torch.softmax(log_sums, 2)).sum(2)
             projected_output: Tensor = self.o_proj(attn_output.transpose(1, 2).flatten(2))
             return projected_output

@@ -21,14 +21,19 @@ from ..norm import Norm, norm_reference
 from ..rope import Rope
 from ..rotation import rotate, rotate_at
 from ..runtime import PassState, recurrent_state_class, vector_module
-from .entry_attention import EntryAttention, EntryIndexer, entry_attention_class, entry_selector_class
+from .compressed_kv import (
+    CompressedKVAttention,
+    CompressedKVIndexer,
+    compressed_kv_attention_class,
+    compressed_kv_selector_class,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class CompressedAttention(EntryAttention):
-    """Attention to recent tokens in a window, and to compressed key-value entries that each summarize several tokens.
+class CompressedAttention(CompressedKVAttention):
+    """Attention to a window of recent tokens, and to compressed keys and values, each of several earlier tokens.
 
     overlap: whether an entry also covers the window before its own, false by default.
     indexer: the part that selects the entries to attend to; by default all are attended to.
@@ -52,47 +57,49 @@ class CompressedAttention(EntryAttention):
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         assert self.compress_rate is not None
-        kv_entries = self._all_compressed_entries(recorder, x, head_dim, rope)
-        recorder.hold(entries=kv_entries)
-        mask = recorder.whole_entries(q, kv_entries, self.compress_rate)
+        compressed_kv = self._all_compressed_kv(recorder, x, head_dim, rope)
+        recorder.hold(entries=compressed_kv)
+        mask = recorder.whole_entries(q, compressed_kv, self.compress_rate)
         recorder.hold(seen=mask)
         if self.indexer is None:
-            return mask, kv_entries
-        selected_entries = self._selected_entries(recorder, self.indexer, x, compressed_query, mask, rope)
-        recorder.hold(chosen=selected_entries)
-        return recorder.among(mask, selected_entries, kv_entries)
+            return mask, compressed_kv
+        selection = self._selected_compressed_kv(recorder, self.indexer, x, compressed_query, mask, rope)
+        recorder.hold(chosen=selection)
+        return recorder.among(mask, selection, compressed_kv)
 
-    def _selected_entries(
-        self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
+    def _selected_compressed_kv(
+        self, recorder: Flow, indexer: CompressedKVIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
     ) -> Value:
-        """Returns the mask of the compressed entries that the indexer selects per token. mask: the visible entries."""
+        """Returns the mask of the compressed keys that the indexer selects per token. mask: the visible keys."""
         heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with recorder.scope("indexer", role="no_grad"):
-            kv_entries = self._all_compressed_entries(recorder, x, index_dim, rope)
+            compressed_kv = self._all_compressed_kv(recorder, x, index_dim, rope)
             q = recorder.linear("q_proj", compressed_query, heads, index_dim)
-            recorder.hold(entries=kv_entries, q=q)
+            recorder.hold(entries=compressed_kv, q=q)
             q = recorder.rope(q, rope)
             recorder.hold(q=q)
-            entry_options: dict[str, Any] = {
+            score_options: dict[str, Any] = {
                 "is_cross_attention": True,
-                "core": ops.EntryAttentionCore,
+                "core": ops.CompressedKVAttentionCore,
                 "tokens_per_entry": self.compress_rate,
             }
             scores = recorder.act(
-                recorder.scale(recorder.scores("core", q, kv_entries, **entry_options), indexer.index_head_dim**-0.5),
+                recorder.scale(
+                    recorder.scores("core", q, compressed_kv, **score_options), indexer.index_head_dim**-0.5
+                ),
                 "relu",
             )
             return recorder.choose_entries(scores, recorder.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
-    def _all_compressed_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> Value:
-        """Returns the compressed entries of all tokens so far, each of width `head_dim`."""
+    def _all_compressed_kv(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> Value:
+        """Returns the compressed keys of all tokens so far, each of width `head_dim`."""
         assert self.compress_rate is not None
         rate_axis = Axis("rate", self.compress_rate)
         series_axes: Shape = (JoinedShapes(((head_dim,), (head_dim,))),) if self.overlap else (head_dim,)
         with recorder.scope("compressor"):
             projections = (
-                self._entry_projection(recorder, "kv_proj", x, series_axes),
-                self._entry_projection(recorder, "gate_proj", x, series_axes),
+                self._compression_projection(recorder, "kv_proj", x, series_axes),
+                self._compression_projection(recorder, "gate_proj", x, series_axes),
             )
             recorder.hold(rest_kv=projections[0], rest_gate=projections[1])
             pending_rows = recorder.with_unpooled_rows(*projections)
@@ -105,12 +112,12 @@ class CompressedAttention(EntryAttention):
             if self.overlap:
                 kv, gate = self._join_previous_window(recorder, kv, gate, rate_axis, head_dim, x.rows)
                 recorder.hold(kv=kv, gate=gate)
-            kv_entries = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
-            recorder.hold(new=kv_entries)
-            kv_entries = recorder.rope(kv_entries, rope, row_stride=rate_axis.size)
-            recorder.hold(new=kv_entries)
-            op = ops.EntryCache(head_dim.size, rate_axis.size, 2 * pending_rows[0].width, rows=x.rows)
-            return recorder.keep_entries(op, kv_entries, *pending_rows)
+            compressed_kv = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
+            recorder.hold(new=compressed_kv)
+            compressed_kv = recorder.rope(compressed_kv, rope, row_stride=rate_axis.size)
+            recorder.hold(new=compressed_kv)
+            op = ops.CompressedKVCache(head_dim.size, rate_axis.size, 2 * pending_rows[0].width, rows=x.rows)
+            return recorder.keep_entries(op, compressed_kv, *pending_rows)
 
     def _join_previous_window(
         self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, token_rows: Rows
@@ -119,17 +126,19 @@ class CompressedAttention(EntryAttention):
         window_axes = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
             (delayed_series, current_series), (delayed_gate_series, current_gate_series) = (
-                recorder.split(value, (rate_axis, head_dim), (rate_axis, head_dim)) for value in (kv, gate)
+                recorder.split(window_value, (rate_axis, head_dim), (rate_axis, head_dim))
+                for window_value in (kv, gate)
             )
             zero_windows = (
                 recorder.zeros(delayed_series, state_name="last_window"),
                 recorder.zeros(delayed_gate_series, state_name="last_window"),
             )
             first_window, first_gate = (
-                recorder.resumed(zero_window, "last_window", index) for index, zero_window in enumerate(zero_windows)
+                recorder.resumed(zero_window, "last_window", tensor_index)
+                for tensor_index, zero_window in enumerate(zero_windows)
             )
             recorder.hold(first=first_window, gate_first=first_gate)
-            op = ops.PendingEntryCache(head_dim.size, rate_axis.size, rows=token_rows)
+            op = ops.PendingTokenCache(head_dim.size, rate_axis.size, rows=token_rows)
             recorder.record("state", "last_window", (delayed_series, delayed_gate_series), op=op)
             delayed_window = recorder.delayed(delayed_series, first_window)
             delayed_gate = recorder.delayed(delayed_gate_series, first_gate)
@@ -138,10 +147,10 @@ class CompressedAttention(EntryAttention):
                 delayed_gate, current_gate_series, axes=(window_axes, head_dim)
             )
 
-    def _entry_projection(self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape) -> Value:
-        """Records the operations of a projection for the computation of compressed entries."""
+    def _compression_projection(self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape) -> Value:
+        """Records the operations of a projection from which compressed keys are computed."""
         assert self.compress_rate is not None
-        op = ops.CompressedEntryLinear(
+        op = ops.CompressionLinear(
             x.width, recorder.element_count(output_axes), rows=x.rows, tokens_per_entry=self.compress_rate
         )
         weight = Weight(projection_name, output_axes, x.axes)
@@ -163,7 +172,7 @@ class CompressedAttention(EntryAttention):
             o_lora_rank=6,
             sliding_window=5,
         )
-        indexer = EntryIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
+        indexer = CompressedKVIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
         return [
             default_spec,
             default_spec.model_copy(update={"compress_rate": 4, "o_groups": 4}),
@@ -176,21 +185,21 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class EntryCompressor(nn.Module):
-        """Compresses tokens into entries. x: [batch, tokens, hidden] → all entries, [batch, entries, width]."""
+    class KVCompressor(nn.Module):
+        """Compresses tokens into keys. x: [batch, tokens, hidden] → all compressed keys, [batch, keys, width]."""
 
-        def __init__(self, spec: CompressedAttention, hidden_size: int, entry_width: int) -> None:
+        def __init__(self, spec: CompressedAttention, hidden_size: int, key_width: int) -> None:
             super().__init__()
             assert spec.compress_rate is not None
             self.rate = spec.compress_rate
-            self.width = entry_width
+            self.width = key_width
             self.rope = spec.qk_rope_head_dim
             self.theta = spec.position.rope_theta
-            series_width = 2 * entry_width if spec.overlap else entry_width
+            series_width = 2 * key_width if spec.overlap else key_width
             self.kv_proj = nn.Linear(hidden_size, series_width, bias=False)
             self.gate_proj = nn.Linear(hidden_size, series_width, bias=False)
             self.position_bias = vector_module(torch.zeros(self.rate, series_width))
-            self.norm = norm_reference(spec.norm, entry_width)
+            self.norm = norm_reference(spec.norm, key_width)
             self.cache: Any = recurrent_state_class()()
             self.last_window: Any = recurrent_state_class()() if spec.overlap else None
 
@@ -221,9 +230,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(pass_state)
-            kv_entries: Tensor | None = None
+            compressed_kv: Tensor | None = None
             if stored_rows is not None:
-                kv_entries, kv, gate = (
+                compressed_kv, kv, gate = (
                     stored_rows[0],
                     torch.cat([stored_rows[1], kv], 1),
                     torch.cat([stored_rows[2], gate], 1),
@@ -236,38 +245,40 @@ def _reference_class() -> type[nn.Module]:
                 gate = gate + self.position_bias.weight
                 if self.last_window is not None:
                     kv, gate = self._join_previous_window(kv, gate, pass_state)
-                new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
-                first_entry_index = 0 if kv_entries is None else kv_entries.shape[1]
-                positions = (torch.arange(window_count, device=x.device) + first_entry_index) * self.rate
-                new_entries = rotate_at(new_entries, positions, self.rope, self.theta)
-                kv_entries = new_entries if kv_entries is None else torch.cat([kv_entries, new_entries], 1)
-            if kv_entries is None:
-                kv_entries = kv.new_zeros(kv.shape[0], 0, self.width)
-            self.cache.keep(pass_state, kv_entries, *pending_rows)
-            return kv_entries
+                new_compressed_kv = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
+                first_compressed_index = 0 if compressed_kv is None else compressed_kv.shape[1]
+                positions = (torch.arange(window_count, device=x.device) + first_compressed_index) * self.rate
+                new_compressed_kv = rotate_at(new_compressed_kv, positions, self.rope, self.theta)
+                compressed_kv = (
+                    new_compressed_kv if compressed_kv is None else torch.cat([compressed_kv, new_compressed_kv], 1)
+                )
+            if compressed_kv is None:
+                compressed_kv = kv.new_zeros(kv.shape[0], 0, self.width)
+            self.cache.keep(pass_state, compressed_kv, *pending_rows)
+            return compressed_kv
 
-    class EntrySelector(entry_selector_class()):  # type: ignore[misc]
-        """Selects compressed entries for each token by scores with a separate set of compressed keys."""
+    class CompressedKVSelector(compressed_kv_selector_class()):  # type: ignore[misc]
+        """Selects compressed keys for each token by scores with a separate set of compressed keys."""
 
         def __init__(self, spec: CompressedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)
             assert spec.indexer is not None
-            self.compressor = EntryCompressor(spec, hidden_size, spec.indexer.index_head_dim)
+            self.compressor = KVCompressor(spec, hidden_size, spec.indexer.index_head_dim)
 
         @torch.no_grad()
         def forward(self, x: Tensor, compressed_query: Tensor, allowed_mask: Tensor, pass_state: PassState) -> Tensor:
-            kv_entries = self.compressor(x, pass_state)
+            compressed_kv = self.compressor(x, pass_state)
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, pass_state, pass_state.past_tokens, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
-            scores = torch.relu(self.core(q, kv_entries) * q.shape[-1] ** -0.5)
+            scores = torch.relu(self.core(q, compressed_kv) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
-            ranked_entries = (
+            ranked_indices = (
                 scores.masked_fill(~allowed_mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             )
-            return ranked_entries[..., : self.topk]
+            return ranked_indices[..., : self.topk]
 
-    class CompressedAttentionReference(entry_attention_class()):  # type: ignore[misc]
-        """Attends to nearby tokens and to compressed entries. x: [batch, tokens, hidden] → same shape."""
+    class CompressedAttentionReference(compressed_kv_attention_class()):  # type: ignore[misc]
+        """Attends to recent tokens and to compressed keys. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: CompressedAttention, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
@@ -275,19 +286,19 @@ def _reference_class() -> type[nn.Module]:
                 Norm(type="rmsnorm", weight=False, scales_x=True, eps=spec.norm.eps), spec.head_dim
             )
             if spec.compress_rate is not None:
-                self.compressor = EntryCompressor(spec, model_properties.hidden_size, spec.head_dim)
+                self.compressor = KVCompressor(spec, model_properties.hidden_size, spec.head_dim)
             if spec.indexer is not None:
-                self.indexer = EntrySelector(spec, model_properties.hidden_size)
+                self.indexer = CompressedKVSelector(spec, model_properties.hidden_size)
 
-        def _compressed_entries_and_mask(
+        def _compressed_kv_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            kv_entries = self.compressor(x, pass_state)
-            entry_counts = self._visible_entry_counts(x, pass_state)  # held until the end, as the flow holds it
-            is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < entry_counts[:, None]
+            compressed_kv = self.compressor(x, pass_state)
+            visible_key_counts = self._count_visible_keys(x, pass_state)  # held until the end, as the flow holds it
+            is_visible = torch.arange(compressed_kv.shape[1], device=x.device)[None] < visible_key_counts[:, None]
             if self.spec.indexer is None:
-                return kv_entries, is_visible
+                return compressed_kv, is_visible
             selection = self.indexer(x, compressed_query, is_visible, pass_state)
-            return self._selected_entries(x, kv_entries, is_visible, selection, pass_state)
+            return self._selected_compressed_kv(x, compressed_kv, is_visible, selection, pass_state)
 
     return CompressedAttentionReference

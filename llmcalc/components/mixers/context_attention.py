@@ -57,7 +57,7 @@ class ContextAttention(TwoKeySetsMixer):
         return {"streams": {"type": "target_states", "start": "embedding"}}
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records attention to the target's states and to the current pass, whose scores share one softmax."""
+        """Records attention to the target's hidden states and to the draft block, with one softmax over both."""
         target_states: Value = recorder.layer_memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class DeltaNet(RecurrentMixer):
-    """The DeltaNet token mixer, whose field names are those of the other delta-rule mixers.
+    """The DeltaNet token mixer, whose fields are named as in the other delta-rule mixers.
 
     linear_num_heads: the number of heads, each with a state of linear_key_head_dim × linear_value_head_dim.
     linear_key_head_dim: the size of a query or key head.

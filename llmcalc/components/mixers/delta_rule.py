@@ -48,7 +48,7 @@ def record_delta_rule(
     state_axes: tuple[Axis, Axis, Axis],
     source: str = "",
 ) -> Value:
-    """Records the recurrent state and the delta rule, in chunks for many tokens or as one step for one token.
+    """Records the recurrent state and the delta rule: in chunks, or as a single step when one token is decoded.
 
     scan_inputs: queries, keys, values, the decay if there is one, and β.
     state_axes: the axes of heads, of a key and of a value. source: the paper's section, by default that of the mixer.
@@ -80,9 +80,12 @@ def delta_rule_class() -> type[nn.Module]:
             system_matrix.shape
         )
         inverse_rows = [identity_matrix[..., 0, :]]
-        for i in range(1, row_count):
+        for row_index in range(1, row_count):
             solved_rows = torch.stack(inverse_rows, -2)
-            inverse_rows.append(identity_matrix[..., i, :] - (system_matrix[..., i, :i, None] * solved_rows).sum(-2))
+            inverse_rows.append(
+                identity_matrix[..., row_index, :]
+                - (system_matrix[..., row_index, :row_index, None] * solved_rows).sum(-2)
+            )
         return torch.stack(inverse_rows, -2)
 
     class DeltaRule(nn.Module):
@@ -103,19 +106,19 @@ def delta_rule_class() -> type[nn.Module]:
             q: Tensor,
             k: Tensor,
             v: Tensor,
-            g: Tensor | None,
+            log_decay: Tensor | None,
             beta: Tensor,
             pass_state: PassState,
             state_module: Any,
         ) -> Tensor:
             q, k, v, beta = (x.float() for x in (q, k, v, beta))
-            g = None if g is None else g.float()
+            log_decay = None if log_decay is None else log_decay.float()
             q, k = unit_vector(q) * q.shape[-1] ** -0.5, unit_vector(k)
             stored_state = state_module.load(pass_state)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one_token = stored_state is not None and q.shape[2] == 1
             scan_output, new_state = (self._run_token if decodes_one_token else self._run_chunks)(
-                q, k, v, g, beta, old_state
+                q, k, v, log_decay, beta, old_state
             )
             state_module.keep(pass_state, new_state)
             return scan_output
@@ -133,9 +136,9 @@ def delta_rule_class() -> type[nn.Module]:
         def _run_chunks(
             self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, recurrent_state: Tensor
         ) -> tuple[Tensor, Tensor]:
-            tokens, chunk_size = q.shape[2], self.chunk
+            token_count, chunk_size = q.shape[2], self.chunk
             g = torch.zeros_like(beta)[..., None] if log_decay is None else log_decay
-            padding_tokens = -tokens % chunk_size
+            padding_tokens = -token_count % chunk_size
             q, k, v, g, beta = (
                 F.pad(x, (0, 0, 0, padding_tokens)).unflatten(2, (-1, chunk_size))
                 for x in (q, k, v, g, beta[..., None])
@@ -157,13 +160,15 @@ def delta_rule_class() -> type[nn.Module]:
             chunk_decay = g[..., -1:, :]
             decayed_k_to_end, state_decay = k * (chunk_decay - g).exp(), chunk_decay.exp().transpose(-1, -2)
             chunk_outputs = []
-            for i in range(q.shape[2]):
-                corrected_values = values[:, :, i] - keys[:, :, i] @ recurrent_state
-                chunk_outputs.append(decayed_q[:, :, i] @ recurrent_state + scores[:, :, i] @ corrected_values)
-                recurrent_state = (
-                    recurrent_state * state_decay[:, :, i]
-                    + decayed_k_to_end[:, :, i].transpose(-1, -2) @ corrected_values
+            for chunk_index in range(q.shape[2]):
+                corrected_values = values[:, :, chunk_index] - keys[:, :, chunk_index] @ recurrent_state
+                chunk_outputs.append(
+                    decayed_q[:, :, chunk_index] @ recurrent_state + scores[:, :, chunk_index] @ corrected_values
                 )
-            return torch.stack(chunk_outputs, 2).flatten(2, 3)[:, :, :tokens], recurrent_state
+                recurrent_state = (
+                    recurrent_state * state_decay[:, :, chunk_index]
+                    + decayed_k_to_end[:, :, chunk_index].transpose(-1, -2) @ corrected_values
+                )
+            return torch.stack(chunk_outputs, 2).flatten(2, 3)[:, :, :token_count], recurrent_state
 
     return DeltaRule

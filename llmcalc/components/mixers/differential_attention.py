@@ -85,7 +85,7 @@ class DifferentialAttention(WindowedMixer):
         return "kv_shared" if self.kv_shared else ""
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
-        """The mixer with another number of key and value heads; the same mixer for an odd kv_heads."""
+        """Returns the mixer with another number of key and value heads; unchanged for an odd number."""
         return self if kv_heads % 2 else super().with_kv_heads(kv_heads, hidden_size)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -159,7 +159,7 @@ class DifferentialAttention(WindowedMixer):
         return keys, values
 
     def _lambda_exponential(self, recorder: Flow, factor_index: str, head_dim: Axis) -> Value:
-        """Records exp(λ_q · λ_k) for one of the two learned vector pairs whose difference determines λ."""
+        """Records exp(λ_q · λ_k) for one of two learned vector pairs; λ is the difference, plus `lambda_init`."""
         lambda_product = recorder.mul(
             recorder.vector(f"lambda_q{factor_index}", head_dim), recorder.vector(f"lambda_k{factor_index}", head_dim)
         )

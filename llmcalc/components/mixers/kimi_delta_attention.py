@@ -96,9 +96,11 @@ class KimiDeltaAttention(RecurrentMixer):
         q, k, v = record_convolved_heads(recorder, x, head_axes, head_axes, self.linear_conv_kernel_dim)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
         scan_inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)
-        rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, decays_by_channel=True, rows=x.rows)
+        delta_rule = DeltaRule(
+            beta.width, head_dim.size, head_dim.size, self.chunk_size, decays_by_channel=True, rows=x.rows
+        )
         state_axes = heads, head_dim, head_dim
-        scan_output = record_delta_rule(recorder, rule, scan_inputs, state_axes, "Kimi Team 2025, §3.1")
+        scan_output = record_delta_rule(recorder, delta_rule, scan_inputs, state_axes, "Kimi Team 2025, §3.1")
         scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (head_dim,))
         return recorder.linear(
             "o_proj",

@@ -138,11 +138,11 @@ def _reference_class() -> type[nn.Module]:
             self.block, self.base = block_size, 2.0 ** (-8.0 / heads)
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, old_state: Tensor | None) -> tuple[Tensor, Tensor]:
-            heads, tokens, block_size = q.shape[1], q.shape[2], self.block if old_state is None else 1
+            heads, token_count, block_size = q.shape[1], q.shape[2], self.block if old_state is None else 1
             slope = self.base ** torch.arange(1, heads + 1, device=q.device)[:, None, None]
             kv_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if old_state is None else old_state
             block_outputs = []
-            for block_start in range(0, tokens, block_size):
+            for block_start in range(0, token_count, block_size):
                 block_q, block_k, block_v = (x[:, :, block_start : block_start + block_size] for x in (q, k, v))
                 if old_state is not None:
                     kv_state = (-slope).exp().to(q.dtype) * kv_state + block_k.transpose(-1, -2) @ block_v
@@ -197,7 +197,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
             q, k, v = (
-                self._split_heads(letter, projected_x, pass_state) for letter, projected_x in projections.items()
+                self._split_heads(projection_letter, projected_x, pass_state)
+                for projection_letter, projected_x in projections.items()
             )
             del projections
             stored_state = self.recurrent_state.single_tensor(pass_state)

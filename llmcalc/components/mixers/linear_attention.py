@@ -66,7 +66,7 @@ class LinearAttentionMixer(RecurrentMixer):
         return x
 
     def _record_decays(self, recorder: Flow, x: Value, heads: Axis, key_dim: Axis) -> tuple[Value, ...]:
-        """Records the log decay per key channel and returns it; records nothing if the decays are fixed."""
+        """Records the log decay per key channel and returns it; records nothing for fixed decays."""
         return ()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -108,7 +108,7 @@ class LinearAttentionMixer(RecurrentMixer):
 def record_linear_attention(
     recorder: Flow, scan_inputs: tuple[Value, ...], state_axes: tuple[Axis, Axis, Axis], chunk_size: int
 ) -> Value:
-    """Records the recurrent state and linear attention, in chunks for many tokens or as one step for one token.
+    """Records the recurrent state and linear attention: in chunks, or as a single step for one decoded token.
 
     scan_inputs: queries, keys, values, and the decays unless they are fixed.
     state_axes: the axes of heads, of a key and of a value. chunk_size: the number of tokens computed at once.

@@ -60,9 +60,9 @@ class LocalAttention(MultiHeadMixer):
     def record_shared_bias(self, recorder: Flow, x: Value) -> None:
         """Records the computation of the shared score bias, and the mask on which the bias for block sums depends."""
         bias_tables = [
-            recorder.layer_memo[name]
-            for name in ("relative_bias", "relative_bias_of_blocks")
-            if name in recorder.layer_memo
+            recorder.layer_memo[bias_name]
+            for bias_name in ("relative_bias", "relative_bias_of_blocks")
+            if bias_name in recorder.layer_memo
         ]
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 
@@ -177,17 +177,17 @@ def _reference_class() -> type[nn.Module]:
             zero_block = torch.zeros_like(x[:, :1])
             return torch.cat([torch.cat([zero_block, x[:, :-1]], 1), x, torch.cat([x[:, 1:], zero_block], 1)], 2)
 
-        def _gather_block_keys(self, x: Tensor, tokens: int) -> Tensor:
+        def _gather_block_keys(self, x: Tensor, token_count: int) -> Tensor:
             """Gathers, for each block, keys or values of the block, of both neighbouring blocks and of all block sums.
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """
             local_vectors = self._split_heads(
-                self._join_neighbour_blocks_of_keys(self._split_into_blocks(x[:, :tokens]))
+                self._join_neighbour_blocks_of_keys(self._split_into_blocks(x[:, :token_count]))
             )
             if self.spec.global_block_size is None:
                 return local_vectors
-            sum_vectors = self._split_heads(x[:, tokens:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
+            sum_vectors = self._split_heads(x[:, token_count:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
             return torch.cat([local_vectors, sum_vectors], -2)
 
         def _split_heads(self, x: Tensor) -> Tensor:
@@ -198,26 +198,26 @@ def _reference_class() -> type[nn.Module]:
             """Computes, before the first layer, the mask and the bias that all layers of a stack use."""
             self._shared_bias(pass_state, x.shape[1], x.device)
 
-        def _shared_bias(self, pass_state: PassState, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
-            memo_key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            return pass_state.compute_once(memo_key, lambda: self._mask_and_bias(pass_state, tokens, device))
+        def _shared_bias(self, pass_state: PassState, token_count: int, device: Any) -> tuple[Tensor, Tensor | None]:
+            memo_key = "blocks", token_count, self.spec.local_radius, self.spec.global_block_size
+            return pass_state.compute_once(memo_key, lambda: self._mask_and_bias(pass_state, token_count, device))
 
-        def _index_block_sums(self, pass_state: PassState, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
+        def _index_block_sums(self, pass_state: PassState, token_count: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of the block sum to which each token belongs, and the indices of all block sums."""
             block_size = self.spec.global_block_size
             assert block_size is not None
-            last_sum_index = tokens // block_size - 1
+            last_sum_index = token_count // block_size - 1
             sum_index: Tensor = pass_state.compute_once(
-                ("of_token", tokens, block_size),
-                lambda: (pass_state.positions(0, tokens, device) // block_size).clamp(max=last_sum_index),
+                ("of_token", token_count, block_size),
+                lambda: (pass_state.positions(0, token_count, device) // block_size).clamp(max=last_sum_index),
             )
             return sum_index, pass_state.positions(0, last_sum_index + 1, device)
 
-        def _mask_and_bias(self, pass_state: PassState, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
+        def _mask_and_bias(self, pass_state: PassState, token_count: int, device: Any) -> tuple[Tensor, Tensor | None]:
             """Returns the mask [blocks, 1, block, keys] of the keys each query attends to, and the score bias."""
             radius = self.spec.local_radius
             # 0 marks padding
-            positions = self._split_into_blocks(pass_state.positions(0, tokens, device)[None] + 1)
+            positions = self._split_into_blocks(pass_state.positions(0, token_count, device)[None] + 1)
             key_positions = self._join_neighbour_blocks_of_keys(positions)
             key_offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((key_offsets[None] - key_offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (
@@ -228,7 +228,7 @@ def _reference_class() -> type[nn.Module]:
             if pass_state.score_bias is not None:
                 bias = pass_state.score_bias(key_offsets[radius + 1 : 2 * radius + 2], key_offsets)[None]
             if self.spec.global_block_size is not None:
-                sum_index, sum_positions = self._index_block_sums(pass_state, tokens, device)
+                sum_index, sum_positions = self._index_block_sums(pass_state, token_count, device)
                 mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sum_positions))], -1)
                 if bias is not None:
                     block_sum_bias = self._split_into_blocks(
@@ -238,18 +238,19 @@ def _reference_class() -> type[nn.Module]:
             return mask, bias
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            tokens, kv_input = x.shape[1], x
+            token_count, kv_input = x.shape[1], x
             if self.spec.global_block_size is not None:
-                block_sums = self.sums(x, *self._index_block_sums(pass_state, tokens, x.device))
+                block_sums = self.sums(x, *self._index_block_sums(pass_state, token_count, x.device))
                 kv_input = torch.cat(
                     [x, self.global_norm(block_sums) if hasattr(self, "global_norm") else block_sums], 1
                 )
             q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
             k, v = (
-                self._gather_block_keys(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj")
+                self._gather_block_keys(self.get_submodule(projection_name)(kv_input), token_count)
+                for projection_name in ("k_proj", "v_proj")
             )
-            mask, bias = self._shared_bias(pass_state, tokens, x.device)
-            attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
+            mask, bias = self._shared_bias(pass_state, token_count, x.device)
+            attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :token_count]
             return self.o_proj(attn_output.flatten(2))
 
     return LocalAttentionReference

@@ -205,7 +205,7 @@ def chunked_scan_module_class() -> type[nn.Module]:
         def _run_chunks(
             self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            tokens, padding_tokens = x.shape[1], -x.shape[1] % self.chunk
+            token_count, padding_tokens = x.shape[1], -x.shape[1] % self.chunk
 
             def split_into_chunks(tensor: Tensor) -> Tensor:
                 """Splits tokens into padded chunks: [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
@@ -232,7 +232,7 @@ def chunked_scan_module_class() -> type[nn.Module]:
             state_output = (c @ chunk_start_states[:, :, :-1].transpose(-1, -2)) * torch.exp(cumulative_decay)[
                 ..., None
             ]
-            scan_output = (chunk_output + state_output).movedim(1, 3).flatten(1, 2)[:, :tokens]
+            scan_output = (chunk_output + state_output).movedim(1, 3).flatten(1, 2)[:, :token_count]
             return scan_output, chunk_start_states[:, :, -1]
 
     return ChunkedScan

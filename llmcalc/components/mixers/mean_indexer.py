@@ -75,7 +75,7 @@ class MeanIndexer(BlockIndexer):
                     q,
                     block_means,
                     is_cross_attention=True,
-                    core=ops.EntryAttentionCore,
+                    core=ops.CompressedKVAttentionCore,
                     tokens_per_entry=pool_axis.size,
                 ),
                 "relu",
@@ -125,7 +125,7 @@ def _reference_class() -> type[nn.Module]:
 
         @torch.no_grad()
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            spec, tokens, block_size = self.spec, x.shape[1], self.spec.index_block_size
+            spec, token_count, block_size = self.spec, x.shape[1], self.spec.index_block_size
             head_dim = spec.index_head_dim
             q = self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1))).transpose(1, 2)
             q = rotate(q, pass_state, pass_state.past_tokens, head_dim, self.theta).transpose(1, 2)
@@ -141,7 +141,8 @@ def _reference_class() -> type[nn.Module]:
             block_means = torch.cat([first_half * cos - second_half * sin, second_half * cos + first_half * sin], -1)
             scores = torch.relu(self.core(q, block_means)).sum(2) * head_dim**-0.5
             visible_token_counts = (
-                pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)[:, None] + 1
+                pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + token_count, x.device)[:, None]
+                + 1
             )
             is_complete = torch.arange(block_count, device=x.device) < visible_token_counts // block_size
             ranked_blocks = scores.masked_fill(~is_complete, float("-inf")).sort(-1, descending=True).indices
@@ -149,7 +150,7 @@ def _reference_class() -> type[nn.Module]:
             chosen_positions = (
                 chosen_blocks[..., None] * block_size + torch.arange(block_size, device=x.device)
             ).flatten(-2)
-            if tokens == 1:
+            if token_count == 1:
                 end_position = pass_state.past_tokens + 1
                 last_block_positions = torch.arange(
                     end_position - end_position % block_size, end_position, device=x.device
@@ -165,14 +166,14 @@ def _reference_class() -> type[nn.Module]:
             self, x: Tensor, k: Tensor, v: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
-            selected_tokens, key_count, tokens = self(x, pass_state), k.shape[2], x.shape[1]
-            if pass_state.past_tokens and tokens == 1:
+            selected_tokens, key_count, token_count = self(x, pass_state), k.shape[2], x.shape[1]
+            if pass_state.past_tokens and token_count == 1:
                 gather_index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
                 k, v = (tensor.gather(2, gather_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
-            positions = pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)
+            positions = pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + token_count, x.device)
             key_positions = pass_state.positions(0, key_count, x.device)
-            mask = torch.zeros(x.shape[0], tokens, key_count, dtype=torch.bool, device=x.device)
+            mask = torch.zeros(x.shape[0], token_count, key_count, dtype=torch.bool, device=x.device)
             mask = mask.scatter(-1, selected_tokens, True) & (key_positions <= positions[:, None])
             return k, v, mask[:, None]
 

@@ -160,7 +160,7 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            spec, tokens = self.spec, x.shape[1]
+            spec, token_count = self.spec, x.shape[1]
             q, k = (
                 spec.position.rotate_heads(self._split_heads(projection_letter, x), pass_state, pass_state.past_tokens)
                 for projection_letter in ("q", "k")
@@ -173,7 +173,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.attn_logit_softcapping is not None:
                 scores = spec.attn_logit_softcapping * torch.tanh(scores / spec.attn_logit_softcapping)
             mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
-            mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
+            mask = torch.cat([mask, mask.new_ones(token_count, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
             attn_weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
             attn_output = self.core(attn_weights[..., : k.shape[-2]], v) + self.cross_core(

@@ -159,13 +159,13 @@ def _reference_class() -> type[nn.Module]:
             return self.spec.position.rotate_heads(x, pass_state, pass_state.past_tokens)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
+            (batch_size, token_count, _), top_k = x.shape, self.spec.num_experts_per_tok
             expert_weights, top_experts = self._route_tokens(x)
             dispatcher = expert_dispatch_class()(top_experts, pass_state.grouped_experts)
             routed_rows = dispatcher.copy_rows_to_experts(x)
             group_ends = expert_group_ends(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
             q = dispatcher.sort_by_token(self.q_proj(routed_rows, dispatcher.expert, group_ends)).view(
-                batch, tokens, -1
+                batch_size, token_count, -1
             )
             q = self._rotate(self._split_heads(q), pass_state)
             k, v = self.cache(
@@ -178,7 +178,7 @@ def _reference_class() -> type[nn.Module]:
                 v = v.repeat(1, top_k, 1, 1)
             mask = attention_mask(pass_state, x, k, causal=True)
             attn_output = self.core(q, k, v, mask).transpose(1, 2)
-            routed_rows = dispatcher.sort_by_expert(attn_output.reshape(batch * tokens * top_k, -1))
+            routed_rows = dispatcher.sort_by_expert(attn_output.reshape(batch_size * token_count * top_k, -1))
             attn_output = dispatcher.combine_outputs(
                 self.o_proj(routed_rows, dispatcher.expert, group_ends), expert_weights
             )

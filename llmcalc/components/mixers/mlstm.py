@@ -127,11 +127,11 @@ def _reference_class() -> type[nn.Module]:
             forget_gate: Tensor,
             cell_state: tuple[Tensor, ...],
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            log_f, q = F.logsigmoid(forget_gate), q * q.shape[-1] ** -0.5
-            chunk_outputs, chunk_start, tokens = [], 0, q.shape[2]
-            while chunk_start < tokens:
+            log_forget_gate, q = F.logsigmoid(forget_gate), q * q.shape[-1] ** -0.5
+            chunk_outputs, chunk_start, token_count = [], 0, q.shape[2]
+            while chunk_start < token_count:
                 run_step, chunk_size = (
-                    (self._run_chunk, self.chunk) if tokens - chunk_start >= self.chunk else (self._run_token, 1)
+                    (self._run_chunk, self.chunk) if token_count - chunk_start >= self.chunk else (self._run_token, 1)
                 )
                 chunk_slice = slice(chunk_start, chunk_start + chunk_size)
                 memory_output, cell_state = run_step(
@@ -139,7 +139,7 @@ def _reference_class() -> type[nn.Module]:
                     k[:, :, chunk_slice],
                     v[:, :, chunk_slice],
                     input_gate[:, :, chunk_slice],
-                    log_f[:, :, chunk_slice],
+                    log_forget_gate[:, :, chunk_slice],
                     cell_state,
                 )
                 chunk_outputs.append(memory_output)
@@ -147,10 +147,16 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(chunk_outputs, 2), cell_state
 
         def _run_chunk(
-            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, cell_state: tuple[Tensor, ...]
+            self,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            input_gate: Tensor,
+            log_forget_gate: Tensor,
+            cell_state: tuple[Tensor, ...],
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             memory, normalizer, largest_exponent = cell_state
-            log_decay = log_f.cumsum(-1)
+            log_decay = log_forget_gate.cumsum(-1)
             mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
             pair_exponent = (log_decay[..., :, None] - log_decay[..., None, :] + input_gate[..., None, :]).masked_fill(
                 ~mask, float("-inf")
@@ -175,12 +181,18 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def _run_token(
-            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, cell_state: tuple[Tensor, ...]
+            self,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            input_gate: Tensor,
+            log_forget_gate: Tensor,
+            cell_state: tuple[Tensor, ...],
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             memory, normalizer, largest_exponent = cell_state
-            new_exponent = torch.maximum(log_f + largest_exponent, input_gate)
+            new_exponent = torch.maximum(log_forget_gate + largest_exponent, input_gate)
             state_scale, input_scale = (
-                (log_f + largest_exponent - new_exponent).exp(),
+                (log_forget_gate + largest_exponent - new_exponent).exp(),
                 (input_gate - new_exponent).exp(),
             )
             memory = state_scale[..., None] * memory + input_scale[..., None] * (k.transpose(-1, -2) @ v)

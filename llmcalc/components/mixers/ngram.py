@@ -38,7 +38,7 @@ def _ngram_field() -> Any:
 
 
 class PredictStreams(ResidualStreams):
-    """Streams that predict future tokens, in addition to the main token stream; only they reach the output head.
+    """Streams that predict future tokens beside the main token stream; the output head reads only these streams.
 
     ngram: the number of predict streams.
     """
@@ -72,7 +72,9 @@ class PredictStreams(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the initial rows of the main stream and of the predict streams. x: the token embeddings."""
         stream_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram)
-        stream_vectors, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
+        stream_vectors, _ = recorder.table(
+            "", Axis("streams", self.ngram), *x.axes, output_rows=stream_rows, index_source="types"
+        )
         return recorder.cat(
             x, stream_vectors, axes=x.axes, rows=MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram + 1)
         )
@@ -211,7 +213,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
-                self._project_streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
+                self._project_streams(projection_name, x)
+                for projection_name in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
             keys, values = self.cache(pass_state, k, v)
             query_count, end_position = q.shape[2], keys.shape[2]

@@ -89,7 +89,7 @@ class PooledIndexer(Part):
             pooled_keys,
             weights=head_weights,
             is_cross_attention=True,
-            core=ops.EntryAttentionCore,
+            core=ops.CompressedKVAttentionCore,
             tokens_per_entry=pool_axis.size,
         )
         recorder.hold(scores=scores)
@@ -140,13 +140,14 @@ def _reference_class() -> type[nn.Module]:
 
         @torch.no_grad()
         def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, pass_state: PassState) -> Tensor:
-            spec, tokens, pool_size = self.spec, x.shape[1], self.spec.index_kpool
+            spec, token_count, pool_size = self.spec, x.shape[1], self.spec.index_kpool
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1))
             keys, gate = self.cache(pass_state, self.k_norm(self.k_proj(x)), self.gate_proj(x))
             pooled_keys = self._pooled_keys(keys, gate)
             scores = self.core(q, pooled_keys, self.weights_proj(x)).float()
             visible_token_counts = (
-                pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)[:, None] + 1
+                pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + token_count, x.device)[:, None]
+                + 1
             )  # tokens that each query may see
             pool_ends = (torch.arange(pooled_keys.shape[1], device=x.device) + 1) * pool_size
             ranked_pools = scores.masked_fill(pool_ends > visible_token_counts, float("-inf")).sort(
@@ -156,7 +157,7 @@ def _reference_class() -> type[nn.Module]:
             chosen_positions = (chosen_pools[..., None] * pool_size + torch.arange(pool_size, device=x.device)).flatten(
                 -2
             )
-            if tokens == 1:
+            if token_count == 1:
                 end_position = pass_state.past_tokens + 1
                 last_pool_positions = torch.arange(
                     end_position - end_position % pool_size, end_position, device=x.device

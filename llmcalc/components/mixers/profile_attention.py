@@ -98,7 +98,11 @@ class ProfileAttention(WindowedMixer):
 
         rank_axis, distance_axis = profile_weights.axes[-1], Axis("distances", self.relative_extent)
         distance_profiles, _ = recorder.table(
-            "profiles", distance_axis, rank_axis, of=EmbeddingRows(row_count=distance_axis.size), by="all"
+            "profiles",
+            distance_axis,
+            rank_axis,
+            output_rows=EmbeddingRows(row_count=distance_axis.size),
+            index_source="all",
         )
         distance_bias = recorder.scores("profile_core", profile_weights, distance_profiles, is_cross_attention=True)
         return recorder.at_distance(distance_bias, recorder.distances(q, keys, is_clamped=True, is_shifted=False))

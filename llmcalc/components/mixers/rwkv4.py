@@ -148,17 +148,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             token_outputs = []
             for key, value in zip(k.unbind(1), v.unbind(1), strict=True):
-                peak = torch.maximum(largest_exponent, key + bonus)
-                state_weight, token_weight = (largest_exponent - peak).exp(), (key + bonus - peak).exp()
+                new_exponent = torch.maximum(largest_exponent, key + bonus)
+                state_weight, token_weight = (largest_exponent - new_exponent).exp(), (key + bonus - new_exponent).exp()
                 token_outputs.append(
                     (state_weight * numerator + token_weight * value) / (state_weight * denominator + token_weight)
                 )
-                peak = torch.maximum(largest_exponent + decay, key)
-                state_weight, token_weight = (largest_exponent + decay - peak).exp(), (key - peak).exp()
+                new_exponent = torch.maximum(largest_exponent + decay, key)
+                state_weight, token_weight = (largest_exponent + decay - new_exponent).exp(), (key - new_exponent).exp()
                 numerator, denominator, largest_exponent = (
                     state_weight * numerator + token_weight * value,
                     state_weight * denominator + token_weight,
-                    peak,
+                    new_exponent,
                 )
             self.recurrent_state.keep(pass_state, numerator, denominator, largest_exponent)
             return torch.stack(token_outputs, 1)
@@ -166,8 +166,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             previous_token = shift_tokens(x, pass_state, self.shift_state)
             k, v, receptance = (
-                self.get_submodule(name)(mix_tokens(x, previous_token, getattr(self, f"time_mix_{name}").weight))
-                for name in ("key", "value", "receptance")
+                self.get_submodule(projection_name)(
+                    mix_tokens(x, previous_token, getattr(self, f"time_mix_{projection_name}").weight)
+                )
+                for projection_name in ("key", "value", "receptance")
             )
             return self.output(
                 receptance.sigmoid() * self._weighted_average(k.float(), v.float(), pass_state).to(x.dtype)

@@ -105,7 +105,7 @@ class Rwkv7TimeMix(RecurrentMixer):
         activation_name: str = "",
         bias: bool = True,
     ) -> Value:
-        """Records two linear layers with an activation between them; returns the output. Only the second has a bias."""
+        """Records two linear layers, only the second with a bias, and the activation between; returns the output."""
         low_rank_x = recorder.linear(f"{module_name}_a", x, Axis(f"{module_name}_rank", rank))
         return recorder.linear(
             f"{module_name}_b",

@@ -59,7 +59,8 @@ class RwkvHeadMix(RecurrentMixer):
         mixed_inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
         receptance, key, value = (
-            recorder.linear(name, mixed_inputs[name[0]], *head_axes) for name in ("receptance", "key", "value")
+            recorder.linear(projection_name, mixed_inputs[projection_name[0]], *head_axes)
+            for projection_name in ("receptance", "key", "value")
         )
         gate = recorder.act(recorder.linear("gate", mixed_inputs["g"], *head_axes), "silu")
         scan_inputs = [receptance, key, value, recorder.vector("time_first", *head_axes)]
@@ -178,14 +179,18 @@ def _reference_class() -> type[nn.Module]:
                     mix_weights[input_name] = (
                         self.get_submodule(f"shift_b_{input_name}")(low_rank_input) + mix_weights[input_name]
                     )
-            return {input_name: mix_tokens(x, previous_token, weight) for input_name, weight in mix_weights.items()}
+            return {
+                input_name: mix_tokens(x, previous_token, mix_weight) for input_name, mix_weight in mix_weights.items()
+            }
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
             mixed_inputs = self._mixed_inputs(x, pass_state)
             receptance, k, v = (
-                self.get_submodule(name)(mixed_inputs[name[0]]).unflatten(-1, (spec.num_heads, -1)).float()
-                for name in ("receptance", "key", "value")
+                self.get_submodule(projection_name)(mixed_inputs[projection_name[0]])
+                .unflatten(-1, (spec.num_heads, -1))
+                .float()
+                for projection_name in ("receptance", "key", "value")
             )
             decay = self.time_decay.weight.expand(*x.shape[:2], -1)
             if spec.decay_rank is not None:

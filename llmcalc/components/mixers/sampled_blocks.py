@@ -92,7 +92,7 @@ def _reference_class() -> type[nn.Module]:
             return padded_tokens.unflatten(2, (-1, self.block))
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            tokens, score_scale = q.shape[2], q.shape[-1] ** -0.5
+            token_count, score_scale = q.shape[2], q.shape[-1] ** -0.5
             queries, keys, values = (self._split_into_blocks(x) for x in (q, k, v))
             # tokens of each block: [batch, heads, blocks, 1]
             token_counts = self._split_into_blocks(torch.ones_like(q[..., :1])).sum(3)
@@ -129,7 +129,7 @@ def _reference_class() -> type[nn.Module]:
                 other_block_weights = other_block_weights * token_counts.transpose(-1, -2)
                 weighted_sums = weighted_sums + (other_block_weights @ (values.sum(3) / token_counts))[:, :, :, None]
                 weight_sums = weight_sums + other_block_weights.sum(-1)[..., None, None]
-            return (weighted_sums / (weight_sums + 1e-6)).flatten(2, 3)[:, :, :tokens]
+            return (weighted_sums / (weight_sums + 1e-6)).flatten(2, 3)[:, :, :token_count]
 
         def _expand_indices(self, block_indices: Tensor, x: Tensor) -> Tensor:
             """Expands block indices to the shape that `torch.gather` needs to select blocks of x."""
@@ -150,7 +150,7 @@ def _reference_class() -> type[nn.Module]:
             self.core = SampledAttentionCore(spec)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            heads = (project_to_heads(self, name, x) for name in ("q_proj", "k_proj", "v_proj"))
+            heads = (project_to_heads(self, projection_name, x) for projection_name in ("q_proj", "k_proj", "v_proj"))
             return self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
 
     return SampledBlockAttentionReference

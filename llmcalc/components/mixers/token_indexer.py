@@ -68,7 +68,7 @@ class TokenIndexer(Part):
     def flow(
         self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        """Records the token selection's operations; returns keys and values to read, and arguments of the attention.
+        """Records the selection of tokens. Returns the keys and values to read, and arguments of the attention.
 
         position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """

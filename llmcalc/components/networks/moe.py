@@ -121,7 +121,11 @@ class Latent(Part):
         return {
             "latent_in": nn.Linear(hidden_size, latent_size, bias=self.bias),
             "latent_out": nn.Linear(latent_size, hidden_size, bias=self.bias),
-            **{name: norm.reference(ModelProperties(latent_size)) for name, norm in norms.items() if norm is not None},
+            **{
+                norm_name: norm.reference(ModelProperties(latent_size))
+                for norm_name, norm in norms.items()
+                if norm is not None
+            },
         }
 
 

@@ -59,7 +59,7 @@ class Router(Part):
 
     @property
     def expert_groups(self) -> ExpertGroups:
-        """The groups into which the experts are divided before a token's experts are selected; one group by default."""
+        """The groups of experts from which the best are chosen before a token's experts; one group by default."""
         return ONE_GROUP
 
     def check_groups(self, num_experts: int, num_experts_per_tok: int) -> None:
@@ -83,7 +83,7 @@ class Router(Part):
 
 
 def _record_correction(recorder: Flow, correction_storage: CorrectionStorage | None, expert_axis: Axis) -> Value | None:
-    """Records the computation of the correction bias of the expert scores and returns it; None without a correction."""
+    """Records a buffer or parameter that corrects the expert scores, and returns it; None without a correction."""
     if correction_storage is None:
         return None
     if correction_storage == "buffer":

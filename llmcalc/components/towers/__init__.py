@@ -104,7 +104,10 @@ def check_projector_widths(towers: Mapping[str, Tower]) -> None:
                     f"widths of the {tower.encoders} encoders before it together"
                 )
         elif tower.type == "projector" and input_widths:
-            candidate_widths = {name: tower.encoder_layers * input_width for name, input_width in input_widths.items()}
+            candidate_widths = {
+                earlier_tower_name: tower.encoder_layers * input_width
+                for earlier_tower_name, input_width in input_widths.items()
+            }
             if tower.input_size in candidate_widths.values():
                 continue
             expected_text = " or ".join(

@@ -74,6 +74,10 @@ def check_head_width(hidden_size: int, num_attention_heads: int) -> None:
 def layer_kinds_after_first(number_of_layers: int, special_layers: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
     """Yields (whether the layers are special, their indices) for all layers but the first; ordinary layers first."""
     for is_special_layer in (False, True):
-        layer_indices = [i for i in range(1, number_of_layers) if (i in special_layers) == is_special_layer]
+        layer_indices = [
+            layer_index
+            for layer_index in range(1, number_of_layers)
+            if (layer_index in special_layers) == is_special_layer
+        ]
         if layer_indices:
             yield is_special_layer, layer_indices

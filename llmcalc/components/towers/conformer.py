@@ -161,7 +161,9 @@ class Conformer(TowerPart):
                 ),
             )
         if self.relative_buckets is not None:
-            bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=NO_ROWS)
+            bias, _ = recorder.table(
+                "relative_bias", Axis("buckets", self.relative_buckets), heads, output_rows=NO_ROWS
+            )
         indices = range(layer_count) if isinstance(layer_count, int) else None
         x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_count, indices, kind="layer")
         if self.segment is not None:
@@ -389,8 +391,11 @@ def _reference_class() -> type[nn.Module]:
             """Computes the distance bias [heads, frames, frames]; half of the table is for earlier keys."""
             if self.buckets is None:
                 return None
-            positions, half_bucket_count = torch.arange(frame_count, device=reference_tensor.device), self.buckets // 2
-            clamped_distance = (positions[None, :] - positions[:, None]).clamp(
+            frame_indices, half_bucket_count = (
+                torch.arange(frame_count, device=reference_tensor.device),
+                self.buckets // 2,
+            )
+            clamped_distance = (frame_indices[None, :] - frame_indices[:, None]).clamp(
                 -half_bucket_count, max(self.buckets - half_bucket_count - 1, 0)
             )
             pair_bias: Tensor = self.relative_bias(clamped_distance + half_bucket_count)

@@ -284,10 +284,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ConvNextEncoder) -> None:
             super().__init__()
             self.stage_count, width = len(spec.depths), spec.channels
-            for i in range(self.stage_count):
-                stride, channels = (spec.downsampling_ratios[i - 1] if i else 1, spec.num_filters * 2**i)
-                kernel_size = 2 * stride if i else spec.kernel_size
-                add_stage(self, i, CausalConvolution(width, channels, kernel_size, stride), spec, i)
+            for stage_index in range(self.stage_count):
+                stride, channels = (
+                    spec.downsampling_ratios[stage_index - 1] if stage_index else 1,
+                    spec.num_filters * 2**stage_index,
+                )
+                kernel_size = 2 * stride if stage_index else spec.kernel_size
+                add_stage(self, stage_index, CausalConvolution(width, channels, kernel_size, stride), spec, stage_index)
                 width = channels
             self.conv_out = CausalConvolution(width, spec.output_size, spec.kernel_size)
             if spec.rescaled:

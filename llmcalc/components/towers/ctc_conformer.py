@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CtcConformer(EncoderTower):
-    """A conformer for CTC: stacked spectrum frames → hidden_size → layers; labels are predicted after half of them.
+    """A conformer trained with CTC: stacked spectrum frames → hidden_size → layers; labels are predicted halfway.
 
     input_size: the number of values per frame.
     hidden_size: the width of the layers.
@@ -130,7 +130,11 @@ class CtcConformer(EncoderTower):
         q, k, v = (recorder.linear(f"{projection_letter}_proj", x, *head_axes) for projection_letter in "qkv")
         distance_rows = EmbeddingRows(name="distances", row_count=self.block * self.block)
         recorder.table(
-            "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=distance_rows, by="positions"
+            "distance_keys",
+            Axis("distances", 2 * self.max_distance + 1),
+            head_dim,
+            output_rows=distance_rows,
+            index_source="positions",
         )
         key_limits: dict[str, Any] = {
             "core": ops.ConformerAttentionCore,

@@ -98,7 +98,7 @@ class DaVit(TowerPart):
             check_divisor("window_size", self.window_size, f"the side of the grid of stages.{stage_index}", grid_side)
 
     def _stride_of_later_stages(self, stage_index: int) -> int:
-        """Returns the product of the strides of all stages after the one with this index."""
+        """Returns the product of the strides of all stages after stage `stage_index`."""
         return prod(stage.stride for stage in self.stages[stage_index + 1 :])
 
     @property
@@ -206,11 +206,13 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             positions = x.flatten(1, 2) if self.window is None else split_into_windows(x, self.window)
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(positions).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for letter in "qkv"
+                self.get_submodule(f"{projection_letter}_proj")(positions)
+                .unflatten(-1, (self.heads, -1))
+                .transpose(1, 2)
+                for projection_letter in "qkv"
             )
             if self.window is None:
-                heads = self.core(*(value.transpose(2, 3) for value in (q, k, v))).transpose(2, 3)
+                heads = self.core(*(head_vectors.transpose(2, 3) for head_vectors in (q, k, v))).transpose(2, 3)
             else:
                 heads = self.core(q, k, v)
             attn_output: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2))

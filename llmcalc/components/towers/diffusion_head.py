@@ -67,7 +67,7 @@ class DiffusionHead(Part):
             recorder.linear("proj", x, *latents.axes)
 
     def _record_layer(self, recorder: Flow, x: Value, condition: Value) -> Value:
-        """Records the operations of a layer whose norm the condition scales and shifts, and whose output it gates."""
+        """Records a layer's operations; the condition scales and shifts its norm, and gates its output."""
         modulation_shift, modulation_scale, modulation_gate = self._modulation(recorder, condition, 3)
         modulated_x = _modulate(recorder, recorder.part("norm", self.norm, x), modulation_scale, modulation_shift)
         return recorder.add(x, recorder.mul(modulation_gate, recorder.part("mlp", self.feed_forward, modulated_x)))

@@ -48,7 +48,7 @@ class ImageGeneration(Part):
 
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
         """Records the operations of the embeddings, the projection and the head. codes: rows of the codebook."""
-        embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
+        embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, output_rows=codes.rows)
         hidden_states = Value(codes.rows, (Axis("hidden", self.head_input_size),), is_constant=True)
         for projection_name, linear_maps, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
             for layer_index, linear_map in enumerate(linear_maps, 1):
@@ -158,22 +158,22 @@ class ImageTokenizer(TowerPart):
 
     def _record_encoder(self, recorder: Flow, pixels: Value) -> Value:
         """Records the operations of the convolutional encoder, and returns the latents of the pixels."""
-        positions, level_count = pixels.rows, len(self.channel_multiplier)
-        x = pixels.view(Axis("channels", self.in_channels), new_rows=_upsampled_positions(positions, level_count - 1))
+        patch_rows, level_count = pixels.rows, len(self.channel_multiplier)
+        x = pixels.view(Axis("channels", self.in_channels), new_rows=_upsampled_positions(patch_rows, level_count - 1))
         x = self._convolve(recorder, "conv_in", x, self.base_channels)
-        for i, multiplier in enumerate(self.channel_multiplier):
-            with recorder.scope(f"level_{i}"):
-                x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks)
-                if i < level_count - 1:
-                    position_rows = _upsampled_positions(positions, level_count - 2 - i)
+        for level_index, multiplier in enumerate(self.channel_multiplier):
+            with recorder.scope(f"level_{level_index}"):
+                x = self._record_level(recorder, x, level_index, self.base_channels * multiplier, self.num_res_blocks)
+                if level_index < level_count - 1:
+                    position_rows = _upsampled_positions(patch_rows, level_count - 2 - level_index)
                     x = self._convolve(recorder, "downsample", x, x.width, conv_rows=position_rows)
         x = self._record_middle_blocks(recorder, x)
         x = recorder.act(self._normalize(recorder, "norm_out", x), "silu")
         x = self._convolve(recorder, "conv_out", x, self.latent_channels)
-        for i in range(1, self.temporal_levels + 1):
-            position_rows = MergedPatchRows(source_rows=positions, frames=2**i)
+        for level_index in range(1, self.temporal_levels + 1):
+            position_rows = MergedPatchRows(source_rows=patch_rows, frames=2**level_index)
             x = self._convolve(
-                recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, conv_rows=position_rows
+                recorder, f"time_conv_{level_index}", x, self.latent_channels, kernel=4 * 9, conv_rows=position_rows
             )
             x = recorder.act(x, "silu")
         return self._record_frame_blocks(recorder, x) if self.over_frames else x
@@ -187,21 +187,25 @@ class ImageTokenizer(TowerPart):
         if not self.has_decoder:
             return
         x = self._record_frame_blocks(recorder, x) if self.over_frames else x
-        for i in range(1, self.temporal_levels + 1):
-            x = recorder.act(self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=3 * 9), "silu")
+        for level_index in range(1, self.temporal_levels + 1):
+            x = recorder.act(
+                self._convolve(recorder, f"time_conv_{level_index}", x, self.latent_channels, kernel=3 * 9), "silu"
+            )
         x = self._convolve(recorder, "conv_in", x, self.base_channels * self.channel_multiplier[-1])
         x = self._record_middle_blocks(recorder, x, codes)
-        for i, multiplier in reversed(list(enumerate(self.channel_multiplier))):
-            with recorder.scope(f"level_{i}"):
-                x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks + 1, codes)
-                x = self._convolve(recorder, "upsample", x, x.width) if i else x
+        for level_index, multiplier in reversed(list(enumerate(self.channel_multiplier))):
+            with recorder.scope(f"level_{level_index}"):
+                x = self._record_level(
+                    recorder, x, level_index, self.base_channels * multiplier, self.num_res_blocks + 1, codes
+                )
+                x = self._convolve(recorder, "upsample", x, x.width) if level_index else x
         x = recorder.act(self._normalize(recorder, "norm_out", x, codes), "silu")
         self._convolve(recorder, "conv_out", x, self.out_channels)
 
     def _record_level(
         self, recorder: Flow, x: Value, level_index: int, channels: Number, block_count: int, codes: Value | None = None
     ) -> Value:
-        """Records the residual blocks of a level and the level's attention if the spec has attention there."""
+        """Records a level's residual blocks and, where the spec has it, the level's attention."""
         for block_index in range(1, block_count + 1):
             x = self._record_block(recorder, f"block_{block_index}", x, channels, codes)
             if level_index in self.attn_resolutions:
@@ -250,7 +254,8 @@ class ImageTokenizer(TowerPart):
         with recorder.scope(norm_name):
             normed_x, resized_codes = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
             code_scale, code_shift = (
-                recorder.conv(name, resized_codes, *x.axes, kernel=1, bias=True) for name in ("scale", "shift")
+                recorder.conv(projection_name, resized_codes, *x.axes, kernel=1, bias=True)
+                for projection_name in ("scale", "shift")
             )
             return recorder.add(recorder.mul(normed_x, code_scale), code_shift)
 
@@ -446,27 +451,31 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, reads_codes=False)
             channels, latent_channels = spec.base_channels, spec.latent_channels
             self.conv_in = nn.Conv2d(spec.in_channels, channels, 3, padding=1)
-            for i in range(len(spec.channel_multiplier)):
-                channels = self.add_level(i, channels, spec.num_res_blocks)
-                if i < len(spec.channel_multiplier) - 1:
-                    self.get_submodule(f"level_{i}").add_module("downsample", nn.Conv2d(channels, channels, 3, 2))
+            for level_index in range(len(spec.channel_multiplier)):
+                channels = self.add_level(level_index, channels, spec.num_res_blocks)
+                if level_index < len(spec.channel_multiplier) - 1:
+                    self.get_submodule(f"level_{level_index}").add_module(
+                        "downsample", nn.Conv2d(channels, channels, 3, 2)
+                    )
             self.add_middle_blocks(channels)
             self.norm_out = nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
             self.conv_out = nn.Conv2d(channels, latent_channels, 3, padding=1)
-            for i in range(1, spec.temporal_levels + 1):
-                self.add_module(f"time_conv_{i}", FrameConv(latent_channels, latent_channels, (4, 3, 3), 2))
+            for level_index in range(1, spec.temporal_levels + 1):
+                self.add_module(f"time_conv_{level_index}", FrameConv(latent_channels, latent_channels, (4, 3, 3), 2))
             self.add_frame_blocks()
 
         def forward(self, frames: Tensor) -> Tensor:
             x = self.conv_in(frames.transpose(1, 2).flatten(0, 1))
-            for i in range(len(self.spec.channel_multiplier)):
-                x = self.run_level(i, x, self.spec.num_res_blocks)
-                if i < len(self.spec.channel_multiplier) - 1:
-                    x = self.get_submodule(f"level_{i}").get_submodule("downsample")(functional.pad(x, (0, 1, 0, 1)))
+            for level_index in range(len(self.spec.channel_multiplier)):
+                x = self.run_level(level_index, x, self.spec.num_res_blocks)
+                if level_index < len(self.spec.channel_multiplier) - 1:
+                    x = self.get_submodule(f"level_{level_index}").get_submodule("downsample")(
+                        functional.pad(x, (0, 1, 0, 1))
+                    )
             x = self.conv_out(functional.silu(self.norm_out(self.run_middle_blocks(x))))
             x = x.unflatten(0, (-1, frames.shape[2])).transpose(1, 2)
-            for i in range(1, self.spec.temporal_levels + 1):
-                x = functional.silu(self.get_submodule(f"time_conv_{i}")(x))
+            for level_index in range(1, self.spec.temporal_levels + 1):
+                x = functional.silu(self.get_submodule(f"time_conv_{level_index}")(x))
             return self.run_frame_blocks(x)
 
     class ImageDecoder(ImageTokenizerHalf):
@@ -479,14 +488,16 @@ def _reference_class() -> type[nn.Module]:
             if not spec.has_decoder:
                 return
             self.add_frame_blocks()
-            for i in range(1, spec.temporal_levels + 1):
-                self.add_module(f"time_conv_{i}", FrameConv(latent_channels, latent_channels, (3, 3, 3)))
+            for level_index in range(1, spec.temporal_levels + 1):
+                self.add_module(f"time_conv_{level_index}", FrameConv(latent_channels, latent_channels, (3, 3, 3)))
             self.conv_in = nn.Conv2d(latent_channels, channels, 3, padding=1)
             self.add_middle_blocks(channels)
-            for i in reversed(range(len(spec.channel_multiplier))):
-                channels = self.add_level(i, channels, spec.num_res_blocks + 1)
-                if i:
-                    self.get_submodule(f"level_{i}").add_module("upsample", nn.Conv2d(channels, channels, 3, padding=1))
+            for level_index in reversed(range(len(spec.channel_multiplier))):
+                channels = self.add_level(level_index, channels, spec.num_res_blocks + 1)
+                if level_index:
+                    self.get_submodule(f"level_{level_index}").add_module(
+                        "upsample", nn.Conv2d(channels, channels, 3, padding=1)
+                    )
             self.norm_out = build_norm(spec, channels, spec.over_frames)
             self.conv_out = nn.Conv2d(channels, spec.out_channels, 3, padding=1)
 
@@ -517,9 +528,9 @@ def _reference_class() -> type[nn.Module]:
                 ("map", spec.maps, embed_dim),
                 ("head", spec.head, spec.head_input_size),
             ):
-                for i, linear_map in enumerate(linear_maps, 1):
+                for map_index, linear_map in enumerate(linear_maps, 1):
                     self.add_module(
-                        f"{projection_name}_{i}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias)
+                        f"{projection_name}_{map_index}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias)
                     )
                     input_width = linear_map.size
 

@@ -208,8 +208,10 @@ class MobileNet(EncoderTower):
         """Records the operations of the blocks of a group, as often as the group repeats them."""
 
         def record_blocks(block_input: Value) -> Value:
-            for k, block in enumerate(block_group.blocks, 1):
-                with recorder.scope(f"block_{k}", kind="attention" if block.type == "attention" else "convolution"):
+            for block_index, block in enumerate(block_group.blocks, 1):
+                with recorder.scope(
+                    f"block_{block_index}", kind="attention" if block.type == "attention" else "convolution"
+                ):
                     block_input = self._record_block(recorder, block_input, block)
             return block_input
 
@@ -250,11 +252,15 @@ class MobileNet(EncoderTower):
         """Records attention with a single key-value head, whose keys and values may come from a reduced grid."""
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
-        for letter in "kv":
+        for projection_letter in "kv":
             kv_input = x
             if block.kv_stride > 1:
-                kv_input = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
-            keys_and_values.append(recorder.conv(f"{letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1))
+                kv_input = self._record_conv(
+                    recorder, f"{projection_letter}_down", x, None, block.kernel, block.kv_stride
+                )
+            keys_and_values.append(
+                recorder.conv(f"{projection_letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1)
+            )
         attn_output = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
         return recorder.conv("o_proj", attn_output, *x.axes, kernel=1)
 
@@ -536,9 +542,9 @@ def _reference_class() -> type[nn.Module]:
                     repeat_modules = list[nn.Module]()
                     for _ in range(block_group.repeat):
                         block_modules = nn.Sequential()
-                        for k, block in enumerate(block_group.blocks, 1):
+                        for block_index, block in enumerate(block_group.blocks, 1):
                             block_module = block_classes[block.type](block, in_channels, spec.norm, spec.hidden_act)
-                            block_modules.add_module(f"block_{k}", block_module)
+                            block_modules.add_module(f"block_{block_index}", block_module)
                             in_channels = block_module.width
                         repeat_modules.append(block_modules)
                     group_modules.add_module(

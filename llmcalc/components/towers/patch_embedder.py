@@ -60,8 +60,8 @@ class PatchEmbedder(EncoderTower):
         if self.class_embedding:
             class_vector = recorder.vector("class_embedding", hidden_axis)
             x = recorder.cat(x, class_vector, axes=x.axes, rows=ExtendedRows(source_rows=x.rows))
-        for position in () if self.positions is None else self.positions.flow(recorder, x):
-            x = recorder.add(x, position)
+        for position_vectors in () if self.positions is None else self.positions.flow(recorder, x):
+            x = recorder.add(x, position_vectors)
         x = self._normalize(recorder, "norm", x)
         for norm_index, norm in enumerate(self.out_norms):
             x = recorder.part(f"out_norm_{norm_index}", norm, x)
@@ -147,11 +147,11 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.positions is None:
                 return x
             if self.spec.positions.axes == 1:
-                vectors: Tensor = self.position_embedding(positions)
+                position_vectors: Tensor = self.position_embedding(positions)
             else:
-                vectors = self.position_embedding(positions % patch_columns) + self.position_embedding(
+                position_vectors = self.position_embedding(positions % patch_columns) + self.position_embedding(
                     self.spec.positions.rows + positions // patch_columns
                 )
-            return x + vectors
+            return x + position_vectors
 
     return PatchEmbedderReference

@@ -62,19 +62,21 @@ class PatchReader(Part):
         hidden_axis, vector_count = Axis("hidden", self.hidden_size), 1 if self.queries is None else self.queries
         x = x.view(hidden_axis, new_rows=x.rows)
         vector_axes = (hidden_axis,) if self.queries is None else (Axis("queries", vector_count), hidden_axis)
-        vectors = recorder.vector(
+        learned_vectors = recorder.vector(
             "class_embedding" if self.queries is None else "query", *vector_axes, row_count=vector_count
         )
         if self.other_queries is not None:
             recorder.vector("other_query", Axis("queries", self.other_queries), hidden_axis, role="idle")
         if self.unused_patch_values is not None:
             recorder.vector("patch_embedding", Axis("pixels", self.unused_patch_values), hidden_axis, role="idle")
-        joined = recorder.cat(x, vectors, axes=x.axes, rows=ExtendedRows(source_rows=x.rows, extra_rows=vector_count))
+        joined = recorder.cat(
+            x, learned_vectors, axes=x.axes, rows=ExtendedRows(source_rows=x.rows, extra_rows=vector_count)
+        )
         if self.positions is not None:
-            position, _ = recorder.table(
-                "position_embedding", Axis("positions", self.positions), hidden_axis, of=joined.rows
+            position_vectors, _ = recorder.table(
+                "position_embedding", Axis("positions", self.positions), hidden_axis, output_rows=joined.rows
             )
-            joined = recorder.add(joined, position)
+            joined = recorder.add(joined, position_vectors)
         with recorder.separate_stack(causal=False):
             joined = self.stack.flow(recorder, joined)
         if self.queries is not None:
@@ -139,8 +141,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             vector_name = "class_embedding" if self.spec.queries is None else "query"
-            vectors = self.get_parameter(f"{vector_name}.weight")
-            joined = torch.cat([x, vectors.expand(len(x), -1, -1)], 1)
+            learned_vectors = self.get_parameter(f"{vector_name}.weight")
+            joined = torch.cat([x, learned_vectors.expand(len(x), -1, -1)], 1)
             if self.spec.positions is not None:
                 positions = torch.arange(joined.shape[1], device=x.device)
                 joined = joined + self.get_submodule("position_embedding")(positions)

@@ -49,9 +49,11 @@ class Perceiver(LearnedQueries):
         latents = latents.view(
             hidden_axis, new_rows=MultipliedRows(name="queries", source_rows=IMAGES, rows_per_source=self.queries)
         )
-        depth = self.num_hidden_layers
-        indices = range(depth) if isinstance(depth, int) else None
-        latents = recorder.layers(latents, lambda v: self._record_layer(recorder, v, x), depth, indices, kind="layer")
+        layer_count = self.num_hidden_layers
+        indices = range(layer_count) if isinstance(layer_count, int) else None
+        latents = recorder.layers(
+            latents, lambda v: self._record_layer(recorder, v, x), layer_count, indices, kind="layer"
+        )
         return recorder.part("norm", self.norm, latents)
 
     def _record_layer(self, recorder: Flow, latents: Value, patches: Value) -> Value:

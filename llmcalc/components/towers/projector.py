@@ -295,20 +295,24 @@ class Projector(TowerPart):
         """Adds the optional positions to the patches, and appends the optional mean of all patches as a vector."""
         if self.grid_positions is not None:
             column_width = floor_div(self.input_size, 2)
-            widths = {"column_positions": self.input_size - column_width, "row_positions": column_width}
+            table_widths = {"column_positions": self.input_size - column_width, "row_positions": column_width}
             position_vectors = [
                 recorder.table(
-                    table_name, Axis("positions", self.grid_positions), Axis("hidden", width), of=x.rows, by="positions"
+                    table_name,
+                    Axis("positions", self.grid_positions),
+                    Axis("hidden", table_width),
+                    output_rows=x.rows,
+                    index_source="positions",
                 )[0]
-                for table_name, width in widths.items()
+                for table_name, table_width in table_widths.items()
             ]
-            joined_axes = (JoinedShapes(tuple(vector.axes for vector in position_vectors)),)
+            joined_axes = (JoinedShapes(tuple(position_vector.axes for position_vector in position_vectors)),)
             x = recorder.add(x, recorder.cat(*position_vectors, axes=joined_axes).view(*x.axes))
         if self.frame_positions is not None:
             x = recorder.add(x, recorder.buffer("frame_positions", Axis("frames", self.frame_positions), *x.axes))
         if self.mean_vector:
-            mean = recorder.resampled(x, MultipliedRows("mean", source_rows=IMAGES, rows_per_source=1))
-            x = recorder.cat(mean, x, axes=x.axes, rows=ExtendedRows(source_rows=x.rows, extra_rows=1))
+            mean_vector = recorder.resampled(x, MultipliedRows("mean", source_rows=IMAGES, rows_per_source=1))
+            x = recorder.cat(mean_vector, x, axes=x.axes, rows=ExtendedRows(source_rows=x.rows, extra_rows=1))
         return x
 
     def _merge_patches(self, recorder: Flow, x: Value) -> Value:

@@ -55,7 +55,9 @@ class QFormer(LearnedQueries):
 
     def check_fields(self) -> None:
         check_head_width(self.hidden_size, self.num_attention_heads)
-        if 0 not in self.reading_layers or not all(0 <= i < self.num_hidden_layers for i in self.reading_layers):
+        if 0 not in self.reading_layers or not all(
+            0 <= layer_index < self.num_hidden_layers for layer_index in self.reading_layers
+        ):
             raise ValueError(
                 f"reading_layers: {list(self.reading_layers)}; expected 0, and others below num_hidden_layers "
                 f"({self.num_hidden_layers})"
@@ -77,9 +79,9 @@ class QFormer(LearnedQueries):
         queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
         query_rows = MultipliedRows(name="queries", source_rows=window_rows, rows_per_source=self.queries)
         single_rows = query_rows if window is None else EmbeddingRows(name="queries", row_count=self.queries)
-        for table_name, rows in (("token_embedding", self.vocab_size), ("text_position", self.text_positions)):
-            if rows is not None:
-                recorder.vector(table_name, Axis("rows", rows), hidden_axis, role="idle")
+        for table_name, table_rows in (("token_embedding", self.vocab_size), ("text_position", self.text_positions)):
+            if table_rows is not None:
+                recorder.vector(table_name, Axis("rows", table_rows), hidden_axis, role="idle")
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
@@ -182,15 +184,17 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: QFormer, reads_patches: bool) -> None:
             super().__init__()
-            properties = ModelProperties(spec.hidden_size)
+            model_properties = ModelProperties(spec.hidden_size)
             self.self_attn = QFormerAttention(spec, spec.hidden_size)
             self.cross_attn = QFormerAttention(spec, spec.input_size) if reads_patches else None
-            self.mlp = spec.feed_forward.reference(properties)
+            self.mlp = spec.feed_forward.reference(model_properties)
             if spec.vocab_size is not None:
                 text_modules = {"mlp": spec.feed_forward, "mlp_post_norm": spec.norm}
-                self.text = nn.ModuleDict({name: part.reference(properties) for name, part in text_modules.items()})
+                self.text = nn.ModuleDict(
+                    {part_name: part.reference(model_properties) for part_name, part in text_modules.items()}
+                )
             for sublayer_name in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
-                self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(properties))
+                self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
             x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))
@@ -206,12 +210,15 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.window = spec.window
             self.query = vector_module(torch.randn(spec.queries, spec.hidden_size) * 0.02)
-            for table_name, rows in (("token_embedding", spec.vocab_size), ("text_position", spec.text_positions)):
-                if rows is not None:
-                    self.add_module(table_name, vector_module(torch.randn(rows, spec.hidden_size) * 0.02))
+            for table_name, table_rows in (
+                ("token_embedding", spec.vocab_size),
+                ("text_position", spec.text_positions),
+            ):
+                if table_rows is not None:
+                    self.add_module(table_name, vector_module(torch.randn(table_rows, spec.hidden_size) * 0.02))
             self.query_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
             self.layers = nn.ModuleList(
-                QFormerLayer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers)
+                QFormerLayer(spec, layer_index in spec.reading_layers) for layer_index in range(spec.num_hidden_layers)
             )
 
         def forward(self, x: Tensor) -> Tensor:

@@ -108,8 +108,8 @@ class SamEncoder(TowerPart):
         """Records the operations of the encoder and returns its output for the projector."""
         x = recorder.linear("patch_embedding", x, Axis("hidden", self.hidden_size), bias=self.patches.bias)
         if self.positions is not None:
-            for position in self.positions.flow(recorder, x):
-                x = recorder.add(x, position)
+            for position_vectors in self.positions.flow(recorder, x):
+                x = recorder.add(x, position_vectors)
         patch_rows = x.rows
         for layer_label, window, layer_count, layer_indices in self._layer_kinds():
             record_layer = partial(self._record_layer, recorder, window=window)
@@ -133,7 +133,9 @@ class SamEncoder(TowerPart):
         layer_count: Number = self.num_hidden_layers
         global_indices = sorted({*self.global_layers})
         windowed_layers = (
-            [i for i in range(layer_count) if i not in global_indices] if isinstance(layer_count, int) else None
+            [layer_index for layer_index in range(layer_count) if layer_index not in global_indices]
+            if isinstance(layer_count, int)
+            else None
         )
         if windowed_layers != []:
             yield "window", self.window_size, layer_count - len(global_indices), windowed_layers
@@ -160,7 +162,11 @@ class SamEncoder(TowerPart):
             distance_rows = EmbeddingRows(name="distances", row_count=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
                 recorder.table(
-                    table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distance_rows, by="positions"
+                    table_name,
+                    Axis("distances", 2 * window_side - 1),
+                    head_dim,
+                    output_rows=distance_rows,
+                    index_source="positions",
                 )
         key_limits: dict[str, Any] = {
             "core": ops.ConformerAttentionCore,
@@ -268,8 +274,10 @@ def _reference_class() -> type[nn.Module]:
         def _attend(self, x: Tensor) -> Tensor:
             """Computes attention within each square of positions. x: [squares, rows, columns, hidden] → same shape."""
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
-                for letter in "qkv"
+                self.get_submodule(f"{projection_letter}_proj")(x)
+                .unflatten(-1, (self.heads, -1))
+                .permute(0, 3, 1, 2, 4)
+                for projection_letter in "qkv"
             )
             scores = q.flatten(2, 3) @ k.flatten(2, 3).transpose(-1, -2) * q.shape[-1] ** -0.5
             if hasattr(self, "row_distances"):
@@ -330,16 +338,17 @@ def _reference_class() -> type[nn.Module]:
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
             window_sizes = (
-                None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers)
+                None if layer_index in spec.global_layers else spec.window_size
+                for layer_index in range(spec.num_hidden_layers)
             )
             self.layers = nn.ModuleList(SamLayer(spec, window) for window in window_sizes)
             self.neck = SamNeck(spec)
             if spec.second_neck:
                 self.second_neck = SamSecondNeck(spec)
             channels = spec.output_channels
-            for i, halved_channels in enumerate(spec.halvings, 1):
+            for layer_index, halved_channels in enumerate(spec.halvings, 1):
                 halving_convolution = nn.Conv2d(channels, halved_channels, 3, 2, 1, bias=False)
-                self.add_module(f"halving_{i}", halving_convolution)
+                self.add_module(f"halving_{layer_index}", halving_convolution)
                 channels = halved_channels
             if spec.reader is not None:
                 self.reader = spec.reader.reference(ModelProperties(spec.reader.hidden_size))

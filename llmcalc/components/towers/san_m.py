@@ -172,7 +172,8 @@ def _reference_class() -> type[nn.Module]:
             self.hidden_size = spec.hidden_size
             input_widths = [spec.input_size, *[spec.hidden_size] * (spec.num_hidden_layers - 1)]
             self.layers = nn.ModuleList(
-                SanMLayer(spec, width, i in spec.normed_layers) for i, width in enumerate(input_widths)
+                SanMLayer(spec, width, layer_index in spec.normed_layers)
+                for layer_index, width in enumerate(input_widths)
             )
 
         def forward(self, frames: Tensor) -> Tensor:

@@ -221,15 +221,19 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "standardize"):
                 frames = self.standardize(frames)
             x = frames[:, None]  # [clips, channels, frames, mel bins]
-            for i, conv in enumerate(self.spec.convolutions, 1):
-                x = self.get_submodule(f"depthwise_{i}" if conv.separable else f"conv_{i}")(x)
+            for conv_index, conv in enumerate(self.spec.convolutions, 1):
+                x = self.get_submodule(f"depthwise_{conv_index}" if conv.separable else f"conv_{conv_index}")(x)
                 if conv.separable or self.spec.norm is not None:
                     channels_last = x.permute(0, 2, 3, 1)
                     channels_last = (
-                        self.get_submodule(f"pointwise_{i}")(channels_last) if conv.separable else channels_last
+                        self.get_submodule(f"pointwise_{conv_index}")(channels_last)
+                        if conv.separable
+                        else channels_last
                     )
                     channels_last = (
-                        self.get_submodule(f"norm_{i}")(channels_last) if self.spec.norm is not None else channels_last
+                        self.get_submodule(f"norm_{conv_index}")(channels_last)
+                        if self.spec.norm is not None
+                        else channels_last
                     )
                     x = channels_last.permute(0, 3, 1, 2)
                 x = activate(self.spec.hidden_act, x)

@@ -108,8 +108,8 @@ class Swin(TowerPart):
         x = recorder.linear("patch_embedding", x, Axis("hidden", self.hidden_size), bias=self.first_patches.bias)
         x = recorder.part("embedding_norm", self.norm, x)
         if self.positions is not None:
-            for position in self.positions.flow(recorder, x):
-                x = recorder.add(x, position)
+            for position_vectors in self.positions.flow(recorder, x):
+                x = recorder.add(x, position_vectors)
         for stage_index, stage in enumerate(self.stages):
             if stage_index:
                 with recorder.scope(f"merger_{stage_index}"):
@@ -140,7 +140,7 @@ class Swin(TowerPart):
         )
         distance_axis = Axis("distances", (2 * self.window_size - 1) * (2 * self.window_size - 1))
         pair_rows = EmbeddingRows(name="pairs", row_count=window_positions * window_positions)
-        recorder.table("distance_bias", distance_axis, head_axis, of=pair_rows, by="positions")
+        recorder.table("distance_bias", distance_axis, head_axis, output_rows=pair_rows, index_source="positions")
         recorder.buffer("distances", Axis("queries", window_positions), Axis("keys", window_positions), indices=True)
         attn_output = recorder.attention(
             "core", q, k, v, causal=False, masked=False, core=ops.ConformerAttentionCore, chunk=window_positions
@@ -196,8 +196,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             windows = split_into_windows(x, self.window)
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(windows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for letter in "qkv"
+                self.get_submodule(f"{projection_letter}_proj")(windows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_letter in "qkv"
             )
             heads = self.core(q, k, v, bias=self.distance_bias(self.distances()).permute(2, 0, 1))
             return join_windows(self.o_proj(heads.transpose(1, 2).flatten(2)), self.window, *x.shape[1:3])
@@ -208,9 +208,9 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, window: int) -> None:
             super().__init__()
             positions = torch.arange(window * window)
-            rows, columns = positions // window, positions % window
-            row_distances = rows[:, None] - rows + window - 1
-            column_distances = columns[:, None] - columns + window - 1
+            row_indices, column_indices = positions // window, positions % window
+            row_distances = row_indices[:, None] - row_indices + window - 1
+            column_distances = column_indices[:, None] - column_indices + window - 1
             self.register_buffer("value", row_distances * (2 * window - 1) + column_distances)
 
         def forward(self) -> Tensor:

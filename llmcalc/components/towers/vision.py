@@ -68,8 +68,8 @@ class PatchPositions(Part):
     def flow(self, recorder: Flow, x: Value) -> tuple[Value, ...]:
         """Returns each patch's position embedding: a table row, or the sum of a row's and a column's embedding."""
         table_axis = Axis("positions", self.axes * self.rows)
-        position, position_table = recorder.table("position_embedding", table_axis, *x.axes, of=x.rows)
-        return (position,) if self.axes == 1 else (position, recorder.look_up(position_table, x.rows))
+        position_vectors, position_table = recorder.table("position_embedding", table_axis, *x.axes, output_rows=x.rows)
+        return (position_vectors,) if self.axes == 1 else (position_vectors, recorder.look_up(position_table, x.rows))
 
 
 class TilePositions(Part):
@@ -85,11 +85,11 @@ class TilePositions(Part):
     max_tiles: InnerWidth
     image_kinds: InnerWidth
 
-    def flow(self, recorder: Flow, x: Value, node_name: str, positions: int = 1) -> Value:
-        """Records x plus the tiles' gated vectors, and returns the sum. positions: the number of vectors per tile."""
+    def flow(self, recorder: Flow, x: Value, node_name: str, vectors_per_tile: int = 1) -> Value:
+        """Records x plus the tiles' gated vectors, and returns the sum. vectors_per_tile: default 1."""
         with recorder.scope(node_name):
-            table_axis = Axis("positions", self.max_tiles * self.image_kinds * positions)
-            tile_vectors, _ = recorder.table("embedding", table_axis, *x.axes, of=x.rows)
+            table_axis = Axis("positions", self.max_tiles * self.image_kinds * vectors_per_tile)
+            tile_vectors, _ = recorder.table("embedding", table_axis, *x.axes, output_rows=x.rows)
             gate = recorder.vector("gate", Axis("gate", 1))
             return recorder.add(x, recorder.mul(tile_vectors, recorder.act(gate, "tanh")))
 
@@ -256,10 +256,10 @@ class VisionTower(EncoderTower):
         """Records and returns patches plus position vectors; returns x unchanged if the encoder has no positions."""
         if self.positions is None:
             return x
-        positions, *other_positions = self.positions.flow(recorder, x)
-        for other_position in other_positions:
-            positions = recorder.add(positions, other_position)
-        return recorder.add(x, positions)
+        position_vectors, *other_position_vectors = self.positions.flow(recorder, x)
+        for position_vector in other_position_vectors:
+            position_vectors = recorder.add(position_vectors, position_vector)
+        return recorder.add(x, position_vectors)
 
     def describe(self, hidden_size: int) -> str:
         return f"ViT {self.stack.num_hidden_layers} × {self.hidden_size}"
@@ -423,8 +423,8 @@ def _reference_class() -> type[nn.Module]:
             """Returns the patches plus position embeddings."""
             assert self.spec.positions is not None
             if self.spec.positions.axes == 1:
-                positions: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))
-                return x + positions
+                position_vectors: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))
+                return x + position_vectors
             patch_column_indices = torch.arange(patch_columns, device=x.device).repeat(patch_rows)
             patch_row_indices = torch.arange(patch_rows, device=x.device).repeat_interleave(patch_columns)
             position_sum: Tensor = self.position_embedding(patch_column_indices) + self.position_embedding(

@@ -51,7 +51,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("plus", "", (x,), Value(x.rows, x.axes, is_constant=x.is_constant), constant=constant)
 
     def sum(self, x: Value, *axes: Axis | JoinedShapes, is_mean: bool = False) -> Value:
-        """Records the sum or the mean of x over all of its axes except those given."""
+        """Records the sum or the mean of x over all axes except `axes`."""
         return self.step("sum", "", (x,), Value(x.rows, axes), mean=is_mean)
 
     def root_mean_square(self, x: Value) -> Value:
@@ -113,7 +113,7 @@ class ElementwiseVerbs(Recorder):
         return views
 
     def take(self, x: Value, *axes: Axis | JoinedShapes) -> Value:
-        """Records a slice of x along its first axis: one index if `axes` omit that axis, else a range."""
+        """Records a slice of x along its first axis: one index if `axes` lack that axis, otherwise a range."""
         return self.step("take", "", (x,), x.view(*axes))
 
     def flat(self, x: Value) -> Value:
@@ -160,7 +160,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("merge", "", (x,), Value(output_rows, axes), neighbours=neighbours, mean=is_mean)
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
-        """Records a repetition of keys or values for each query head; records nothing if each has its own already.
+        """Records a repetition of keys or values for each query head; records nothing if there are enough heads.
 
         tiled: whether all heads follow one another before the first comes again; by default, the copies of a head lie
             side by side.

@@ -92,7 +92,9 @@ class MixingVerbs(Recorder):
         }
         step_options["masked"], step_options["narrowed"] = masked and key_rows is None, selection is not None
         step_options |= {"kv_heads": kv_heads, "cache": k.cache_name, "dropout": self.dropouts.get("attention", 0.0)}
-        return self.step("attention", node_name, step_inputs, output_value, op=op, about=node_fields, **step_options)
+        return self.step(
+            "attention", node_name, step_inputs, output_value, op=op, node_fields=node_fields, **step_options
+        )
 
     def scores(
         self,
@@ -173,7 +175,7 @@ class MixingVerbs(Recorder):
         sinks: bool = False,
         selection: Value | None = None,
     ) -> Value:
-        """Records one softmax over two lists of scores: masked scores of the own sequence, and further scores.
+        """Records one softmax over two lists of scores: masked scores of the same sequence, and other scores.
 
         q, v: the queries, and the values of a token's own sequence.
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
@@ -184,7 +186,7 @@ class MixingVerbs(Recorder):
         return self.step("joint_softmax", "", step_inputs, Value(q.rows, q.axes[:1]), **step_options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
-        """Records the weighted sum of values; `weights` may also have columns for other values."""
+        """Records the weighted sum of values; `weights` may have more columns, for other values."""
         return self.step("weighted", "", (weights, values), Value(weights.rows, (*weights.axes, values.axes[-1])))
 
 

@@ -10,7 +10,7 @@ from ..value import Value
 def query_key_pair_value(
     query_rows: Rows, *axes: Axis | JoinedShapes, is_constant: bool = False, is_batched: bool = False
 ) -> Value:
-    """Returns a value with one element per query and key. is_batched: whether sequences differ; default false."""
+    """Returns a value with one element per query and key. is_batched: whether it differs between sequences."""
     from ...workload.derived_rows import QueryKeyPairs
 
     query_rows = query_rows.source_rows if isinstance(query_rows, QueryKeyPairs) else query_rows

@@ -73,7 +73,7 @@ class WeightVerbs(Recorder):
             output_value,
             op=op,
             weight=weight,
-            about=node_fields,
+            node_fields=node_fields,
             bias=bias,
             lent=lender_name,
             fused=is_fused,
@@ -103,7 +103,7 @@ class WeightVerbs(Recorder):
         op = ops.BlockLinear(blocks.size, x.width, self.element_count(out), bias, x.rows)
         weight = Weight(node_name, (blocks, *out), x.axes)
         return self.step(
-            "blocks", node_name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias
+            "blocks", node_name, (x,), Value(x.rows, out), op=op, weight=weight, node_fields=node_fields, bias=bias
         )
 
     def experts(
@@ -134,7 +134,14 @@ class WeightVerbs(Recorder):
             "sliced": slices_weight,
         }
         return self.step(
-            "experts", node_name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **step_options
+            "experts",
+            node_name,
+            (x,),
+            Value(x.rows, out),
+            op=op,
+            weight=weight,
+            node_fields=node_fields,
+            **step_options,
         )
 
     def per_group(self, node_name: str, x: Value, groups: Axis, out: Axis) -> Value:
@@ -147,40 +154,53 @@ class WeightVerbs(Recorder):
     def table(
         self,
         node_name: str,
-        rows: Axis,
+        table_axis: Axis,
         *axes: Axis | JoinedShapes,
-        of: Rows = TOKENS,
-        by: IndexSource = "ids",
+        output_rows: Rows = TOKENS,
+        index_source: IndexSource = "ids",
         rows_read: Number = None,
         **node_fields: Any,
     ) -> tuple[Value, Weight]:
-        """Records an embedding look-up for each row of the axis `of`; returns the vectors and the table as a weight.
+        """Records an embedding look-up per row of `output_rows`; returns the vectors and the table as a weight.
 
         A later step may be tied to the weight.
-        by: what is looked up: the ids of the tokens, or numbers that all sequences share (their positions, types).
+        index_source: what is looked up: the ids of the tokens, or numbers that all sequences share (positions, types).
             `known ids`: the ids, and the first row for a token beyond the rows of the table.
             `chosen`: tokens that the pass itself chooses.
             `all`: nothing; the value is the table itself.
         rows_read: rows that a token reads; a table's other rows are not counted as active. By default all are.
         """
-        weight = Weight(node_name, axes, (rows,))
-        op = ops.Embedding(rows.size, self.element_count(axes), rows_read)
+        weight = Weight(node_name, axes, (table_axis,))
+        op = ops.Embedding(table_axis.size, self.element_count(axes), rows_read)
         return self.step(
-            "table", node_name, (), Value(of, axes), op=op, weight=weight, about=node_fields, by=by
+            "table",
+            node_name,
+            (),
+            Value(output_rows, axes),
+            op=op,
+            weight=weight,
+            node_fields=node_fields,
+            by=index_source,
         ), weight
 
-    def unread_table(self, node_name: str, rows: Axis, *axes: Axis | JoinedShapes, **node_fields: Any) -> Weight:
-        """Records an embedding table that is not read here, and returns its weight for other operations."""
-        weight = Weight(node_name, axes, (rows,))
+    def unread_table(self, node_name: str, table_axis: Axis, *axes: Axis | JoinedShapes, **node_fields: Any) -> Weight:
+        """Records an embedding table without a look-up, and returns its weight for other operations."""
+        weight = Weight(node_name, axes, (table_axis,))
         self.record(
-            "unread_table", node_name, (), (), ops.Embedding(rows.size, self.element_count(axes)), weight, node_fields
+            "unread_table",
+            node_name,
+            (),
+            (),
+            ops.Embedding(table_axis.size, self.element_count(axes)),
+            weight,
+            node_fields,
         )
         return weight
 
-    def look_up(self, weight: Weight, of: Rows = TOKENS, by: IndexSource = "ids") -> Value:
+    def look_up(self, weight: Weight, output_rows: Rows = TOKENS, index_source: IndexSource = "ids") -> Value:
         """Records another look-up, by default of token ids, in a table that is already recorded."""
         weight.is_tied = True
-        return self.step("table", "", (), Value(of, weight.output_axes), weight=weight, by=by)
+        return self.step("table", "", (), Value(output_rows, weight.output_axes), weight=weight, by=index_source)
 
     def norm(
         self,
@@ -211,7 +231,15 @@ class WeightVerbs(Recorder):
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
         output = Value(x.rows, x.axes, is_constant=x.is_constant and not spec.weight and not spec.has_bias)
         return self.step(
-            "norm", node_name, (x,), output, op=op, about=node_fields, spec=spec, over=normalized_axes, groups=groups
+            "norm",
+            node_name,
+            (x,),
+            output,
+            op=op,
+            node_fields=node_fields,
+            spec=spec,
+            over=normalized_axes,
+            groups=groups,
         )
 
     def _norm_groups(self, norm_name: str, x: Value, groups: int, normalized_axes: Shape | None) -> Axis:
@@ -280,7 +308,9 @@ class WeightVerbs(Recorder):
         output_value = (
             Value(output_rows, out) if is_zero(overlap) else Value(_rows_after_padding(output_rows, overlap), out)
         )
-        return self.step("conv", node_name, (x,), output_value, op=op, weight=weight, about=node_fields, **step_options)
+        return self.step(
+            "conv", node_name, (x,), output_value, op=op, weight=weight, node_fields=node_fields, **step_options
+        )
 
     def vector(
         self,
@@ -296,7 +326,7 @@ class WeightVerbs(Recorder):
         heads, row_count, is_frozen: `heads`, `rows` and `is_frozen` of `ops.Weight`.
         """
         op = ops.Weight(self.element_count(axes), None if heads is None else heads.size, row_count, is_frozen)
-        return self.step("vector", node_name, (), Value(NO_ROWS, axes), op=op, about=node_fields)
+        return self.step("vector", node_name, (), Value(NO_ROWS, axes), op=op, node_fields=node_fields)
 
     def padded(self, x: Value, padding: Number, state_name: str) -> Value:
         """Records `padding` rows in front of x: zeros, or the last rows of an earlier pass.
@@ -324,10 +354,16 @@ class WeightVerbs(Recorder):
         )
 
     def buffer(self, node_name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
-        """Records a buffer, which checkpoints store but training does not change. indices: whether it has integers."""
+        """Records a buffer: values that checkpoints store and training keeps. indices: whether they are integers."""
         output = Value(NO_ROWS, axes, is_constant=True)
         return self.step(
-            "buffer", node_name, (), output, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices
+            "buffer",
+            node_name,
+            (),
+            output,
+            op=ops.Buffer(self.element_count(axes)),
+            node_fields=node_fields,
+            indices=indices,
         )
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from ...accelerator import Hardware
-from ...components.mixers.shared_entries import SharedEntryAttention
+from ...components.mixers.shared_entries import SharedCompressedKVAttention
 from ...errors import InputError, short_repr
 from ...frozen import frozen
 from ...sources.preset import Preset
@@ -67,7 +67,7 @@ class EngineServer:
                 f"--engine {self.name}: the model has an encoder, which is not modelled; expected a decoder"
             )
         layers = [layer for _, stack in self.preset.model.stacks() for layer in stack.layers_by_kind().values()]
-        if any(isinstance(layer.attention, SharedEntryAttention) for layer in layers):
+        if any(isinstance(layer.attention, SharedCompressedKVAttention) for layer in layers):
             raise InputError(
                 f"--engine {self.name}: the cache of entries that layers share (DeepSeek-V4.1) is not modelled; "
                 "expected another model, or kv without an engine"

@@ -17,7 +17,7 @@ from ...simulator.event_log import Event, EventRecorder
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.layer_stacks import LayerStack
 from ...simulator.meter import Block
-from ...simulator.pass_trace import PassCase, PassId, PassTrace
+from ...simulator.pass_trace import PassGroup, PassId, PassTrace
 from ...simulator.record_microbatches import (
     PassCounter,
     PassRecorder,
@@ -71,7 +71,7 @@ class SchedulePassCounter(PassCounter):
         """Returns a pass's index in the schedule's run, at most 2, plus 3 if it is not the step's first run."""
         return min(pass_number - self.passes_before_schedule[chunk_index], 2) + 3 * (self.schedule_count > 1)
 
-    def _pass_case(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
+    def _pass_group(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassGroup:
         """Returns a key of a chunk's pass that is equal for passes that allocate and free the same memory."""
         previous_state = "flying" if self.backwards[chunk_index] < pass_number else "done"
         return (
@@ -81,7 +81,7 @@ class SchedulePassCounter(PassCounter):
             previous_state if pass_number > self.passes_before_schedule[chunk_index] else "",
         )
 
-    def next_backward(self, chunk_index: int) -> tuple[PassCase, PassId]:
+    def next_backward(self, chunk_index: int) -> tuple[PassGroup, PassId]:
         """Counts a backward pass; returns its key, equal for passes with equal allocations and frees, and its id."""
         pass_number = self.backwards[chunk_index]
         self.backwards[chunk_index] += 1
@@ -119,7 +119,7 @@ class SchedulePassPlayer(SchedulePassCounter, PassReplayer):
     def __init__(
         self,
         memory_meter: EventMeter,
-        pass_traces: Mapping[PassCase, PassTrace],
+        pass_traces: Mapping[PassGroup, PassTrace],
         layer_offsets: Sequence[int],
         parameters: Sequence[Sequence[Parameter]],
     ) -> None:
@@ -129,10 +129,10 @@ class SchedulePassPlayer(SchedulePassCounter, PassReplayer):
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
     def _replay_forward(
-        self, chunk_index: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None
+        self, chunk_index: int, pass_group: PassGroup, pass_id: PassId, stage_input: Tensor | None
     ) -> Tensor:
         """Replays a forward pass, and gives gathered parameters the storages that it allocates."""
-        pass_trace, first_storage = self._replay_pass(chunk_index, pass_case, pass_id)
+        pass_trace, first_storage = self._replay_pass(chunk_index, pass_group, pass_id)
         if stage_input is not None and pass_trace.kind_of_input_after_pass is not None:
             stage_input.storage.block.kind = pass_trace.kind_of_input_after_pass
         (_, stage_output), *gathered_outputs = pass_trace.outputs
@@ -249,7 +249,7 @@ def _replay_recorded(
     fsdp_run: FsdpPipelineRun,
     memory_meter: EventMeter,
     recorded_rank: RecordedRank,
-    pass_traces: Mapping[PassCase, PassTrace],
+    pass_traces: Mapping[PassGroup, PassTrace],
 ) -> None:
     """Makes a rank replay recorded passes instead of running them. pass_traces: recorded events per pass."""
     parameters_by_chunk = [model_chunk.gathered_parameters() for model_chunk in fsdp_run.chunks]
@@ -262,7 +262,7 @@ def _replay_recorded(
 
 def record_stage_passes(fsdp_rank_setup: FsdpRankSetup, model_chunks: Sequence[FsdpModelChunk]) -> RecordedRank:
     """Records a pipeline rank's forward and backward passes. model_chunks: the rank's stages after set-up."""
-    pass_traces: dict[PassCase, PassTrace] | None = None
+    pass_traces: dict[PassGroup, PassTrace] | None = None
     first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in model_chunks]
     stacks_by_chunk = [repeating_stacks(model_chunk) for model_chunk in model_chunks]
     is_shortened = (
@@ -281,9 +281,9 @@ def _record_traces(
     fsdp_rank_setup: FsdpRankSetup,
     model_chunks: Sequence[FsdpModelChunk],
     stacks_by_chunk: Sequence[Sequence[LayerStack]],
-) -> dict[PassCase, PassTrace]:
+) -> dict[PassGroup, PassTrace]:
     """Returns recorded allocations and frees by key of the pass. stacks_by_chunk: stacks that run with few layers."""
-    pass_traces: dict[PassCase, PassTrace] = {}
+    pass_traces: dict[PassGroup, PassTrace] = {}
     # of one chunk some are always in flight
     for group_size in (RECORDED_MICROBATCHES, 2) if len(model_chunks) > 1 else (RECORDED_MICROBATCHES,):
         replayed_rank = ReplayedRank(fsdp_rank_setup, recorder := EventRecorder())
@@ -298,8 +298,8 @@ def _record_traces(
                 recorded_events, recorded_passes, replayed_rank.chunks, model_chunks, stacks_by_chunk
             )
             recorded_events, recorded_passes = short_passes.extended_passes()
-        for pass_case, pass_trace in TraceReader(recorded_events, recorded_passes).traces.items():
-            if pass_traces.setdefault(pass_case, pass_trace) != pass_trace:
+        for pass_group, pass_trace in TraceReader(recorded_events, recorded_passes).traces.items():
+            if pass_traces.setdefault(pass_group, pass_trace) != pass_trace:
                 raise NotRepeatingError
     return pass_traces
 

@@ -21,10 +21,10 @@ from ...flow.tree import NodePosition
 from ...identity_cache import IdentityCache
 from ...ops import (
     AttentionCore,
+    CompressedKVAttentionCore,
+    CompressedKVCache,
     Conv1d,
     DeltaRule,
-    EntryAttentionCore,
-    EntryCache,
     ExpertLinear,
     KVCache,
     Linear,
@@ -445,7 +445,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
         layer_op, op_name = tree_node.node.op, tree_node.node.name
         if tree_node.roles & {"kept", "idle"}:
             continue
-        if isinstance(layer_op, KVCache | EntryCache):
+        if isinstance(layer_op, KVCache | CompressedKVCache):
             _add_cache_sizes(layer_shape, layer_op)
         elif isinstance(layer_op, AttentionCore) and not _reads_no_tokens(tree_node):
             layer_shape.head_count, layer_shape.head_dim = int(layer_op.heads), int(layer_op.qk_dim)
@@ -499,12 +499,12 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
 
 def _reads_no_tokens(tree_node: NodePosition) -> bool:
     """Whether attention reads no cached tokens: that of an indexer, or attention to compressed entries."""
-    return "no_grad" in tree_node.roles or isinstance(tree_node.node.op, EntryAttentionCore)
+    return "no_grad" in tree_node.roles or isinstance(tree_node.node.op, CompressedKVAttentionCore)
 
 
-def _add_cache_sizes(layer_shape: LayerShape, cache: KVCache | EntryCache) -> None:
+def _add_cache_sizes(layer_shape: LayerShape, cache: KVCache | CompressedKVCache) -> None:
     """Adds the sizes of a cache to the sizes of its layer."""
-    if isinstance(cache, EntryCache):
+    if isinstance(cache, CompressedKVCache):
         layer_shape.compressed_caches += (
             CompressedEntries(int(cache.tokens_per_entry), int(cache.width), int(cache.pending_token_width)),
         )

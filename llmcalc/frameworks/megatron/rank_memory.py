@@ -15,7 +15,7 @@ from ...simulator.caching_allocator import replay_step_lists
 from ...simulator.event_log import EventRecorder
 from ...simulator.layer_stacks import layer_stacks
 from ...simulator.meter import AllocationPlace
-from ...simulator.pass_trace import PassCase, PassTrace
+from ...simulator.pass_trace import PassGroup, PassTrace
 from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.repeat_microbatches import EventMeter, PassReplayer
 from ...simulator.replay_result import STEP_PHASES, ReplayResult
@@ -50,11 +50,11 @@ class RecordedRank:
     pass_traces: events of each kind of pass; None if passes do not repeat.
     layers_before_by_chunk: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
-    distinguishes_previous_pass: whether the cases of passes have the kind of the chunk's previous pass.
+    distinguishes_previous_pass: whether the groups of passes have the kind of the chunk's previous pass.
     replay_results: `steps_cache_key` of a run → the result of its steps.
     """
 
-    pass_traces: Mapping[PassCase, PassTrace] | None
+    pass_traces: Mapping[PassGroup, PassTrace] | None
     layers_before_by_chunk: Sequence[int]
     parameters: Sequence[list[Parameter]]
     distinguishes_previous_pass: bool = False

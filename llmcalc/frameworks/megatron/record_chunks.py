@@ -20,7 +20,7 @@ from ...parallel.rank_program import RankFlow, stage_program_key
 from ...simulator.event_log import WORKSPACE_EVENT, EventRecorder
 from ...simulator.layer_pattern import RECORDED_REPEATS, shortened_layers
 from ...simulator.layer_stacks import LayerStack, long_stacks
-from ...simulator.pass_trace import PassCase, PassTrace
+from ...simulator.pass_trace import PassGroup, PassTrace
 from ...simulator.record_microbatches import RecordedPasses
 from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.shortened_passes import ShortenedPasses
@@ -57,7 +57,7 @@ class RecordedChunk:
     storage_ids_by_name: Mapping[str | Shape, tuple[int, ...]]
     storage_bytes_by_name: Mapping[str | Shape, tuple[int, int]]
     recording_units: int
-    _traces: dict[SharedTensorKeys, dict[PassCase, PassTrace] | None] = field(default_factory=dict, init=False)
+    _traces: dict[SharedTensorKeys, dict[PassGroup, PassTrace] | None] = field(default_factory=dict, init=False)
 
     @property
     def remaining_tensor_names(self) -> SharedTensorKeys:
@@ -74,7 +74,7 @@ class RecordedChunk:
 
     def traces(
         self, chunk_number: int, names_before_forward: SharedTensorKeys, names_before_backward: SharedTensorKeys
-    ) -> dict[PassCase, PassTrace]:
+    ) -> dict[PassGroup, PassTrace]:
         """Returns the memory events of each kind of pass, with this chunk's number replaced by `chunk_number`.
 
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
@@ -89,11 +89,11 @@ class RecordedChunk:
         if pass_traces is None:
             raise NotRepeatingError
         return {
-            (chunk_number, *pass_case): _renumber_trace(pass_trace, chunk_number)  # type: ignore[misc]
-            for (_, *pass_case), pass_trace in pass_traces.items()
+            (chunk_number, *pass_group): _renumber_trace(pass_trace, chunk_number)  # type: ignore[misc]
+            for (_, *pass_group), pass_trace in pass_traces.items()
         }
 
-    def _read_traces(self, names_allocated_before: SharedTensorKeys) -> dict[PassCase, PassTrace] | None:
+    def _read_traces(self, names_allocated_before: SharedTensorKeys) -> dict[PassGroup, PassTrace] | None:
         try:
             return self.recorded_passes.traces(
                 {storage_id for name in names_allocated_before for storage_id in self.storage_ids_by_name[name]}
@@ -114,7 +114,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, distinguishes_previous_pass: bool
-) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
+) -> tuple[Mapping[PassGroup, PassTrace], Sequence[RecordedChunk]] | None:
     """Records what each of a rank's model chunks allocates in its passes, by kind of pass, and the chunks.
 
     None if the weight gradients of several chunks are deferred together, so that they cannot be recorded separately.
@@ -156,7 +156,7 @@ def record_chunks(
             initial=tensor_names_before_forward[chunk_count],
         )
     )
-    pass_traces: dict[PassCase, PassTrace] = {}
+    pass_traces: dict[PassGroup, PassTrace] = {}
     for chunk_number, chunk in enumerate(recorded_chunks):
         pass_traces |= chunk.traces(
             chunk_number,

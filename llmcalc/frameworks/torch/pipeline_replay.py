@@ -12,7 +12,7 @@ from ...frozen import frozen
 from ...parallel.layout import Layout
 from ...simulator.event_log import Event, EventRecorder
 from ...simulator.lowering import ParameterSet
-from ...simulator.pass_trace import PassCase, PassTrace
+from ...simulator.pass_trace import PassGroup, PassTrace
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_layers import FullRunEvents, NotRepeatingError, RepeatAnalysis
 from ...simulator.repeat_microbatches import EventMeter, PassReplayer
@@ -46,7 +46,7 @@ class RecordedRank:
     counted_steps: stage of a rank whose passes were all run → its steps, until both kinds of allocators played them.
     """
 
-    pass_traces: Mapping[PassCase, PassTrace] | None
+    pass_traces: Mapping[PassGroup, PassTrace] | None
     layers_before_by_chunk: Sequence[int]
     parameters: Sequence[ParameterSet | None]
     replay_results: dict[tuple[int, bool], ReplayResult] = field(default_factory=dict, compare=False)
@@ -194,7 +194,7 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
 
 
 def _replay_recorded(
-    rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, pass_traces: Mapping[PassCase, PassTrace]
+    rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, pass_traces: Mapping[PassGroup, PassTrace]
 ) -> None:
     """Sets up a training run whose passes are replayed from recorded events. pass_traces: the recorded events."""
     pass_player = PassReplayer(memory_meter, pass_traces, recorded_rank.layer_offsets(rank_run.chunks))
@@ -225,7 +225,7 @@ def passes_cache_key(rank_run: RankRun) -> tuple[object, ...]:
 
 def record_rank(rank_setup: RankSetup) -> RecordedRank:
     """Records the forward and backward passes of a pipeline rank."""
-    pass_traces: dict[PassCase, PassTrace] = {}
+    pass_traces: dict[PassGroup, PassTrace] = {}
     rank_run = RankRun(rank_setup, recorder := EventRecorder())
     first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     parameters = _record_steps(rank_run, recorder, pass_traces, RECORDED_MICROBATCHES[0])
@@ -237,7 +237,7 @@ def record_rank(rank_setup: RankSetup) -> RecordedRank:
 
 
 def _record_steps(
-    rank_run: RankRun, recorder: EventRecorder, pass_traces: dict[PassCase, PassTrace], group_size: int
+    rank_run: RankRun, recorder: EventRecorder, pass_traces: dict[PassGroup, PassTrace], group_size: int
 ) -> list[ParameterSet | None] | None:
     """Runs steps and records the events of their passes. Returns each chunk's parameters; None if passes differ.
 
@@ -259,8 +259,8 @@ def _record_steps(
         rank_run.zero_grad()
     try:
         if any(
-            pass_traces.setdefault(pass_case, pass_trace) != pass_trace
-            for pass_case, pass_trace in pass_recorder.traces().items()
+            pass_traces.setdefault(pass_group, pass_trace) != pass_trace
+            for pass_group, pass_trace in pass_recorder.traces().items()
         ):
             return None
     except NotRepeatingError:

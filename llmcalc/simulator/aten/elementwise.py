@@ -143,6 +143,8 @@ class ElementwiseOperations(ViewOperations):
         return record(self.graph, "sign", (x,), lambda: self.new_like(x), self.new_gradient(x.shape))
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
+        """Computes the minimum of two tensors elementwise."""
+
         def backward(
             output_gradient: Tensor, needs_input_grad: NeedsInputGrad, a: Tensor, b: Tensor
         ) -> Sequence[OptionalGradient]:
@@ -260,16 +262,18 @@ class ElementwiseOperations(ViewOperations):
         On a GPU the backward pass multiplies its gradient by its result first (aten/src/ATen/native/cuda/SoftMax.cu,
         `softmax_backward_cuda_out`).
         """
-        graph = self.graph
-        output = graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
+        autograd_graph = self.graph
+        output = autograd_graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
 
         def backward(output_gradient: Tensor, _: NeedsInputGrad, output: Tensor) -> Sequence[OptionalGradient]:
-            gradient = graph.new_tensor(output.shape, output.dtype)
-            gradient_product = graph.new_tensor(output.shape, output.dtype) if graph.multiprocessors else None
+            gradient = autograd_graph.new_tensor(output.shape, output.dtype)
+            gradient_product = (
+                autograd_graph.new_tensor(output.shape, output.dtype) if autograd_graph.multiprocessors else None
+            )
             del gradient_product
             return (gradient,)
 
-        return record(graph, "softmax", (x,), output, backward, output)
+        return record(autograd_graph, "softmax", (x,), output, backward, output)
 
     def logsumexp(self, x: Tensor) -> Tensor:
         """Computes log Σ exp x over the last axis. The exponentials are a temporary tensor on a GPU (ReduceOps.cpp)."""

@@ -80,7 +80,7 @@ class ProductOperations(ElementwiseOperations):
     def _empty_gradients(
         self, gradient: Tensor, gradient_layouts: Iterable[TensorLayout], needs_input_grad: Iterable[bool]
     ) -> list[OptionalGradient]:
-        """Allocates the needed gradients in the incoming gradient's number format, in order; None for the others."""
+        """Allocates the needed gradients in the incoming gradient's number format; None where no gradient is needed."""
         return [
             self.graph.new_tensor(shape, gradient.dtype, strides) if needs_gradient else None
             for (shape, strides), needs_gradient in zip(gradient_layouts, needs_input_grad, strict=True)
@@ -130,7 +130,7 @@ class ProductOperations(ElementwiseOperations):
         return output if bias is None else self.add(output, bias)
 
     def _runs_as_one_product(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether a batched linear layer runs as one product: for a trained weight, or if x flattens without a copy.
+        """Whether a batched linear layer is one matrix product: its weight is trained, or x flattens without a copy.
 
         Source: aten/src/ATen/native/LinearAlgebra.cpp, `should_fold`.
         """

@@ -130,13 +130,17 @@ class ViewOperations:
         """Splits an axis into views with a single autograd node, which concatenates the gradients."""
         axis = axis % len(x.shape)
         input_shape, dtype = x.shape, x.dtype
-        views = [x.view((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.strides) for size in part_sizes]
+        views = [
+            x.view((*input_shape[:axis], part_size, *input_shape[axis + 1 :]), x.strides) for part_size in part_sizes
+        ]
         shapes = [view.shape for view in views]
 
         def join_gradients(gradients: list[OptionalGradient], _: NeedsInputGrad) -> Sequence[OptionalGradient]:
             """Concatenates the gradients of the views."""
             zero_gradients = [
-                self.graph.new_tensor(shape, dtype) for shape, g in zip(shapes, gradients, strict=True) if g is None
+                self.graph.new_tensor(shape, dtype)
+                for shape, gradient in zip(shapes, gradients, strict=True)
+                if gradient is None
             ]
             joined_gradient = self.graph.new_tensor(input_shape, dtype)
             del zero_gradients
@@ -155,7 +159,7 @@ class ViewOperations:
 
         def stack_gradients(gradients: list[OptionalGradient], _: NeedsInputGrad) -> Sequence[OptionalGradient]:
             """Stacks the gradients of the views."""
-            zero_gradients = [self.graph.new_tensor((), dtype) for g in gradients if g is None]
+            zero_gradients = [self.graph.new_tensor((), dtype) for gradient in gradients if gradient is None]
             stacked_gradient = self.graph.new_tensor(input_shape, dtype)
             del zero_gradients
             return (stacked_gradient,)
@@ -214,7 +218,7 @@ class ViewOperations:
             dtype = promoted_dtype(dtype, x.dtype)
         shapes = [x.shape for x in tensors]
         output = self.graph.new_tensor((*shapes[0][:axis], total_size, *shapes[0][axis + 1 :]), dtype)
-        return record(self.graph, "cat", tensors, output, lambda g, _: [g.view(s, g.strides) for s in shapes])
+        return record(self.graph, "cat", tensors, output, lambda g, _: [g.view(shape, g.strides) for shape in shapes])
 
     def stack(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Stacks tensors along a new axis. The backward pass returns views of one tensor."""
@@ -280,17 +284,21 @@ class ViewOperations:
         written_view = Tensor(shape, base.dtype, base.storage, strides)
         return record(self.graph, "CopySlices", (base, x), written_view, backward)
 
-    def repeat_interleave(self, x: Tensor, repeats: Number, axis: int) -> Tensor:
+    def repeat_interleave(self, x: Tensor, repeat_count: Number, axis: int) -> Tensor:
         """Repeats every index of an axis."""
         expanded_x = self.unsqueeze(x, axis + 1)
-        expanded_x = self.expand(expanded_x, (*expanded_x.shape[: axis + 1], repeats, *expanded_x.shape[axis + 2 :]))
+        expanded_x = self.expand(
+            expanded_x, (*expanded_x.shape[: axis + 1], repeat_count, *expanded_x.shape[axis + 2 :])
+        )
         return self.flatten(self.clone(expanded_x), axis, axis + 1)
 
-    def repeat(self, x: Tensor, repeats: Number, axis: int) -> Tensor:
+    def repeat(self, x: Tensor, repeat_count: Number, axis: int) -> Tensor:
         """Returns an axis repeated several times in sequence, as a copy."""
         axis = axis % len(x.shape)
-        repeated_x = self.graph.new_tensor((*x.shape[:axis], repeats * x.shape[axis], *x.shape[axis + 1 :]), x.dtype)
-        backward = (lambda g, _: (g,)) if is_size_one(repeats) else self.new_gradient(x.shape)
+        repeated_x = self.graph.new_tensor(
+            (*x.shape[:axis], repeat_count * x.shape[axis], *x.shape[axis + 1 :]), x.dtype
+        )
+        backward = (lambda g, _: (g,)) if is_size_one(repeat_count) else self.new_gradient(x.shape)
         return record(self.graph, "repeat", (x,), repeated_x, backward)
 
 

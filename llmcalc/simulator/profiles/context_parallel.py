@@ -56,7 +56,7 @@ class ContextParallelRing:
     runs_only_peak_rounds: bool = False
 
     def rounds(self) -> list[int]:
-        """Returns the indices of the rounds that the ring runs, one round per rank."""
+        """Returns the indices of the rounds of ring attention that are replayed; a full ring has one round per rank."""
         boundary_rounds = 0, self.rank, self.ranks - 1
         return [
             round_number
@@ -94,7 +94,7 @@ def sequence_tokens_of_rank(layout: Layout, seq: int) -> int:
 
 
 class RingAttentionKernels(EagerKernels):
-    """Runs ring attention over context-parallel ranks. ring: the ranks; None (default) for one device."""
+    """Kernels of ring attention over context-parallel ranks. ring: the ranks; None (default) for one device."""
 
     ring: ContextParallelRing | None = None
 

@@ -479,15 +479,15 @@ class DTensorKernels(EagerKernels):
 
     def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Computes the loss of vocabulary-parallel log-probabilities (torch/distributed/tensor/parallel/loss.py)."""
-        new_tensor, (tokens, _) = self.graph.new_tensor, x.shape
-        _safe_target = self._allocate_mask_for_ignored_labels((tokens,), INT64)
-        vocabulary_mask, _masked_target = self._allocate_table_mask(new_view((tokens, 1), _safe_target))
-        result_partial = new_tensor((tokens, 1), x.dtype)
+        new_tensor, (token_count, _) = self.graph.new_tensor, x.shape
+        _safe_target = self._allocate_mask_for_ignored_labels((token_count,), INT64)
+        vocabulary_mask, _masked_target = self._allocate_table_mask(new_view((token_count, 1), _safe_target))
+        result_partial = new_tensor((token_count, 1), x.dtype)
         del vocabulary_mask
         _result_reduced = self.all_reduce(result_partial)
-        losses = new_tensor((tokens,), x.dtype)
-        losses = self._allocate_mask_for_ignored_labels((tokens,), x.dtype)
-        counted_token_mask = new_tensor((tokens,), BOOL)
+        losses = new_tensor((token_count,), x.dtype)
+        losses = self._allocate_mask_for_ignored_labels((token_count,), x.dtype)
+        counted_token_mask = new_tensor((token_count,), BOOL)
         label_count = new_tensor((), INT64)
         del counted_token_mask
         total_weight = new_tensor((), x.dtype)
@@ -505,16 +505,16 @@ class DTensorKernels(EagerKernels):
 
     def _nll_loss_and_log_softmax_backward(self, x: Tensor) -> Tensor:
         """Computes the gradient of vocabulary-parallel logits (torch/distributed/tensor/parallel/loss.py)."""
-        new_tensor, (tokens, _) = self.graph.new_tensor, x.shape
+        new_tensor, (token_count, _) = self.graph.new_tensor, x.shape
         grad_output = new_tensor((), x.dtype)
-        _safe_target = self._allocate_mask_for_ignored_labels((tokens, 1), INT64)
+        _safe_target = self._allocate_mask_for_ignored_labels((token_count, 1), INT64)
         _grad_input = new_tensor(x.shape, x.dtype)
-        _mask, _masked_labels = self._allocate_table_mask(new_view((tokens,), _safe_target))
-        mask_as_numbers = new_tensor((tokens,), x.dtype)
-        _grad_update = new_tensor((tokens,), x.dtype)
+        _mask, _masked_labels = self._allocate_table_mask(new_view((token_count,), _safe_target))
+        mask_as_numbers = new_tensor((token_count,), x.dtype)
+        _grad_update = new_tensor((token_count,), x.dtype)
         del mask_as_numbers
-        _arange_1d = new_tensor((tokens,), INT64)
-        grad_output = self._allocate_mask_for_ignored_labels((tokens, 1), x.dtype)
+        _arange_1d = new_tensor((token_count,), INT64)
+        grad_output = self._allocate_mask_for_ignored_labels((token_count, 1), x.dtype)
         exponentials = new_tensor(x.shape, x.dtype)
         _gradient_sum = new_tensor(x.shape, x.dtype)
         del exponentials

@@ -44,17 +44,26 @@ def record_function(
     backward: backward(gradient, *saves) → a gradient per argument. It returns one for each, wanted or not, as the
         libraries do, and may not capture a tensor.
     """
-    tensor_indices = [tensor_index for tensor_index, x in enumerate(optional_inputs) if x is not None]
-    saved_flags = [x is not None for x in saved_tensors]
+    tensor_indices = [
+        tensor_index for tensor_index, optional_tensor in enumerate(optional_inputs) if optional_tensor is not None
+    ]
+    saved_flags = [optional_tensor is not None for optional_tensor in saved_tensors]
 
-    def node_backward(g: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
+    def node_backward(output_gradient: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
         saved_iterator = iter(saved_tensors)
-        input_gradients = backward(g, *[next(saved_iterator) if is_saved else None for is_saved in saved_flags])
+        input_gradients = backward(
+            output_gradient, *[next(saved_iterator) if is_saved else None for is_saved in saved_flags]
+        )
         return [input_gradients[tensor_index] for tensor_index in tensor_indices]
 
-    inputs = [x for x in optional_inputs if x is not None]
+    inputs = [optional_tensor for optional_tensor in optional_inputs if optional_tensor is not None]
     return record(
-        aten.graph, operation_name, inputs, output, node_backward, *[x for x in saved_tensors if x is not None]
+        aten.graph,
+        operation_name,
+        inputs,
+        output,
+        node_backward,
+        *[optional_tensor for optional_tensor in saved_tensors if optional_tensor is not None],
     )
 
 

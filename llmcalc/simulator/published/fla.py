@@ -174,15 +174,15 @@ def _l2norm_fwd(aten: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _fwd_h(aten: Aten, k: Tensor, u: Tensor, heads: Number, head_size: Number) -> tuple[Tensor, Tensor]:
     """Computes the state before each chunk, and the corrected values (fla/ops/common/chunk_delta_h.py:687)."""
-    batch, tokens = k.shape[:2]
-    h = aten.new_tensor((batch, ceil_div(tokens, CHUNK_TOKENS), heads, u.shape[-1], head_size), k.dtype)
+    batch, token_count = k.shape[:2]
+    h = aten.new_tensor((batch, ceil_div(token_count, CHUNK_TOKENS), heads, u.shape[-1], head_size), k.dtype)
     return h, aten.new_like(u)
 
 
 def _bwd_dhu(aten: Aten, q: Tensor, dv: Tensor, heads: Number, head_size: Number) -> tuple[Tensor, Tensor]:
     """Computes the gradients of the states and of the corrected values (fla/ops/common/chunk_delta_h.py:747)."""
-    batch, tokens = q.shape[:2]
-    dh = aten.new_tensor((batch, ceil_div(tokens, CHUNK_TOKENS), heads, dv.shape[-1], head_size), q.dtype)
+    batch, token_count = q.shape[:2]
+    dh = aten.new_tensor((batch, ceil_div(token_count, CHUNK_TOKENS), heads, dv.shape[-1], head_size), q.dtype)
     return dh, aten.new_like(dv)
 
 
@@ -232,11 +232,11 @@ def _gdn_fwd(
 
 def _gdn_chunks(aten: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the gated delta rule's output, the summed decays, and the inverse triangular matrix of each chunk."""
-    batch, tokens, _, head_size = k.shape
+    batch, token_count, _, head_size = k.shape
     heads = v.shape[2]
     g = aten.new_like(g, dtype=FLOAT32)
-    a = aten.new_tensor((batch, tokens, heads, CHUNK_TOKENS), k.dtype)
-    _w, u = aten.new_tensor((batch, tokens, heads, head_size), k.dtype), aten.new_like(v)
+    a = aten.new_tensor((batch, token_count, heads, CHUNK_TOKENS), k.dtype)
+    _w, u = aten.new_tensor((batch, token_count, heads, head_size), k.dtype), aten.new_like(v)
     _h, v_new = _fwd_h(aten, k, u, heads, head_size)
     return aten.new_like(v_new), g, a
 
@@ -282,8 +282,8 @@ def _dqkwg(aten: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: 
 
 def _wy_bwd(aten: Aten, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
     """Computes the gradients of k, v, β and decays through the WY factors (fla/ops/gated_delta_rule/wy_fast.py:298)."""
-    batch, tokens, heads, head_size = k.shape
-    dk, dv = aten.new_tensor((batch, tokens, v.shape[2], head_size), k.dtype), aten.new_like(v)
+    batch, token_count, heads, head_size = k.shape
+    dk, dv = aten.new_tensor((batch, token_count, v.shape[2], head_size), k.dtype), aten.new_like(v)
     dg, db = aten.new_like(g), aten.new_like(beta)
     if not are_equal(heads, v.shape[2]):
         dk = _sum_value_heads(aten, dk, heads)
@@ -452,8 +452,8 @@ def _recurrent_delta_bwd(aten: Aten, q: Tensor, k: Tensor, u: Tensor, beta: Tens
 
 def _chunk_states(aten: Aten, k: Tensor, v: Tensor, dtype: Any) -> Tensor:
     """Allocates a state, or its gradient, for each chunk (fla/ops/common/chunk_h.py, `chunk_fwd_h`, `chunk_bwd_dh`)."""
-    batch, tokens, heads, head_size = k.shape
-    return aten.new_tensor((batch, ceil_div(tokens, CHUNK_TOKENS), heads, head_size, v.shape[-1]), dtype)
+    batch, token_count, heads, head_size = k.shape
+    return aten.new_tensor((batch, ceil_div(token_count, CHUNK_TOKENS), heads, head_size, v.shape[-1]), dtype)
 
 
 def chunk_retention(aten: Aten, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -596,14 +596,17 @@ def rotary_embedding(aten: Aten, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return record_function(aten, "RotaryEmbeddingFunction", (x, cos, sin), y, backward, (cos, sin))
 
 
-def rotary_tables(aten: Aten, tokens: Number, head_size: Number, template: Tensor) -> tuple[Tensor, Tensor]:
+def rotary_tables(aten: Aten, token_count: Number, head_size: Number, template: Tensor) -> tuple[Tensor, Tensor]:
     """Computes the cosines and sines of every position (fla/modules/rotary.py, `_update_cos_sin_cache`)."""
     pair_count = exact_div(head_size, 2)
     with aten.graph.no_grad():
-        _positions, inverse_frequencies = aten.new_tensor((tokens,), FLOAT32), aten.new_tensor((pair_count,), FLOAT32)
+        _positions, inverse_frequencies = (
+            aten.new_tensor((token_count,), FLOAT32),
+            aten.new_tensor((pair_count,), FLOAT32),
+        )
         for _ in range(4):
             inverse_frequencies = aten.new_like(inverse_frequencies)
-        angles = aten.new_tensor((tokens, pair_count), FLOAT32)
+        angles = aten.new_tensor((token_count, pair_count), FLOAT32)
         cos = aten.to(aten.elementwise_function("cos", angles), template.dtype)
         return cos, aten.to(aten.elementwise_function("sin", angles), template.dtype)
 
@@ -660,7 +663,7 @@ def _kda_bwd(
     g_sum: the summed decays; None where the kernel computes them again. gate: its input, A and bias, if the kernel
     computes it.
     """
-    batch, tokens, heads, head_size = k.shape
+    batch, token_count, heads, head_size = k.shape
     value_heads = v.shape[2]
     if g_sum is None:
         assert gate is not None
@@ -668,7 +671,7 @@ def _kda_bwd(
     _w, u, kg = _kda_w_u(aten, k, v, value_heads)
     _qg = aten.new_like(kg)
     _h, _v_new = _fwd_h(aten, k, u, value_heads, head_size)
-    _daqk = aten.new_tensor((batch, tokens, value_heads, CHUNK_TOKENS), FLOAT32)
+    _daqk = aten.new_tensor((batch, token_count, value_heads, CHUNK_TOKENS), FLOAT32)
     dv = aten.new_like(do)
     _dh, dv = _bwd_dhu(aten, q, dv, value_heads, head_size)
     dq, dk, dv, db, dg, _dakk = _kda_fused(aten, v, g_sum, beta, akk)

@@ -247,8 +247,8 @@ def mamba_inner_fn(  # noqa: PLR0915
 
 def _chunk_cumsum_fwd(aten: Aten, dt: Tensor, chunk_size: Number) -> tuple[Tensor, Tensor]:
     """Computes the sums of log decays, and Δ, of every chunk (ssd_chunk_state.py:718)."""
-    batch, tokens, heads = dt.shape
-    shape = batch, heads, ceil_div(tokens, chunk_size), chunk_size
+    batch, token_count, heads = dt.shape
+    shape = batch, heads, ceil_div(token_count, chunk_size), chunk_size
     dt_out = aten.new_tensor(shape, FLOAT32)
     return aten.new_tensor(shape, FLOAT32), dt_out
 
@@ -268,8 +268,8 @@ def _state_passing_fwd(aten: Aten, chunk_states: Tensor, dtype: Dtype | None = N
 
 def _bmm_chunk_fwd(aten: Aten, c: Tensor, chunk_size: Number) -> Tensor:
     """Computes C·Bᵀ of every chunk and group, in float32 (ssd_bmm.py:165)."""
-    batch, tokens, group_count, _ = c.shape
-    return aten.new_tensor((batch, ceil_div(tokens, chunk_size), group_count, chunk_size, chunk_size), FLOAT32)
+    batch, token_count, group_count, _ = c.shape
+    return aten.new_tensor((batch, ceil_div(token_count, chunk_size), group_count, chunk_size, chunk_size), FLOAT32)
 
 
 def _combined_fwd(
@@ -340,9 +340,9 @@ def _combined_bwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, OptionalTensor, Tensor, OptionalTensor]:
     """Runs the backward pass of Mamba-2's chunked scan, and recomputes the gated output (ssd_combined.py:402)."""
     dout = _with_contiguous_rows(aten, dout)
-    batch, tokens, heads, dim = x.shape
+    batch, token_count, heads, dim = x.shape
     group_count, state_size = b.shape[2], b.shape[3]
-    chunk_count, blocks_per_chunk = ceil_div(tokens, chunk_size), ceil_div(chunk_size, 32)
+    chunk_count, blocks_per_chunk = ceil_div(token_count, chunk_size), ceil_div(chunk_size, 32)
     db = aten.new_like(b) if db is None else db
     dc = aten.new_like(c) if dc is None else dc
     ddt = aten.new_like(dt) if ddt is None else ddt
@@ -365,10 +365,10 @@ def _combined_bwd(
     split_count = _split_count(x, chunk_count, group_count, accelerator)
     # _chunk_state_bwd_db, ssd_chunk_state.py:902
     dda_next = aten.new_tensor((batch, heads, chunk_count, chunk_size), FLOAT32)
-    _db = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
+    _db = _sum_workspace(aten, (batch, token_count, split_count, group_count, state_size), 2)
     # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
     dda_prev = aten.new_tensor((batch, heads, chunk_count, chunk_size), FLOAT32)
-    _dc = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
+    _dc = _sum_workspace(aten, (batch, token_count, split_count, group_count, state_size), 2)
     _dcb = _sum_workspace(aten, (batch, chunk_count, split_count, group_count, chunk_size, chunk_size), 2)
     _dda_before = aten.new_like(aten.new_like(aten.new_like(dda_prev)))  # flip, cumsum, flip
     _dda = _sum_workspace(aten, (batch, heads, chunk_count, blocks_per_chunk, chunk_size), 3)

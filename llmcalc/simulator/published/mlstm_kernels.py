@@ -17,14 +17,14 @@ LEAST_CHUNK_TOKENS, LEAST_CHUNKED_TOKENS = 16, 128
 """Smallest number of tokens per chunk; and smallest number of tokens of a sequence that is split into chunks."""
 
 
-def pad_to_chunks(tokens: Number, chunk_size: Number) -> Number:
+def pad_to_chunks(token_count: Number, chunk_size: Number) -> Number:
     """Rounds a number of tokens up to whole chunks (kernel_wrappers.py, `wrap_chunkwise__pad_zeros`)."""
-    return ceil_div(tokens, chunk_size) * chunk_size
+    return ceil_div(token_count, chunk_size) * chunk_size
 
 
-def supports_token_counts(tokens: Number, chunk_size: Number) -> bool:
+def supports_token_counts(token_count: Number, chunk_size: Number) -> bool:
     """Whether the kernel supports these token counts, which must be powers of two (kernel_param_heuristics.py:44)."""
-    padded_tokens = pad_to_chunks(tokens, chunk_size)
+    padded_tokens = pad_to_chunks(token_count, chunk_size)
     return bool(
         chunk_size >= LEAST_CHUNK_TOKENS
         and next_power_of_two(chunk_size) == chunk_size
@@ -34,8 +34,8 @@ def supports_token_counts(tokens: Number, chunk_size: Number) -> bool:
 
 def _chunk_states(aten: Aten, k: Tensor, v: Tensor, chunk_size: Number) -> tuple[Tensor, Tensor, Tensor]:
     """Allocates the matrix memory, normalizer and largest exponent at each chunk boundary (fw_recurrent.py)."""
-    batch, heads, tokens, head_size = k.shape
-    state_count = exact_div(tokens, chunk_size) + 1
+    batch, heads, token_count, head_size = k.shape
+    state_count = exact_div(token_count, chunk_size) + 1
     shape = batch, heads, state_count * head_size
     return (
         aten.new_tensor((*shape, v.shape[-1]), FLOAT32),
@@ -51,10 +51,10 @@ def mlstm_chunkwise(
 
     input_gate, forget_gate: [batch, heads, tokens], before their exponential and sigmoid.
     """
-    tokens = q.shape[2]
-    padded_tokens = pad_to_chunks(tokens, chunk_size)
+    token_count = q.shape[2]
+    padded_tokens = pad_to_chunks(token_count, chunk_size)
     chunk_size = chunk_size if padded_tokens >= LEAST_CHUNKED_TOKENS else padded_tokens
-    if are_equal(padded_tokens, tokens):
+    if are_equal(padded_tokens, token_count):
         return _run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk_size)[0]
     padded_tensors = [
         aten.new_tensor((*x.shape[:2], padded_tokens, *x.shape[3:]), x.dtype)
@@ -63,7 +63,7 @@ def mlstm_chunkwise(
     q, k, v, input_gate, forget_gate = (
         aten.write_into(zeros, x) for zeros, x in zip(padded_tensors, (q, k, v, input_gate, forget_gate), strict=True)
     )
-    return aten.slice(_run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk_size)[0], tokens, 2)
+    return aten.slice(_run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk_size)[0], token_count, 2)
 
 
 def mlstm_with_states(
@@ -112,10 +112,10 @@ def _run_token_by_token(aten: Aten, tensors: Sequence[Tensor]) -> tuple[Tensor, 
     The outputs of all tokens but the last are one tensor here.
     """
     _, k, v, *_ = tensors
-    batch, heads, tokens, _ = k.shape
-    _earlier_outputs = aten.new_tensor((batch, heads, tokens - 1, v.shape[-1]), v.dtype)
+    batch, heads, token_count, _ = k.shape
+    _earlier_outputs = aten.new_tensor((batch, heads, token_count - 1, v.shape[-1]), v.dtype)
     states = _allocate_state_tensors(aten, k, v)
-    if tokens > 1:  # every token replaces the states
+    if token_count > 1:  # every token replaces the states
         states = _allocate_state_tensors(aten, k, v)
     _last_output = aten.new_tensor((batch, heads, v.shape[-1]), v.dtype)
     return aten.new_like(v), states

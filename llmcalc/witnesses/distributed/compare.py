@@ -1,4 +1,4 @@
-"""Compares real processes with the simulation: each rank's memory, and the loss with that of one process."""
+"""Compares real processes with the simulation by each rank's memory, and with a single process by the loss."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def build_job(
 
 
 def verify_distributed(training_job: TrainingJob, model_name: str = "model") -> Verdict:
-    """Runs a job on local processes, or in those that torchrun has started, and compares the results.
+    """Runs a job on local processes, or on those that torchrun started, and compares memory and losses.
 
     Raises `InputError` if a process fails or does not answer.
     """
@@ -69,7 +69,7 @@ def verify_distributed(training_job: TrainingJob, model_name: str = "model") -> 
 
 
 def verify_jobs(training_jobs: Sequence[TrainingJob], model_name: str = "model") -> list[Verdict]:
-    """Runs jobs with equal numbers of processes one after another, and compares the results."""
+    """Runs jobs with equal numbers of processes in sequence, and compares memory and losses of each."""
     start_time = time.perf_counter()
     if is_started_by_torchrun():
         from .worker import run_jobs
@@ -101,8 +101,8 @@ def compare_job_results(
     ]
     loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
-        Check(f"step {step_number}", LOSS_QUANTITY, single_loss, loss, witness_label, tolerance=LOSS_TOLERANCE)
-        for step_number, (single_loss, loss) in enumerate(loss_pairs, start=1)
+        Check(f"step {step_number}", LOSS_QUANTITY, single_process_loss, loss, witness_label, tolerance=LOSS_TOLERANCE)
+        for step_number, (single_process_loss, loss) in enumerate(loss_pairs, start=1)
     ]
     verdict_info = {
         "layout": training_job.layout.data(), "batch": training_job.batch, "seq": training_job.seq,

@@ -105,7 +105,7 @@ def peaks_by_phase(memory_meter: Meter) -> dict[str, int]:
 
 
 def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
-    """Returns the simulated bytes of one rank by quantity, counted as by a torch dispatch mode."""
+    """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them."""
     memory_meter = Meter()
     rank_run: RankRun | FsdpRun
     fsdp_settings = replace(JOB_FSDP_SETTINGS, prefetched_layer_count=training_job.layout.prefetch)

@@ -1,4 +1,4 @@
-"""Starts the processes of a distributed run on this machine; if one dies or hangs, ends all of them."""
+"""Starts the processes of a distributed run on this machine; ends all of them if one dies or hangs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIME_LIMIT_SECONDS = 600.0
 
 
 def is_started_by_torchrun() -> bool:
-    """Whether torchrun has started this process as one of several."""
+    """Whether torchrun started this process, as one of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -43,18 +43,20 @@ def run_processes(
     Raises `InputError` if a process fails or at the timeout.
     """
     process_count = training_jobs[0].layout.world_size
-    with tempfile.TemporaryDirectory() as folder:
-        jobs_file = Path(folder, "jobs")
-        jobs_file.write_text("\n".join(training_job.to_json() for training_job in training_jobs))
+    with tempfile.TemporaryDirectory() as job_folder:
+        jobs_path = Path(job_folder, "jobs")
+        jobs_path.write_text("\n".join(training_job.to_json() for training_job in training_jobs))
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            port = _free_port()
+            master_port = _free_port()
             for rank in range(process_count):
-                processes.append(_start_processes(rank, process_count, port, [worker_module, str(jobs_file)], folder))
-            _wait_until_processes_end(processes, time.monotonic() + time_limit, folder, time_limit)
+                processes.append(
+                    _start_processes(rank, process_count, master_port, [worker_module, str(jobs_path)], job_folder)
+                )
+            _wait_until_processes_end(processes, time.monotonic() + time_limit, job_folder, time_limit)
         finally:
             _end_processes(processes)
-        return json.loads(Path(folder, "out.0").read_text())
+        return json.loads(Path(job_folder, "out.0").read_text())
 
 
 def _free_port() -> int:
@@ -65,11 +67,11 @@ def _free_port() -> int:
 
 
 def _start_processes(
-    rank: int, process_count: int, port: int, arguments: list[str], job_folder: str
+    rank: int, process_count: int, master_port: int, arguments: list[str], job_folder: str
 ) -> subprocess.Popen[bytes]:
     process_environment = {
         **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(process_count),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master_port), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     with (
         Path(job_folder, f"out.{rank}").open("wb") as output_file,
@@ -109,11 +111,11 @@ def _process_error(rank: int, exit_code: int, job_folder: str) -> str:
         f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
     )
     error_lines = Path(job_folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
-    errors = [error_line for error_line in error_lines if "Error" in error_line] or error_lines
-    for error_line in errors:
+    message_lines = [error_line for error_line in error_lines if "Error" in error_line] or error_lines
+    for error_line in message_lines:
         if f"{InputError.__name__}: " in error_line:
             return error_line.partition(f"{InputError.__name__}: ")[2]
-    return f"--distributed: rank {rank} {end_reason}{f': {errors[-1].strip()}' if errors else ''}"
+    return f"--distributed: rank {rank} {end_reason}{f': {message_lines[-1].strip()}' if message_lines else ''}"
 
 
 def _end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:

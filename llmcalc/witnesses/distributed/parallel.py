@@ -122,16 +122,16 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshards: bool, dtype: torch.dty
         layer.forward = partial(_unwrap_shared_state, layer.forward)
         layer.register_forward_pre_hook(_wrap_shared_state, prepend=True)
     fully_shard(module, mesh=mesh, mp_policy=precision_policy, reshard_after_forward=False)
-    layers = list(module.layers)
-    for layer_index, layer in enumerate(layers):
-        if prefetch and layer_index + prefetch < len(layers):
-            layer.set_modules_to_forward_prefetch(layers[layer_index + 1 : layer_index + 1 + prefetch])
+    outer_layers = list(module.layers)
+    for layer_index, layer in enumerate(outer_layers):
+        if prefetch and layer_index + prefetch < len(outer_layers):
+            layer.set_modules_to_forward_prefetch(outer_layers[layer_index + 1 : layer_index + 1 + prefetch])
         if prefetch and layer_index >= prefetch:
-            layer.set_modules_to_backward_prefetch(layers[layer_index - prefetch : layer_index][::-1])
+            layer.set_modules_to_backward_prefetch(outer_layers[layer_index - prefetch : layer_index][::-1])
 
 
 class SharedLayerState:
-    """A wrapper of values that layers pass on beside their output, so that FSDP does not copy them for each layer."""
+    """A wrapper of values that layers pass on besides their output; it keeps FSDP from copying them for each layer."""
 
     def __init__(self, layer_state: Any) -> None:
         self.layer_state = layer_state
@@ -155,7 +155,7 @@ class StageInputModule(nn.Module):
 
 
 def remove_other_stages(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
-    """Removes the layers of other pipeline stages, and the embedding or the head if this stage does not have it."""
+    """Removes the layers of other pipeline stages, and an embedding or head that belongs to another stage."""
     stage_layers = nn.ModuleList(module.layers[layer_index] for layer_index in layers)
     for model_part in (module, module._only[0]):
         model_part.layers = stage_layers

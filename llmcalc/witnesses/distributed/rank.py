@@ -67,8 +67,8 @@ class RankStorageTracker(CpuStorageTracker):
 
     def _run_collective(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a collective, and waits until gloo's threads release its tensors, so that counts are reproducible."""
-        tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        reference_counts = [leaf._use_count() for leaf in tensors]
+        input_tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        reference_counts = [leaf._use_count() for leaf in input_tensors]
         output = func(*args, **kwargs)
         if func.namespace == "c10d" and func._opname not in POINT_TO_POINT:
             *output_tensors, work_handle = output
@@ -81,10 +81,10 @@ class RankStorageTracker(CpuStorageTracker):
             output = (*output_tensors, c10d._create_work_from_future(finished_future).boxed())
         elif func.namespace == "_c10d_functional" and isinstance(output, Tensor) and func._opname != "wait_tensor":
             torch.ops._c10d_functional.wait_tensor(output)
-            tensors.append(output)
+            input_tensors.append(output)
             reference_counts.append(1)
         if func._opname not in POINT_TO_POINT:
-            wait_for_release(tensors, reference_counts)
+            wait_for_release(input_tensors, reference_counts)
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
                 self._track_tensor(tensor, func)
@@ -126,7 +126,9 @@ class RankStorageTracker(CpuStorageTracker):
 def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
     """Waits until other threads have dropped their references to the tensors."""
     deadline = time.monotonic() + RELEASE_SECONDS
-    while any(tensor._use_count() > count for tensor, count in zip(tensors, reference_counts, strict=True)):
+    while any(
+        tensor._use_count() > reference_count for tensor, reference_count in zip(tensors, reference_counts, strict=True)
+    ):
         if time.monotonic() > deadline:
             return
         time.sleep(0.0001)
@@ -155,7 +157,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def single_process_losses(training_job: TrainingJob) -> list[float]:
-    """Returns the loss of every step, averaged over all replicas' micro-batches and computed by one process."""
+    """Returns the mean loss over all replicas' micro-batches for every step, computed by one process."""
     model, token_batches = seeded_reference(training_job), token_ids(training_job)
     losses: list[float] = []
     optimizers = _build_optimizers(training_job, model)
@@ -208,10 +210,10 @@ class RankProcess:
         """
         training_job, tracker = self.training_job, self.storage_tracker
         model = seeded_reference(training_job)
-        ids = token_ids(training_job)[self.coordinates.dp]
+        rank_token_ids = token_ids(training_job)[self.coordinates.dp]
         measured_quantities: dict[str, int] = {}
         losses: list[float] = []
-        tracker.tracked.add(ids.untyped_storage()._cdata)
+        tracker.tracked.add(rank_token_ids.untyped_storage()._cdata)
         with tracker.track_resizes(), tracker:
             self.build_model_part(model)
             del model
@@ -223,7 +225,7 @@ class RankProcess:
             for step_index in range(STEP_COUNT):
                 self.peaks.clear()
                 tracker.peak = tracker.now
-                losses.append(run_passes(ids))
+                losses.append(run_passes(rank_token_ids))
                 if training_job.layout.pp > 1:
                     self.record_phase("passes")
                 gc.collect()  # cycles that the dispatcher of distributed tensors leaves
@@ -237,7 +239,7 @@ class RankProcess:
                     measured_quantities["first_step_peak_bytes"] = self.peaks["step"]
             measured_quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
             measured_quantities |= {"before_step_bytes": bytes_before_step, "after_step_bytes": tracker.now}
-        self.scratch: dict[str, int] = scratch_bytes_by_kernel(lambda: run_passes(ids))
+        self.scratch: dict[str, int] = scratch_bytes_by_kernel(lambda: run_passes(rank_token_ids))
         return measured_quantities, losses
 
     def record_phase(self, phase: str) -> None:
@@ -247,13 +249,15 @@ class RankProcess:
 
     def _end_stages_group(self) -> Any:
         """Returns the process group of this rank's first and last pipeline stage."""
-        layout, group = self.training_job.layout, None
+        layout, this_process_group = self.training_job.layout, None
         for tp in range(layout.tp):
             for dp in range(layout.dp):
-                ranks = [layout.rank(tp, dp=dp, pp=pp) for pp in (0, layout.pp - 1)]
-                end_stage_group = dist.new_group(ranks)
-                group = end_stage_group if (tp, dp) == (self.coordinates.tp, self.coordinates.dp) else group
-        return group
+                end_stage_ranks = [layout.rank(tp, dp=dp, pp=pp) for pp in (0, layout.pp - 1)]
+                end_stage_group = dist.new_group(end_stage_ranks)
+                this_process_group = (
+                    end_stage_group if (tp, dp) == (self.coordinates.tp, self.coordinates.dp) else this_process_group
+                )
+        return this_process_group
 
     # --- building ---------------------------------------------------------------------------------------------------
 
@@ -282,11 +286,11 @@ class RankProcess:
         """Returns the context manager of the loss; tensor parallelism computes the loss on sharded logits."""
         return loss_parallel() if self.training_job.layout.tp > 1 else nullcontext()
 
-    def run_micro_batches(self, ids: Tensor) -> float:
+    def run_micro_batches(self, rank_token_ids: Tensor) -> float:
         """Runs the passes of a step and returns the sum of the losses."""
         summed_loss = 0.0
         for micro_batch in range(self.training_job.microbatches):
-            self.ids: Tensor = ids[micro_batch].clone()
+            self.ids: Tensor = rank_token_ids[micro_batch].clone()
             is_last_micro_batch = micro_batch == self.training_job.microbatches - 1
             with self.gradient_context(is_last_micro_batch), self.loss_context():
                 loss = loss_of(self.module(self.ids, None, grouped_experts=True), self.ids)
@@ -356,12 +360,15 @@ class RankResult(NamedTuple):
 
 def run_rank(training_job: TrainingJob) -> RankResult:
     """Runs this process's part of a job in the default process group."""
-    rank = RankProcess(training_job)
-    measured_quantities, losses = rank.measure_training()
+    rank_process = RankProcess(training_job)
+    measured_quantities, losses = rank_process.measure_training()
     loss_sums = torch.tensor(
-        [loss if rank.last and rank.coordinates.tp == 0 else 0.0 for loss in losses], dtype=torch.float64
+        [loss if rank_process.last and rank_process.coordinates.tp == 0 else 0.0 for loss in losses],
+        dtype=torch.float64,
     )
     dist.all_reduce(loss_sums)
     return RankResult(
-        measured_quantities, (loss_sums / (training_job.layout.dp * training_job.microbatches)).tolist(), rank.scratch
+        measured_quantities,
+        (loss_sums / (training_job.layout.dp * training_job.microbatches)).tolist(),
+        rank_process.scratch,
     )

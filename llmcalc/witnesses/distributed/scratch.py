@@ -27,7 +27,7 @@ def scratch_bytes_by_kernel(run_kernels: Callable[[], object]) -> dict[str, int]
 
 
 def _innermost_computation(operations: list[Any]) -> Any | None:
-    """Returns the innermost of nested operations that is a computation or a collective; None without one."""
+    """Returns the innermost computation or collective among nested operations; None without one."""
     return next((operation for operation in reversed(operations) if _is_computation(operation.name)), None)
 
 

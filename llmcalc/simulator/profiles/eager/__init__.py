@@ -9,7 +9,7 @@ from __future__ import annotations
 from .attention import AttentionKernels
 from .attention_variants import AttentionVariantKernels
 from .basic import BasicKernels
-from .cache_entries import CacheEntryKernels
+from .compressed_kv import CompressedKVKernels
 from .convolution import ConvolutionKernels
 from .decode_steps import DecodeStepKernels
 from .elementwise import ElementwiseKernels
@@ -27,7 +27,7 @@ class EagerKernels(
     ServingKernels,
     DecodeStepKernels,
     ExpertCapacityKernels,
-    CacheEntryKernels,
+    CompressedKVKernels,
     LocalAttentionKernels,
     PositionKernels,
     AttentionVariantKernels,

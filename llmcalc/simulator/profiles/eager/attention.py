@@ -68,11 +68,11 @@ class AttentionKernels(Lowering):
             [self.aten.scale(self.aten.slice(x, rotary_dim // 2), "neg"), self.aten.slice(x, rotary_dim // 2)]
         )
 
-    def _cos_and_sin(self, tokens: Any, rotary_dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
+    def _cos_and_sin(self, token_count: Any, rotary_dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer."""
-        table_key = ("rope", tokens, rotary_dim, theta, template.dtype)
+        table_key = ("rope", token_count, rotary_dim, theta, template.dtype)
         return self.compute_once(
-            table_key, lambda: self._compute_cos_and_sin(self.token_positions(tokens), rotary_dim, template)
+            table_key, lambda: self._compute_cos_and_sin(self.token_positions(token_count), rotary_dim, template)
         )
 
     def _compute_cos_and_sin(self, positions: Tensor, rotary_dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,13 +176,16 @@ class AttentionKernels(Lowering):
         cached_row_count = 0 if cached_tensors is None else cached_tensors[0].shape[1]
         cached_row_count = cached_row_count if token_limit is None else min(cached_row_count, token_limit - 1)
         row_count = cached_row_count + new_rows[0].shape[1]
-        all_rows = [self.new_pool_tensor((x.shape[0], row_count, *x.shape[2:]), x.dtype) for x in new_rows]
+        all_rows = [
+            self.new_pool_tensor((cached_tensor.shape[0], row_count, *cached_tensor.shape[2:]), cached_tensor.dtype)
+            for cached_tensor in new_rows
+        ]
         self.store_in_cache(
             cache_name,
             *(
                 all_rows
                 if token_limit is None
-                else [self.aten.slice(x, min(row_count, token_limit), 1) for x in all_rows]
+                else [self.aten.slice(cached_tensor, min(row_count, token_limit), 1) for cached_tensor in all_rows]
             ),
         )
         return new_rows if cached_tensors is None else self._gather_cache_pages(all_rows)
@@ -190,14 +193,14 @@ class AttentionKernels(Lowering):
     def _gather_cache_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the paged cache's tensors that attention reads: the pages for fused kernels, otherwise a copy."""
         if self.has_block_pool and self.choices.attention != "flash":
-            return [self.aten.copy(x) for x in cached_tensors]
+            return [self.aten.copy(cached_tensor) for cached_tensor in cached_tensors]
         return cached_tensors
 
     def _concatenate(self, cached_and_new_rows: Sequence[Tensor]) -> Tensor:
         """Concatenates cached and new keys or values, heads first."""
         if len(cached_and_new_rows[0].shape) < 4:
             return self.aten.cat(cached_and_new_rows, 1)
-        return self.heads_first(self.aten.cat([self.heads_first(x) for x in cached_and_new_rows], 2))
+        return self.heads_first(self.aten.cat([self.heads_first(row_tensor) for row_tensor in cached_and_new_rows], 2))
 
     def do_absorb(self, operation: Step) -> None:
         """Multiplies by the part of MLA's up-projection that its absorbed form moves to queries or outputs."""
@@ -247,7 +250,7 @@ class AttentionKernels(Lowering):
 
     def run_attention_core(self, compute_core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
-        present_tensors = [x for x in tensors if x is not None]
+        present_tensors = [tensor for tensor in tensors if tensor is not None]
         if self.recompute.core:
             return self.run_checkpointed(lambda xs: compute_core(*xs), present_tensors)
         return compute_core(*present_tensors)
@@ -361,12 +364,12 @@ class AttentionKernels(Lowering):
         number_format = FLOAT32 if softmax_runs_in_float32 else scores.dtype
         if sinks is not None:
             if len(sinks.shape) == 2:
-                sink = self.scores_of_sink_keys(q, sinks, scores)
+                sink_scores = self.scores_of_sink_keys(q, sinks, scores)
             else:
-                sink = self.expand_sinks(sinks, scores)
+                sink_scores = self.expand_sinks(sinks, scores)
             key_count = scores.shape[-1]
             attention_weights = aten.to(
-                aten.slice(aten.softmax(aten.to(aten.cat([scores, sink]), number_format)), key_count), v.dtype
+                aten.slice(aten.softmax(aten.to(aten.cat([scores, sink_scores]), number_format)), key_count), v.dtype
             )
             return aten.matmul(self.apply_dropout(attention_weights, dropout), v)
         attention_output = aten.matmul(

@@ -234,14 +234,18 @@ class AttentionVariantKernels(AttentionKernels):
         )
 
     def do_weighted(self, operation: Step) -> None:
-        aten, weights, v = (
+        aten, attention_weights, v = (
             self.aten,
             self.tensor_of(operation.input_values[0]),
             self.tensor_of(operation.input_values[1]),
         )
         v = aten.unsqueeze(v, 1) if len(operation.input_values[1].axes) < 2 else self.heads_first(v)
-        weights = weights if weights.shape[-1] == v.shape[2] else aten.slice(weights, v.shape[2])
-        self.store_tensor(operation.output_values[0], self.heads_first(aten.matmul(weights, v)))
+        attention_weights = (
+            attention_weights
+            if attention_weights.shape[-1] == v.shape[2]
+            else aten.slice(attention_weights, v.shape[2])
+        )
+        self.store_tensor(operation.output_values[0], self.heads_first(aten.matmul(attention_weights, v)))
 
     # --- masked by strengths (Doge) -----------------------------------------------------------------------------------
 

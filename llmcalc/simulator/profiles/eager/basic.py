@@ -60,9 +60,9 @@ class BasicKernels(Lowering):
         self.store_tensor(output, self.repeat_linear(linear_name, module_path, x, weight, bias))
 
     def repeat_linear(
-        self, name: str, module_path: ModulePath, x: Tensor, weight: Tensor, bias: Tensor | None
+        self, linear_name: str, module_path: ModulePath, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """Computes x·Wᵀ + b with the linear layer `name` of the module `module_path`."""
+        """Computes x·Wᵀ + b with the linear layer `linear_name` of the module `module_path`."""
         return self.aten.linear(x, weight, bias)
 
     def has_adapter(self, operation: Step) -> bool:
@@ -73,8 +73,8 @@ class BasicKernels(Lowering):
         """Returns the output of a linear layer."""
         return self.product(x, weight, bias, operation.output_values[0].width)
 
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
-        """Computes x·Wᵀ + b. width: the number of output features."""
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, output_width: Number) -> Tensor:
+        """Computes x·Wᵀ + b. output_width: the number of output features."""
         return self.aten.linear(x, weight, bias)
 
     def do_table(self, operation: Step) -> None:
@@ -155,8 +155,10 @@ class BasicKernels(Lowering):
         group_count, owner = operation.options.get("groups"), operation.options.get("like")
         module_path, norm_name = (self.module_path(), operation.name) if owner is None else self.modules[id(owner)]
         self.modules[id(operation.output_values[0])] = module_path, norm_name
-        y = self.norm(x, spec, norm_name, shape, 1 if group_count is None else group_count.size, module_path)
-        self.store_tensor(operation.output_values[0], self.aten.transpose(y, 1, 2) if is_heads_first else y)
+        normed_x = self.norm(x, spec, norm_name, shape, 1 if group_count is None else group_count.size, module_path)
+        self.store_tensor(
+            operation.output_values[0], self.aten.transpose(normed_x, 1, 2) if is_heads_first else normed_x
+        )
 
     def norms_heads_first(self, recorded_value: Value, normed_shape: Shape) -> bool:
         """Whether the order of axes matters for a norm on [batch, heads, rows, size]; false in this profile."""
@@ -169,11 +171,15 @@ class BasicKernels(Lowering):
 
         module_path: the module with the norm's parameters; default the running module.
         """
-        y = x if spec.type == "affine" else self._normalize(x, spec, groups)
+        normed_x = x if spec.type == "affine" else self._normalize(x, spec, groups)
         if spec.weight:
-            y = self.aten.mul(y, self.norm_factor(spec, norm_name, shape, module_path, spec.float32_product))
-        y = self.aten.add(y, self.weight(f"{norm_name}.bias", shape, module_path)) if spec.has_bias else y
-        return self.aten.to(y, x.dtype) if spec.float32_product else y
+            normed_x = self.aten.mul(
+                normed_x, self.norm_factor(spec, norm_name, shape, module_path, spec.float32_product)
+            )
+        normed_x = (
+            self.aten.add(normed_x, self.weight(f"{norm_name}.bias", shape, module_path)) if spec.has_bias else normed_x
+        )
+        return self.aten.to(normed_x, x.dtype) if spec.float32_product else normed_x
 
     def norm_factor(
         self, spec: Norm, norm_name: str, shape: Any, module_path: ModulePath | None, in_float32: bool = False
@@ -186,16 +192,16 @@ class BasicKernels(Lowering):
 
     def _normalize(self, x: Tensor, spec: Norm, group_count: Any) -> Tensor:
         aten, norm_width = self.aten, x.shape[-1]
-        y = aten.unflatten(aten.to(x, FLOAT32), -1, (group_count, norm_width // group_count))
-        scaled_x = aten.unflatten(x, -1, (group_count, norm_width // group_count)) if spec.scales_x else y
+        grouped_x = aten.unflatten(aten.to(x, FLOAT32), -1, (group_count, norm_width // group_count))
+        scaled_x = aten.unflatten(x, -1, (group_count, norm_width // group_count)) if spec.scales_x else grouped_x
         if spec.type == "layernorm":
-            mean = aten.mean(y)
-            scaled_x = centered_x = aten.sub(y, mean)
-            y = aten.sub(y, mean) if spec.float32_product and spec.weight else centered_x
+            mean = aten.mean(grouped_x)
+            scaled_x = centered_x = aten.sub(grouped_x, mean)
+            grouped_x = aten.sub(grouped_x, mean) if spec.float32_product and spec.weight else centered_x
             del centered_x, mean
         dtype = FLOAT32 if spec.float32_product else x.dtype
         return aten.to(
-            aten.flatten(aten.mul(scaled_x, aten.rsqrt(aten.add_number(aten.mean(aten.square(y))))), -2), dtype
+            aten.flatten(aten.mul(scaled_x, aten.rsqrt(aten.add_number(aten.mean(aten.square(grouped_x))))), -2), dtype
         )
 
     # --- elementwise ------------------------------------------------------------------------------------------------
@@ -294,7 +300,7 @@ class BasicKernels(Lowering):
     def _join_in_pages(self, tensors: list[Tensor], axis: int) -> Tensor:
         """Concatenates tensors that are adjacent in a paged cache, where they are read in place."""
         shape = list(tensors[0].shape)
-        shape[axis] = sum(x.shape[axis] for x in tensors)
+        shape[axis] = sum(joined_tensor.shape[axis] for joined_tensor in tensors)
         return self.new_pool_tensor(tuple(shape), tensors[0].dtype)
 
     def _expand_heads(self, x: Tensor, shape: Any) -> Tensor:
@@ -305,10 +311,10 @@ class BasicKernels(Lowering):
         return self.aten.expand(head_rows, (head_rows.shape[0], shape[2], *head_rows.shape[2:]))
 
     def _concatenation_axis(self, tensors: list[Tensor], shape: Any) -> int | None:
-        """Returns the axis along which the inputs are concatenated to the result; None without one."""
+        """Returns the axis along which inputs are concatenated to this shape; None if there is no such axis."""
         for axis in range(len(shape) - 1, 0, -1):
             axis_from_end = axis - len(shape)
-            if sum(x.shape[axis_from_end] for x in tensors) == shape[axis]:
+            if sum(input_tensor.shape[axis_from_end] for input_tensor in tensors) == shape[axis]:
                 return axis
         return None
 
@@ -317,7 +323,7 @@ class BasicKernels(Lowering):
         self.run_kernel_of_op(operation, "core")
 
     def do_state(self, operation: Step) -> None:
-        """Stores a recurrent state in the cache for the next pass, unless the operation that reads the state does."""
+        """Stores a recurrent state in the cache for the next pass, except where the operation that reads it does so."""
         if operation.input_values:
             self.store_in_cache(
                 operation.name,

@@ -1,4 +1,4 @@
-"""Decodes one token by a recurrence from its state, operation by operation as in the references.
+"""Decodes one token by a recurrence from a cached state, operation by operation as in the references.
 
 A method `decode_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one
 whose name begins with an underscore is only held.
@@ -29,7 +29,7 @@ class DecodeStepKernels(ScanKernels):
     """Kernels for decoding one token of a recurrence."""
 
     def cached_state(self, state_name: str) -> Tensor:
-        """Returns the tensor of a recurrent state that has a single one."""
+        """Returns the tensor of a cached recurrent state with a single tensor."""
         cached_states = self.cached_tensors(state_name)
         assert cached_states is not None
         return cached_states[0]
@@ -70,19 +70,21 @@ class DecodeStepKernels(ScanKernels):
         del dt_b_c
         if "dt_norm" in module_steps:
             time_step, b, c = (
-                self._normalize_with(module_steps[name], y)
-                for name, y in zip(NORM_NAMES, (time_step, b, c), strict=True)
+                self._normalize_with(module_steps[norm_name], tensor)
+                for norm_name, tensor in zip(NORM_NAMES, (time_step, b, c), strict=True)
             )
         time_step = aten.elementwise_function(
             "softplus", self._project_time_step(module_steps["dt_proj"], aten.flatten(time_step, 2), heads, has_heads)
         )
         shape = (heads, exact_div(op.inner, heads), op.state) if has_heads else (op.inner, op.state)
         _cached_state = self.cached_tensors("ssm_state")
-        y, last_state = self._decode_scan(
+        scan_output, last_state = self._decode_scan(
             inner_states, time_step, aten.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape
         )
         self.store_in_cache("ssm_state", last_state)
-        return self.project(module_steps["out_proj"], aten.mul(y, self.apply_activation(gate, activation_name)))
+        return self.project(
+            module_steps["out_proj"], aten.mul(scan_output, self.apply_activation(gate, activation_name))
+        )
 
     def _project_time_step(self, operation: Step, x: Tensor, heads: Any, is_per_head: bool) -> Tensor:
         """Projects to the time step Δ, in total or per head."""
@@ -94,12 +96,14 @@ class DecodeStepKernels(ScanKernels):
         """Applies one linear layer per head, as HeadwiseLinear.forward does."""
         aten, head_width = self.aten, exact_div(x.shape[-1], heads)
         weight = self.weight(f"{operation.name}.weight", (heads, output_width, head_width))
-        y = aten.matmul(
+        projected_heads = aten.matmul(
             aten.transpose(aten.unflatten(x, -1, (heads, head_width)), 1, 2), aten.transpose(weight, -1, -2)
         )
         if operation.options["bias"]:
-            y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (heads, output_width)), 1))
-        return aten.flatten(aten.transpose(y, 1, 2), 2)
+            projected_heads = aten.add(
+                projected_heads, aten.unsqueeze(self.weight(f"{operation.name}.bias", (heads, output_width)), 1)
+            )
+        return aten.flatten(aten.transpose(projected_heads, 1, 2), 2)
 
     def _decode_scan(self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
         """Runs Mamba's scan for one token, as Scan.forward does."""
@@ -116,14 +120,14 @@ class DecodeStepKernels(ScanKernels):
         )
         next_state = aten.cat([first_state, aten.slice(next_state, 0, 1)], 1)
         state_copy = aten.to(next_state, x.dtype)
-        y = aten.matmul(
+        state_output = aten.matmul(
             aten.unflatten(state_copy, 2, (c.shape[2], exact_div(state_copy.shape[2], c.shape[2]))),
             aten.unsqueeze(c, -1),
         )
         del state_copy
-        y = aten.flatten(y, 2)
+        state_output = aten.flatten(state_output, 2)
         skip_output = aten.mul(aten.reshape(self.weight("D", shape[:-1]), (previous_state.shape[1],)), x)
-        return aten.add(y, skip_output), aten.select(next_state, 1)
+        return aten.add(state_output, skip_output), aten.select(next_state, 1)
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
@@ -140,14 +144,15 @@ class DecodeStepKernels(ScanKernels):
         conv_input = aten.transpose(self.apply_activation(conv_input, activation_name), 1, 2)
         x, b, c = aten.split(conv_input, [inner_width, group_width, group_width])
         b, c = (
-            aten.repeat_interleave(self.split_heads(y, op.state), exact_div(op.heads, group_count), 2) for y in (b, c)
+            aten.repeat_interleave(self.split_heads(tensor, op.state), exact_div(op.heads, group_count), 2)
+            for tensor in (b, c)
         )
         _cached_state = self.cached_tensors("ssm_state")
-        y, last_state = self._decode_chunked_scan(self.split_heads(x, op.head_dim), time_step, b, c)
+        scan_output, last_state = self._decode_chunked_scan(self.split_heads(x, op.head_dim), time_step, b, c)
         self.store_in_cache("ssm_state", last_state)
         return self.project(
             module_steps["out_proj"],
-            self._gate_output(module_steps, aten.flatten(y, 2), gate, activation_name, inner_width),
+            self._gate_output(module_steps, aten.flatten(scan_output, 2), gate, activation_name, inner_width),
         )
 
     def _decode_chunked_scan(self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,8 +163,10 @@ class DecodeStepKernels(ScanKernels):
         )
         log_decay = aten.mul(time_step, self.state_decay(heads))
         scaled_input = aten.mul(aten.to(x, FLOAT32), aten.unsqueeze(time_step, -1))
-        y, last_state = self._chunked_scan_step(scaled_input, log_decay, aten.to(b, FLOAT32), aten.to(c, FLOAT32))
-        scan_output = aten.to(y, x.dtype)
+        state_output, last_state = self._chunked_scan_step(
+            scaled_input, log_decay, aten.to(b, FLOAT32), aten.to(c, FLOAT32)
+        )
+        scan_output = aten.to(state_output, x.dtype)
         return aten.add(scan_output, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
     def _chunked_scan_step(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,16 +184,16 @@ class DecodeStepKernels(ScanKernels):
         ), next_state
 
     def _gate_output(
-        self, module_steps: ModuleSteps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any
+        self, module_steps: ModuleSteps, scan_output: Tensor, gate: Tensor, activation_name: str, inner_width: Any
     ) -> Tensor:
         """Multiplies Mamba-2's output by its activated gate, as Mamba2Reference._gated_output does."""
         activated_gate = self.apply_activation(gate, activation_name)
         for operation in module_steps.steps:
             if operation.verb == "mul":
-                y = self.aten.mul(y, activated_gate)
+                scan_output = self.aten.mul(scan_output, activated_gate)
             if operation.verb == "norm":
-                y = self.normalize_output(module_steps, y, inner_width)
-        return y
+                scan_output = self.normalize_output(module_steps, scan_output, inner_width)
+        return scan_output
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
 
@@ -207,7 +214,7 @@ class DecodeStepKernels(ScanKernels):
         projection_widths = [module_steps[operation_name].output_values[0].width for operation_name in QKV]
         q, k, v = aten.split(convolved_qkv, projection_widths)
         heads_per_group = exact_div(op.heads * op.key_dim, projection_widths[0])
-        q, k = (self._split_and_repeat_heads(y, op.key_dim, heads_per_group) for y in (q, k))
+        q, k = (self._split_and_repeat_heads(tensor, op.key_dim, heads_per_group) for tensor in (q, k))
         decay_rate = aten.scale(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
         raw_decay = aten.to(self.project(module_steps["a_proj"], x), FLOAT32)
         raw_decay = aten.add(raw_decay, aten.to(self.weight("dt_bias", (op.heads,)), FLOAT32))
@@ -231,10 +238,12 @@ class DecodeStepKernels(ScanKernels):
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         _qkv, convolved_qkv = self._joined_and_convolved_qkv(module_steps, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
-        q, k, v = aten.split(convolved_qkv, [module_steps[name].output_values[0].width for name in QKV])
+        q, k, v = aten.split(
+            convolved_qkv, [module_steps[operation_name].output_values[0].width for operation_name in QKV]
+        )
         beta = aten.transpose(aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
         beta = aten.scale(beta) if any(operation.verb == "scale" for operation in module_steps.steps) else beta
-        q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
+        q, k = (aten.transpose(self.split_heads(tensor, op.key_dim), 1, 2) for tensor in (q, k))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         output = self._delta_rule(q, k, v, None, beta)
         normed_output = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
@@ -265,7 +274,7 @@ class DecodeStepKernels(ScanKernels):
         q, k, v = aten.split(aten.transpose(convolved_qkv, 1, 2), [channel_count, channel_count, channel_count])
         del convolved_qkv
         beta = aten.transpose(aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
-        q_heads, k_heads, v_heads = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k, v))
+        q_heads, k_heads, v_heads = (aten.transpose(self.split_heads(tensor, op.key_dim), 1, 2) for tensor in (q, k, v))
         output = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(module_steps, x), beta)
         normed_output = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
         normed_output = aten.mul(
@@ -328,8 +337,10 @@ class DecodeStepKernels(ScanKernels):
         aten, op = self.aten, module_steps.op("core", LinearAttentionCore)
         rope_operations = [operation for operation in module_steps.steps if operation.verb == "rope"]
         q, k = (
-            self._mapped_heads(module_steps, f"{letter}_proj", x, op.key_dim, rope_operations[i : i + 1])
-            for i, letter in enumerate("qk")
+            self._mapped_heads(
+                module_steps, f"{projection_letter}_proj", x, op.key_dim, rope_operations[rope_index : rope_index + 1]
+            )
+            for rope_index, projection_letter in enumerate("qk")
         )
         k = self._repeat_for_query_heads(k, op.heads)
         v = aten.transpose(self.split_heads(self.project(module_steps["v_proj"], x), op.value_dim), 1, 2)
@@ -353,7 +364,7 @@ class DecodeStepKernels(ScanKernels):
         v = self.project(module_steps["i_proj"], x)
         k, log_decay = aten.scale(forget_gate, "rsub"), aten.elementwise_function("log", forget_gate)
         q_heads, k_heads, decay_heads = (
-            aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k, log_decay)
+            aten.transpose(self.split_heads(tensor, op.key_dim), 1, 2) for tensor in (q, k, log_decay)
         )
         v_heads = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         output = self._linear_attention_step(q_heads, k_heads, v_heads, decay_heads)
@@ -392,15 +403,15 @@ class DecodeStepKernels(ScanKernels):
             logits = self.project(module_steps["gk_b_proj"], self.project(module_steps["gk_a_proj"], x))
             logits = aten.transpose(self.split_heads(logits, op.key_dim), 1, 2)
             return self._repeat_for_query_heads(aten.scale(self._log_sigmoid(logits), "div"), op.heads)
-        heads = aten.new_tensor((op.heads,), FLOAT32)
-        log_decay = aten.new_like(aten.new_like(aten.new_like(aten.new_like(heads))))
+        head_indices = aten.new_tensor((op.heads,), FLOAT32)
+        log_decay = aten.new_like(aten.new_like(aten.new_like(aten.new_like(head_indices))))
         log_decay = aten.unsqueeze(aten.unsqueeze(log_decay, -1), -1)
         return aten.expand(log_decay, (x.shape[0], op.heads, x.shape[1], 1))
 
     def _linear_attention_step(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
         """Runs linear attention for one token, as LinearAttention.forward does."""
         aten = self.aten
-        q, k, v, log_decay = [aten.to(y, FLOAT32) for y in (q, k, v, log_decay)]
+        q, k, v, log_decay = [aten.to(tensor, FLOAT32) for tensor in (q, k, v, log_decay)]
         q = aten.scale(q)
         state = self.cached_state("recurrent_state")
         decayed_state = aten.mul(state, aten.transpose(aten.exp(log_decay), -1, -2))
@@ -416,18 +427,18 @@ class DecodeStepKernels(ScanKernels):
         q, k, v = (self._split_float32_heads(module_steps[operation_name], x, op.heads) for operation_name in "qkv")
         cached_states = self.cached_tensors("recurrent_state")
         assert cached_states is not None
-        h, states = self._decode_memory_token(
+        memory_output, new_states = self._decode_memory_token(
             q,
             k,
             v,
             self._float32_gate(module_steps["igate"], x, op.heads),
             self._float32_gate(module_steps["fgate"], x, op.heads),
-            [aten.to(y, FLOAT32) for y in cached_states],
+            [aten.to(tensor, FLOAT32) for tensor in cached_states],
         )
-        state_copies = [aten.to(y, x.dtype) for y in states]
+        state_copies = [aten.to(tensor, x.dtype) for tensor in new_states]
         self.store_in_cache("recurrent_state", *state_copies)
         del state_copies
-        flat_output = aten.to(aten.flatten(aten.transpose(h, 1, 2), 2), x.dtype)
+        flat_output = aten.to(aten.flatten(aten.transpose(memory_output, 1, 2), 2), x.dtype)
         normed_output = self.normalize_output(module_steps, flat_output, op.heads * op.value_dim)
         del flat_output
         output = aten.mul(aten.elementwise_function("sigmoid", self.project(module_steps["ogate"], x)), normed_output)
@@ -436,8 +447,8 @@ class DecodeStepKernels(ScanKernels):
     def _split_float32_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Splits a projection's output into heads in float32, as MLSTMReference._split_heads does."""
         aten = self.aten
-        y = aten.to(self.project(operation, x), FLOAT32)
-        return aten.transpose(aten.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
+        projected_x = aten.to(self.project(operation, x), FLOAT32)
+        return aten.transpose(aten.unflatten(projected_x, -1, (heads, exact_div(projected_x.shape[-1], heads))), 1, 2)
 
     def _float32_gate(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Computes a gate in float32, as MLSTMReference._gate does."""
@@ -450,9 +461,9 @@ class DecodeStepKernels(ScanKernels):
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs mLSTM's matrix memory for one token, as Core.forward of the reference does."""
         aten = self.aten
-        log_f, q = self._log_sigmoid(forget_gate), aten.scale(q)
-        h, next_states = self._matrix_memory_step(q, k, v, input_gate, log_f, matrix_states)
-        return aten.cat([h], 2), next_states
+        log_forget_gate, q = self._log_sigmoid(forget_gate), aten.scale(q)
+        memory_output, next_states = self._matrix_memory_step(q, k, v, input_gate, log_forget_gate, matrix_states)
+        return aten.cat([memory_output], 2), next_states
 
     def _log_sigmoid(self, x: Tensor) -> Tensor:
         """Computes the log-sigmoid, which allocates and frees a temporary buffer."""
@@ -460,13 +471,13 @@ class DecodeStepKernels(ScanKernels):
         return output
 
     def _matrix_memory_step(
-        self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, matrix_states: list[Tensor]
+        self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_forget_gate: Tensor, matrix_states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Updates mLSTM's matrix memory, as Core._run_token does."""
         aten = self.aten
         matrix_memory, normalizer, largest_exponent = matrix_states
-        next_exponent = aten.new_like(aten.add(log_f, largest_exponent), input_gate)
-        decay = aten.exp(aten.sub(aten.add(log_f, largest_exponent), next_exponent))
+        next_exponent = aten.new_like(aten.add(log_forget_gate, largest_exponent), input_gate)
+        decay = aten.exp(aten.sub(aten.add(log_forget_gate, largest_exponent), next_exponent))
         input_weight = aten.exp(aten.sub(input_gate, next_exponent))
         decayed_memory = aten.mul(aten.unsqueeze(decay, -1), matrix_memory)
         matrix_memory = aten.add(
@@ -541,13 +552,16 @@ class DecodeStepKernels(ScanKernels):
         """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
         aten, conv_step = self.aten, module_steps["conv_1d"]
         gate = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.activation_names[0])
-        u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
-        u = aten.transpose(self.convolve_after_state(conv_step, u, "conv_state", conv_step.options["kernel"] - 1), 1, 2)
+        recurrence_input = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
+        recurrence_input = aten.transpose(
+            self.convolve_after_state(conv_step, recurrence_input, "conv_state", conv_step.options["kernel"] - 1), 1, 2
+        )
         recurrent_gate = aten.to(
-            aten.elementwise_function("sigmoid", self._block_linear(module_steps["recurrent_gate"], u)), FLOAT32
+            aten.elementwise_function("sigmoid", self._block_linear(module_steps["recurrent_gate"], recurrence_input)),
+            FLOAT32,
         )
         recurrent_gate = aten.scale(recurrent_gate)
-        recurrent_param = self.weight("recurrent_param", (u.shape[-1],))
+        recurrent_param = self.weight("recurrent_param", (recurrence_input.shape[-1],))
         log_a = aten.mul(recurrent_gate, aten.elementwise_function("softplus", aten.to(recurrent_param, FLOAT32)))
         del recurrent_gate
         _is_first_token = aten.compare(aten.unsqueeze(self.token_positions(x.shape[1]), 1))
@@ -557,7 +571,10 @@ class DecodeStepKernels(ScanKernels):
         )
         del decay
         gated_input = aten.mul(
-            aten.to(aten.mul(u, self._sigmoid_gate(module_steps["input_gate"], u)), FLOAT32), input_multiplier
+            aten.to(
+                aten.mul(recurrence_input, self._sigmoid_gate(module_steps["input_gate"], recurrence_input)), FLOAT32
+            ),
+            input_multiplier,
         )
         _cached_state = self.cached_tensors("recurrent_state")
         next_states = self._recurrence_step(aten.exp(log_a), gated_input, self.cached_state("recurrent_state"))

@@ -30,24 +30,26 @@ class ExpertCapacityKernels(ExpertKernels):
 
     def do_dispatch(self, operation: Step) -> None:
         """Selects for each expert the rows with the highest weights, up to its capacity."""
-        capacity_factor, x = self.choices.expert_capacity, operation.input_values[0]
+        capacity_factor, input_value = self.choices.expert_capacity, operation.input_values[0]
         if capacity_factor is None:
             super().do_dispatch(operation)
             return
         aten, local_tensors, expert_count = self.aten, self.frames[-1].local_tensors, operation.options["experts"].size
-        weights, chosen_experts = (aten.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
-        tokens, top_k = chosen_experts.shape
-        zero_weights = aten.new_tensor((tokens, expert_count), weights.dtype)
-        weights_by_expert = aten.scatter(zero_weights, chosen_experts, weights)
-        del zero_weights, weights, chosen_experts
+        expert_weights, chosen_experts = (
+            aten.flatten(local_tensors[tensor_name], 0, 1) for tensor_name in ("weights", "chosen")
+        )
+        token_count, top_k = chosen_experts.shape
+        zero_weights = aten.new_tensor((token_count, expert_count), expert_weights.dtype)
+        weights_by_expert = aten.scatter(zero_weights, chosen_experts, expert_weights)
+        del zero_weights, expert_weights, chosen_experts
         sent_weights, token_indices = aten.topk(
-            weights_by_expert, expert_rows(tokens, top_k, expert_count, capacity_factor), 0
+            weights_by_expert, expert_rows(token_count, top_k, expert_count, capacity_factor), 0
         )
         del weights_by_expert
         local_tensors["weight"] = aten.transpose(sent_weights, 0, 1)
         local_tensors["token"] = aten.flatten(aten.transpose(token_indices, 0, 1))
         del sent_weights, token_indices
-        sent_rows = aten.index_select(aten.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
+        sent_rows = aten.index_select(aten.flatten(self.tensor_of(input_value), 0, -2), local_tensors["token"])
         self.store_output(operation, aten.unflatten(sent_rows, 0, local_tensors["weight"].shape))
 
     def do_to_tokens(self, operation: Step) -> None:
@@ -65,10 +67,12 @@ class ExpertCapacityKernels(ExpertKernels):
         x = self._expert_rows(self.tensor_of(operation.input_values[0]), expert_count, row_count)
         output_width, input_width = element_count(operation.output_values[0].axes), x.shape[-1]
         weight = self.weight(f"{operation.name}.weight", (expert_count, output_width, input_width))
-        y = aten.matmul(x, aten.transpose(weight, 1, 2))
+        expert_outputs = aten.matmul(x, aten.transpose(weight, 1, 2))
         if operation.options["bias"]:
-            y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (expert_count, output_width)), 1))
-        self.store_output(operation, y)
+            expert_outputs = aten.add(
+                expert_outputs, aten.unsqueeze(self.weight(f"{operation.name}.bias", (expert_count, output_width)), 1)
+            )
+        self.store_output(operation, expert_outputs)
 
     def _expert_rows(self, x: Tensor, expert_count: int, row_count: int) -> Tensor:
         """Returns a tensor in the shape [experts, rows, width], which an earlier operation may have changed."""
@@ -82,14 +86,20 @@ class ExpertCapacityKernels(ExpertKernels):
         if self.choices.expert_capacity is None:
             super().do_combine(operation)
             return
-        aten, weights, sent_weights = (
+        aten, token_weights, sent_weights = (
             self.aten,
             self.tensor_of(operation.input_values[1]),
             self.expert_row_index("weight"),
         )
-        y = self._expert_rows(self.tensor_read_by(operation, operation.input_values[0]), *sent_weights.shape)
-        y = aten.flatten(aten.mul(y, aten.unsqueeze(aten.to(sent_weights, y.dtype), 2)), 0, 1)
+        weighted_outputs = self._expert_rows(
+            self.tensor_read_by(operation, operation.input_values[0]), *sent_weights.shape
+        )
+        weighted_outputs = aten.flatten(
+            aten.mul(weighted_outputs, aten.unsqueeze(aten.to(sent_weights, weighted_outputs.dtype), 2)), 0, 1
+        )
         self.store_tensor(
             operation.output_values[0],
-            aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token")),
+            aten.index_add(
+                token_weights.shape[0] * token_weights.shape[1], weighted_outputs, self.expert_row_index("token")
+            ),
         )

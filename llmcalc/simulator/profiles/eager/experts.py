@@ -49,21 +49,28 @@ class ExpertKernels(Lowering):
             logits, expert_indices = aten.topk(
                 aten.to(self.tensor_read_by(operation, operation.input_values[0]), FLOAT32), options["top_k"]
             )
-            weights = aten.softmax(logits)
+            expert_weights = aten.softmax(logits)
         else:
             scores = self.router_scores(self.tensor_read_by(operation, operation.input_values[0]), options["scoring"])
             if "table" in inputs_by_name:
                 expert_indices = aten.new_tensor((*scores.shape[:-1], options["top_k"]), INT64)
             else:
                 expert_indices = self.top_experts(scores, options["top_k"], inputs_by_name.get("correction"))
-            weights = self.chosen_expert_weights(scores, expert_indices)
+            expert_weights = self.chosen_expert_weights(scores, expert_indices)
             if "scale" in inputs_by_name:
-                weights = aten.mul(weights, aten.index_select(self.tensor_of(inputs_by_name["scale"]), expert_indices))
+                expert_weights = aten.mul(
+                    expert_weights, aten.index_select(self.tensor_of(inputs_by_name["scale"]), expert_indices)
+                )
             if options["skip"]:
                 skipped_expert_mask = aten.compare(expert_indices)
-                weights, expert_indices = aten.masked_fill(weights, skipped_expert_mask), aten.new_like(expert_indices)
-        for recorded_value, x in zip(operation.output_values, (weights, expert_indices), strict=True):
-            self.store_tensor(recorded_value, x)
+                expert_weights, expert_indices = (
+                    aten.masked_fill(expert_weights, skipped_expert_mask),
+                    aten.new_like(expert_indices),
+                )
+        for recorded_value, output_tensor in zip(
+            operation.output_values, (expert_weights, expert_indices), strict=True
+        ):
+            self.store_tensor(recorded_value, output_tensor)
 
     def router_scores(self, logits: Tensor, score_function: str) -> Tensor:
         """Converts logits to scores, in float32."""
@@ -106,7 +113,9 @@ class ExpertKernels(Lowering):
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
             )
-        if len(operation.input_values) > 1 and any(id(call.scope) in self.recomputed_modules for call in self.frames):
+        if len(operation.input_values) > 1 and any(
+            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
+        ):
             raise self.unsupported(
                 "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
                 "full, or nodes without this module"
@@ -119,11 +128,14 @@ class ExpertKernels(Lowering):
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def do_dispatch(self, operation: Step) -> None:
-        x, output = operation.input_values[0], operation.output_values[0]
-        if x.rows == output.rows:  # they are in the order of the tokens
+        input_value, output = operation.input_values[0], operation.output_values[0]
+        if input_value.rows == output.rows:  # they are in the order of the tokens
             sorted_order = self.expert_row_index("order")
             self.store_tensor(
-                output, self.aten.index_select(self.flat_rows(self.tensor_of(x), len(x.axes)), sorted_order)
+                output,
+                self.aten.index_select(
+                    self.flat_rows(self.tensor_of(input_value), len(input_value.axes)), sorted_order
+                ),
             )
             return
         local_tensors = self.frames[-1].local_tensors
@@ -131,13 +143,15 @@ class ExpertKernels(Lowering):
             self.aten.flatten(self.tensor_of(operation.input_values[1]))
         )
         local_tensors["token"] = self.aten.new_like(local_tensors["order"])
-        sent_rows = self.aten.index_select(self.aten.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
+        sent_rows = self.aten.index_select(
+            self.aten.flatten(self.tensor_of(input_value), 0, -2), local_tensors["token"]
+        )
         if self.choices.matches_transformers:
             local_tensors["rows"] = sent_rows
         self.store_tensor(output, sent_rows)
 
     def expert_row_index(self, index_name: str) -> Tensor:
-        """Returns an index tensor with one entry per row sent to an expert: its expert, its token or its position.
+        """Returns an index tensor over the rows sent to experts, with each row's expert, token or position.
 
         index_name: which.
         """
@@ -160,32 +174,34 @@ class ExpertKernels(Lowering):
         The classes of transformers put the rows back into the order of tokens by an index and sum over the experts.
         Until then they name the experts' inputs and outputs (integrations/moe.py, `grouped_mm_experts_forward`).
         """
-        aten, weights = self.aten, self.tensor_of(operation.input_values[1])
+        aten, expert_weights = self.aten, self.tensor_of(operation.input_values[1])
         expert_outputs = self.flat_rows(
             self.tensor_read_by(operation, operation.input_values[0]), len(operation.input_values[0].axes)
         )
         dtype = expert_outputs.dtype
-        y = aten.mul(
+        weighted_outputs = aten.mul(
             expert_outputs,
             aten.unsqueeze(
                 aten.index_select(
-                    aten.flatten(weights if operation.options["float32"] else aten.to(weights, dtype)),
+                    aten.flatten(expert_weights if operation.options["float32"] else aten.to(expert_weights, dtype)),
                     self.expert_row_index("order"),
                 ),
                 1,
             ),
         )
         if self.choices.matches_transformers:
-            y = aten.index_select(y, aten.new_like(self.expert_row_index("order")))
-            *token_shape, top_k = weights.shape
-            tokens = token_shape[0] if len(token_shape) == 1 else token_shape[0] * token_shape[1]
-            token_sums = aten.sum(aten.unflatten(y, 0, (tokens, top_k)), 1)
+            weighted_outputs = aten.index_select(weighted_outputs, aten.new_like(self.expert_row_index("order")))
+            *token_shape, top_k = expert_weights.shape
+            token_count = token_shape[0] if len(token_shape) == 1 else token_shape[0] * token_shape[1]
+            token_sums = aten.sum(aten.unflatten(weighted_outputs, 0, (token_count, top_k)), 1)
             self.store_tensor(operation.output_values[0], aten.to(token_sums, dtype))
             for module_frame in self.frames:
                 module_frame.local_tensors.pop("rows", None)
             return
         del expert_outputs
-        token_sums = aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))
+        token_sums = aten.index_add(
+            expert_weights.shape[0] * expert_weights.shape[1], weighted_outputs, self.expert_row_index("token")
+        )
         self.store_tensor(operation.output_values[0], aten.to(token_sums, dtype))
 
     # --- experts ----------------------------------------------------------------------------------------------------
@@ -214,16 +230,19 @@ class ExpertKernels(Lowering):
                 ]
             else:
                 weights = [
-                    self.expert_slices(step, self.expert_weight(step, (expert_count, output_width, input_width)))
-                    for step in linear_steps
+                    self.expert_slices(
+                        linear_operation,
+                        self.expert_weight(linear_operation, (expert_count, output_width, input_width)),
+                    )
+                    for linear_operation in linear_steps
                 ]
             matrices = [aten.transpose(weight, 1, 2) for weight in weights]
             del weights
             grouped_product = aten.grouped_mm(x, matrices[0], group_ends, *matrices[1:])
-            for linear_step, y in zip(
+            for linear_step, expert_outputs in zip(
                 linear_steps, aten.split(grouped_product, [output_width] * len(linear_steps)), strict=True
             ):
-                self.store_tensor(linear_step.output_values[0], y)
+                self.store_tensor(linear_step.output_values[0], expert_outputs)
             return
         weight = self.expert_slices(operation, self.expert_weight(operation, (expert_count, output_width, input_width)))
         if x.dtype is not weight.dtype:
@@ -232,15 +251,15 @@ class ExpertKernels(Lowering):
                 "autocast; expected weights in the type of activations",
                 operation.name,
             )
-        y = aten.grouped_mm(x, aten.transpose(weight, 1, 2), group_ends)
+        expert_outputs = aten.grouped_mm(x, aten.transpose(weight, 1, 2), group_ends)
         if operation.options["bias"]:
-            y = aten.add(
-                y,
+            expert_outputs = aten.add(
+                expert_outputs,
                 aten.index_select(
                     self.weight(f"{operation.name}.bias", (expert_count, output_width)), self.expert_row_index("expert")
                 ),
             )
-        self.store_tensor(output, y)
+        self.store_tensor(output, expert_outputs)
 
     def expert_slices(self, operation: Step, weight: Tensor) -> Tensor:
         """Returns the weight of all experts, of which each expert's slice has a gradient of full size in backward.
@@ -259,7 +278,7 @@ class ExpertKernels(Lowering):
         return record(self.graph, "select", (weight,), weight.view(weight.shape, weight.strides), backward)
 
     def _linear_steps_fused_with(self, operation: Step) -> list[Step]:
-        """Returns, in order, the experts' linear layers that run as one product with an operation's linear layer.
+        """Returns the experts' linear layers that run as one product with this operation's, in order.
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """
@@ -290,30 +309,32 @@ class ExpertKernels(Lowering):
         return group_ends
 
     def core_IdentityExperts(self, operation: Step) -> None:
-        expert_rows, y = (
+        expert_rows, expert_sums = (
             self.flat_rows(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.input_values
         )
         identity_rows = self.frames[-1].local_tensors["identity"]
         self.store_tensor(
-            operation.output_values[0], self.aten.where(self.aten.unsqueeze(identity_rows, 1), expert_rows, y)
+            operation.output_values[0], self.aten.where(self.aten.unsqueeze(identity_rows, 1), expert_rows, expert_sums)
         )
 
     def core_ExpertRows(self, operation: Step) -> None:
         """Runs experts that have one hidden unit each; their input and output vectors are looked up per token."""
-        aten, op, (x, expert_indices) = self.aten, operation.op, operation.input_values
+        aten, op, (token_vectors, expert_indices) = self.aten, operation.op, operation.input_values
         assert isinstance(op, ExpertRows)
         vector_table = self.weight(f"{operation.name}.weight", (op.num_experts, op.width))
         if operation.output_values[0].axes == expert_indices.axes:
             output = aten.select(
                 aten.matmul(
-                    aten.embedding(vector_table, self.tensor_of(expert_indices)), aten.unsqueeze(self.tensor_of(x), 3)
+                    aten.embedding(vector_table, self.tensor_of(expert_indices)),
+                    aten.unsqueeze(self.tensor_of(token_vectors), 3),
                 ),
                 3,
             )
         else:
             output = aten.select(
                 aten.matmul(
-                    aten.unsqueeze(self.tensor_of(x), 2), aten.embedding(vector_table, self.tensor_of(expert_indices))
+                    aten.unsqueeze(self.tensor_of(token_vectors), 2),
+                    aten.embedding(vector_table, self.tensor_of(expert_indices)),
                 ),
                 2,
             )

@@ -166,7 +166,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         Source: linkedin/Liger-Kernel 0.8.5, ops/swiglu.py, which writes the gradients over the gate and the projection.
         """
-        graph, is_in_place = self.graph, self.choices.fused_gate
+        autograd_graph, is_in_place = self.graph, self.choices.fused_gate
         if not (self._fuses_gates and any(map(self._is_activation_output, operation.input_values))):
             super().do_mul(operation)
             return
@@ -178,13 +178,18 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             output_gradient: Tensor, needs_input_grad: NeedsInputGrad, *inputs: Tensor
         ) -> Sequence[OptionalGradient]:
             if is_in_place:
-                return [x if needs_grad else None for x, needs_grad in zip(inputs, needs_input_grad, strict=True)]
+                return [
+                    input_tensor if needs_grad else None
+                    for input_tensor, needs_grad in zip(inputs, needs_input_grad, strict=True)
+                ]
             return [
-                graph.new_tensor(*shape_and_dtype) if needs_grad else None
+                autograd_graph.new_tensor(*shape_and_dtype) if needs_grad else None
                 for shape_and_dtype, needs_grad in zip(shapes_and_dtypes, needs_input_grad, strict=True)
             ]
 
-        gated_product = record(graph, "glu", (gate, up_projection), gated_output, backward, gate, up_projection)
+        gated_product = record(
+            autograd_graph, "glu", (gate, up_projection), gated_output, backward, gate, up_projection
+        )
         self.store_tensor(operation.output_values[0], gated_product)
 
     def _is_activation_output(self, recorded_value: Value) -> bool:
@@ -256,16 +261,18 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     @compared(COMPILED_WITNESS, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary] with torch.compile, which saves two numbers per row."""
-        graph, statistics_shape = self.graph, (logits.shape[0], 1)
-        row_maxima = graph.new_tensor(statistics_shape, FLOAT32)
-        exponential_sum = graph.new_tensor(statistics_shape, FLOAT32)
-        loss_scalar = graph.new_tensor((), FLOAT32)
+        autograd_graph, statistics_shape = self.graph, (logits.shape[0], 1)
+        row_maxima = autograd_graph.new_tensor(statistics_shape, FLOAT32)
+        exponential_sum = autograd_graph.new_tensor(statistics_shape, FLOAT32)
+        loss_scalar = autograd_graph.new_tensor((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype
 
         def backward(output_gradient: Tensor, _: NeedsInputGrad, *__: Tensor) -> Sequence[OptionalGradient]:
-            return (graph.new_tensor(shape, dtype),)
+            return (autograd_graph.new_tensor(shape, dtype),)
 
-        return record(graph, "cross_entropy", (logits,), loss_scalar, backward, logits, row_maxima, exponential_sum)
+        return record(
+            autograd_graph, "cross_entropy", (logits,), loss_scalar, backward, logits, row_maxima, exponential_sum
+        )
 
     @compared(LIGER_WITNESS, cross_entropy="fused")
     def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -293,11 +300,13 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         Source: huggingface/trl, trainer/grpo_trainer.py, `_get_per_token_logps_and_entropies`, and trainer/utils.py,
         `selective_log_softmax` and `entropy_from_logits`. The loss of log-probabilities is counted as their mean.
         """
-        aten, (batch, tokens) = self.aten, logits.shape[:2]
+        aten, (batch_size, token_count) = self.aten, logits.shape[:2]
         default_dtype = FLOAT32 if self.choices.float32_loss else logits.dtype
         logits = aten.to(logits, DTYPES[self.choices.logits_dtype or default_dtype.name])
-        logit_rows = aten.scale_slice_in_place(logits, tokens - 1, 1)
-        completion_labels = aten.slice(aten.reshape(labels, (batch, labels.shape[0] // batch)), tokens - 1, 1)
+        logit_rows = aten.scale_slice_in_place(logits, token_count - 1, 1)
+        completion_labels = aten.slice(
+            aten.reshape(labels, (batch_size, labels.shape[0] // batch_size)), token_count - 1, 1
+        )
         log_probabilities = self._log_probabilities(logit_rows, aten.unsqueeze(completion_labels, 2))
         with self.graph.no_grad():
             _token_entropies = self._compute_entropies(logit_rows)
@@ -359,6 +368,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @compared(FLASH_LOSS_WITNESS, cross_entropy="flash-in-place")
     def _loss_in_place(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Runs flash-attn's cross-entropy, whose backward pass overwrites the logits."""
         return self._flash_loss(logits, labels, is_in_place=True)
 
     @compared(CHUNKED_LOSS_WITNESS, cross_entropy="split")
@@ -372,13 +382,13 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         head_step: the step of the output head. x: its input, [batch, tokens, hidden]. weight, bias: the head's.
         """
-        aten, (batch, sequence_tokens) = self.aten, x.shape[:2]
-        tokens = min(sequence_tokens, self.choices.logits_to_keep or sequence_tokens)
-        if tokens < sequence_tokens:
-            x = aten.slice(x, tokens, 1)
-        chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, DEFAULT_LOSS_CHUNKS)
+        aten, (batch_size, sequence_length) = self.aten, x.shape[:2]
+        token_count = min(sequence_length, self.choices.logits_to_keep or sequence_length)
+        if token_count < sequence_length:
+            x = aten.slice(x, token_count, 1)
+        chunk_tokens = self.choices.loss_chunk or ceil_div(token_count, DEFAULT_LOSS_CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
-        chunk_sizes = [min(chunk_tokens, tokens - first_row) for first_row in range(0, tokens, chunk_tokens)]
+        chunk_sizes = [min(chunk_tokens, token_count - first_row) for first_row in range(0, token_count, chunk_tokens)]
         logits_chunks = [
             self._chunk_logits(head_step, chunk_input, weight, bias) for chunk_input in aten.split(x, chunk_sizes, 1)
         ]
@@ -387,7 +397,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         loss_sum: Tensor | None = None
         for chunk_logits in logits_chunks:
             chunk_labels = aten.flatten(
-                aten.slice(aten.reshape(labels, (batch, sequence_tokens)), chunk_logits.shape[1], 1)
+                aten.slice(aten.reshape(labels, (batch_size, sequence_length)), chunk_logits.shape[1], 1)
             )
             flat_logits = aten.flatten(aten.to(chunk_logits, loss_dtype), 0, 1)
             if self.choices.compiles_loss:
@@ -412,10 +422,12 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
         """
-        aten, (batch, tokens, width) = self.aten, x.shape
-        token_count = batch * (tokens - 1)
-        hidden_states = aten.reshape(aten.slice(x, tokens - 1, 1), (token_count, width))
-        labels = aten.reshape(aten.slice(aten.reshape(labels, (batch, tokens)), tokens - 1, 1), (token_count,))
+        aten, (batch_size, sequence_length, width) = self.aten, x.shape
+        token_count = batch_size * (sequence_length - 1)
+        hidden_states = aten.reshape(aten.slice(x, sequence_length - 1, 1), (token_count, width))
+        labels = aten.reshape(
+            aten.slice(aten.reshape(labels, (batch_size, sequence_length)), sequence_length - 1, 1), (token_count,)
+        )
         token_order = aten.new_tensor(labels.shape, INT64)
         hidden_states, labels = aten.index_select(hidden_states, token_order), aten.index_select(labels, token_order)
         del token_order
@@ -457,18 +469,20 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         x: the input of the output head, [tokens, hidden]. weight, bias: the head's.
         """
         aten, autograd_graph = self.aten, self.graph
-        tokens, chunk_count = x.shape[0], ceil_div(weight.shape[0], x.shape[1])
-        next_power_of_two = 1 << (ceil_div(tokens, chunk_count) - 1).bit_length()
+        token_count, chunk_count = x.shape[0], ceil_div(weight.shape[0], x.shape[1])
+        next_power_of_two = 1 << (ceil_div(token_count, chunk_count) - 1).bit_length()
         chunk_tokens = self.choices.loss_chunk or next_power_of_two
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
         gradients = [aten.new_like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
-        losses, counted_token_mask = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)
+        losses, counted_token_mask = aten.new_tensor((token_count,), FLOAT32), aten.compare(labels)
         aten.new_tensor((), INT64)
         writes_in_place = x.dtype is weight.dtype and autograd_graph.autocast_dtype in (None, x.dtype)
         with autograd_graph.no_grad():
-            logits = aten.new_tensor((min(chunk_tokens, tokens), weight.shape[0]), x.dtype) if writes_in_place else None
-            for first_row in range(0, tokens, chunk_tokens):
-                chunk_input = aten.slice(x, min(chunk_tokens, tokens - first_row), 0)
+            logits = (
+                aten.new_tensor((min(chunk_tokens, token_count), weight.shape[0]), x.dtype) if writes_in_place else None
+            )
+            for first_row in range(0, token_count, chunk_tokens):
+                chunk_input = aten.slice(x, min(chunk_tokens, token_count - first_row), 0)
                 if not writes_in_place:
                     logits = aten.product(chunk_input, aten.transpose(weight, 0, 1))
                     if bias is not None:
@@ -506,21 +520,21 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
         """
-        aten, graph, (batch, tokens, width) = self.aten, self.graph, x.shape
-        completion_tokens = min(self.choices.logits_to_keep or tokens - 1, tokens - 1)
-        x = aten.slice(aten.slice(x, tokens - 1, 1), completion_tokens, 1)
+        aten, autograd_graph, (batch_size, token_count, width) = self.aten, self.graph, x.shape
+        completion_tokens = min(self.choices.logits_to_keep or token_count - 1, token_count - 1)
+        x = aten.slice(aten.slice(x, token_count - 1, 1), completion_tokens, 1)
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
-        with graph.no_grad():
+        with autograd_graph.no_grad():
             loss_scalar = aten.new_tensor((), FLOAT32)
             gradients = [aten.new_like(tensor) for tensor in (weight, bias) if tensor is not None and tensor.needs_grad]
             input_gradients: list[Tensor] = []
-            for _sequence in range(batch):
+            for _sequence in range(batch_size):
                 flat_rows = x.view((completion_tokens, width), x.strides[1:])
                 log_probabilities, log_sums = self._log_probabilities_by_part(flat_rows, weight, bias)
                 input_gradients.append(self._gradients_by_part(flat_rows, weight, bias, log_sums))
                 del log_probabilities, log_sums
             input_gradient = aten.cat(input_gradients, 0)
-            input_gradient = aten.reshape(input_gradient, (batch, completion_tokens, width))
+            input_gradient = aten.reshape(input_gradient, (batch_size, completion_tokens, width))
         del input_gradients
         gradient_flags = [tensor.needs_grad for tensor in inputs]
 
@@ -528,7 +542,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             saved_gradients = iter(saved_tensors)
             return [next(saved_gradients) if is_saved else None for is_saved in gradient_flags]
 
-        return record(graph, "linear_log_probabilities", inputs, loss_scalar, backward, input_gradient, *gradients)
+        return record(
+            autograd_graph, "linear_log_probabilities", inputs, loss_scalar, backward, input_gradient, *gradients
+        )
 
     def _vocabulary_logits(self, flat_rows: Tensor, weight: Tensor, bias: Tensor | None, part_size: int) -> Tensor:
         """Returns the float32 logits of rows [tokens, hidden] for `part_size` entries of the vocabulary."""
@@ -567,7 +583,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return log_probabilities, log_sums
 
     def _mask_labels_in_vocabulary_part(self, row_count: int) -> tuple[Tensor, Tensor]:
-        """Returns two tensors for a vocabulary chunk: whether each label is in it, and the label's index in it."""
+        """Returns, for a vocabulary chunk, the mask of the labels in the chunk and the labels' indices in it."""
         aten, shape = self.aten, (row_count,)
         above_part_mask, below_part_mask = (aten.new_tensor(shape, BOOL) for _ in range(2))
         label_mask = aten.new_like(above_part_mask)
@@ -576,7 +592,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return label_mask, aten.new_like(label_offset)
 
     def _gradients_by_part(self, x: Tensor, weight: Tensor, bias: Tensor | None, log_sums: Tensor) -> Tensor:
-        """Computes the gradients of log-probabilities chunk by chunk in float32, and casts that of x [tokens, hidden].
+        """Computes the gradients of log-probabilities by vocabulary chunk in float32. x: [tokens, hidden].
 
         log_sums: the logarithms of the sums of exponentials, which the forward pass saves.
         """

@@ -29,7 +29,7 @@ FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
 class FusedAdapterKernels(LoraKernels):
-    """Kernels that run the adapters of attention or of a gated network as one function, which saves its input once."""
+    """Kernels that run all adapters of attention or of a gated network as one function with one saved input."""
 
     @property
     def _runs_fused_adapters(self) -> bool:
@@ -57,15 +57,19 @@ class FusedAdapterKernels(LoraKernels):
         return lambda: self._run_gated_network(module_scope, gated_network)
 
     def _gated_network(self, module_scope: ModuleScope) -> Sequence[Step]:
-        """Returns a gated network's gate, up and down projections if they have adapters; none for other modules."""
+        """Returns a gated network's gate, up and down projections if all have adapters; empty for other modules."""
         if any(not isinstance(scope_item, Step) for scope_item in module_scope.items):
             return ()
-        steps = [step for step in module_steps(module_scope) if step.verb != "dropout" or step.options["probability"]]
-        linear_layers = [step for step in steps if step.verb == "linear"]
+        operations = [
+            operation
+            for operation in module_steps(module_scope)
+            if operation.verb != "dropout" or operation.options["probability"]
+        ]
+        linear_layers = [operation for operation in operations if operation.verb == "linear"]
         is_gated_network = (
-            [step.verb for step in steps] == GATED_VERBS
+            [operation.verb for operation in operations] == GATED_VERBS
             and tuple(layer.name for layer in linear_layers) == GATED_NETWORK
-            and steps[1].options["kind"] in FUSED_ACTIVATIONS
+            and operations[1].options["kind"] in FUSED_ACTIVATIONS
             and all(map(self._is_separately_adapted, linear_layers))
         )
         return linear_layers if is_gated_network else ()
@@ -77,20 +81,20 @@ class FusedAdapterKernels(LoraKernels):
         Its backward pass writes the activated product and the two gradients over the gradient of that product, the gate
         and the up-projection.
         """
-        graph, aten = self.graph, self.aten
+        autograd_graph, aten = self.graph, self.aten
         gate_layer, _, down_layer = linear_layers
         x = aten.autocast_operand(self.flat_tensor(gate_layer.input_values[0]))
-        weights = [self.linear_weight(layer) for layer in linear_layers]
-        widths = [layer.output_values[0].width for layer in linear_layers]
+        weights = [self.linear_weight(linear_layer) for linear_layer in linear_layers]
+        widths = [linear_layer.output_values[0].width for linear_layer in linear_layers]
         input_widths = [x.shape[-1], x.shape[-1], widths[1]]
         matrices = [
-            matrix
-            for layer, input_width in zip(linear_layers, input_widths, strict=True)
-            for matrix in self._adapter_matrices(layer, input_width)
+            adapter_matrix
+            for linear_layer, input_width in zip(linear_layers, input_widths, strict=True)
+            for adapter_matrix in self._adapter_matrices(linear_layer, input_width)
         ]
-        matrix_shapes = [matrix.shape for matrix in matrices]
+        matrix_shapes = [adapter_matrix.shape for adapter_matrix in matrices]
         dropped_x = self._dropped_input(x)
-        with graph.no_grad():
+        with autograd_graph.no_grad():
             gate = self._adapted_rows(x, weights[0], widths[0])
             up_projection = self._adapted_rows(x, weights[1], widths[1])
             activated_product = aten.new_like(gate)
@@ -101,13 +105,15 @@ class FusedAdapterKernels(LoraKernels):
         ) -> Sequence[OptionalGradient]:
             _up_projection, *weights = saved
             product_gradient = self._adapted_rows(output_gradient, weights[2], gate.shape[-1])
-            matrix_gradients = [graph.new_tensor(shape, x.dtype) for shape in matrix_shapes]
+            matrix_gradients = [autograd_graph.new_tensor(shape, x.dtype) for shape in matrix_shapes]
             input_gradients = self._input_gradients(x, dropped_x, [weights[1], weights[0]])
             del product_gradient
             return (*input_gradients, *matrix_gradients)
 
         inputs = [x, *([] if dropped_x is x else [dropped_x]), *matrices]
-        output = record(graph, "gated_network", inputs, output, backward, x, dropped_x, gate, up_projection, *weights)
+        output = record(
+            autograd_graph, "gated_network", inputs, output, backward, x, dropped_x, gate, up_projection, *weights
+        )
         del activated_product, gate, up_projection, x, dropped_x
         self.store_tensor(down_layer.output_values[0], output)
         for operation in module_steps(module_scope):
@@ -124,46 +130,58 @@ class FusedAdapterKernels(LoraKernels):
             self._run_projections(projections)
 
     def _projections_of_attention(self, operation: Step) -> Sequence[Step]:
-        """Returns the adapted projections that run in one function: queries, keys and values, or the output's."""
+        """Returns the adapted projections that run as one function: of queries, keys and values, or of the output."""
         if operation.name not in (*PROJECTIONS, OUTPUT_PROJECTION):
             return ()
-        layers = {step.name: step for step in module_steps(self.frames[-1].scope) if step.verb == "linear"}
+        layers = {
+            linear_operation.name: linear_operation
+            for linear_operation in module_steps(self.frames[-1].scope)
+            if linear_operation.verb == "linear"
+        }
         names = PROJECTIONS if operation.name in PROJECTIONS else (OUTPUT_PROJECTION,)
-        if not all(name in layers for name in (*PROJECTIONS, OUTPUT_PROJECTION)):
+        if not all(projection_name in layers for projection_name in (*PROJECTIONS, OUTPUT_PROJECTION)):
             return ()
-        if any(self._joined_layer_name(layers[name]) for name in PROJECTIONS):  # the class has no such layers
+        if any(
+            self._joined_layer_name(layers[projection_name]) for projection_name in PROJECTIONS
+        ):  # the class has no such layers
             return ()
-        projections = [layers[name] for name in names]
+        projections = [layers[projection_name] for projection_name in names]
         reads_one_input = len({id(layer.input_values[0]) for layer in projections}) == 1
         return projections if reads_one_input and all(map(self._is_separately_adapted, projections)) else ()
 
     @compared(FUSED_ADAPTERS_WITNESS, fused_adapters=True)
     def _run_projections(self, projections: Sequence[Step]) -> None:
         """Runs projections of one input, which is saved once and has one gradient tensor."""
-        graph, reader = self.graph, projections[-1]
+        autograd_graph, reader = self.graph, projections[-1]
         x = self.aten.autocast_operand(self.flat_tensor(projections[0].input_values[0], reader))
-        weights = [self.linear_weight(layer) for layer in projections]
-        matrices = [matrix for layer in projections for matrix in self._adapter_matrices(layer, x.shape[-1])]
-        matrix_shapes = [matrix.shape for matrix in matrices]
+        weights = [self.linear_weight(projection) for projection in projections]
+        matrices = [
+            adapter_matrix
+            for projection in projections
+            for adapter_matrix in self._adapter_matrices(projection, x.shape[-1])
+        ]
+        matrix_shapes = [adapter_matrix.shape for adapter_matrix in matrices]
         dropped_x = self._dropped_input(x)
-        with graph.no_grad():
+        with autograd_graph.no_grad():
             outputs = [
-                self._adapted_rows(x, weight, layer.output_values[0].width)
-                for layer, weight in zip(projections, weights, strict=True)
+                self._adapted_rows(x, weight, projection.output_values[0].width)
+                for projection, weight in zip(projections, weights, strict=True)
             ]
 
         def backward(
             _output_gradients: object, _: NeedsInputGrad, x: Tensor, dropped_x: Tensor, *weights: Tensor
         ) -> Sequence[OptionalGradient]:
-            matrix_gradients = [graph.new_tensor(shape, x.dtype) for shape in matrix_shapes]
+            matrix_gradients = [autograd_graph.new_tensor(shape, x.dtype) for shape in matrix_shapes]
             return (*self._input_gradients(x, dropped_x, weights), *matrix_gradients)
 
         inputs = [x, *([] if dropped_x is x else [dropped_x]), *matrices]
-        record_multiple_outputs(graph, "adapted_projections", inputs, outputs, backward, x, dropped_x, *weights)
+        record_multiple_outputs(
+            autograd_graph, "adapted_projections", inputs, outputs, backward, x, dropped_x, *weights
+        )
         del x, dropped_x
-        for layer, output in zip(projections, outputs, strict=True):
-            self.modules[id(layer.output_values[0])] = self.module_path(), layer.name
-            self.store_tensor(layer.output_values[0], output)
+        for projection, output in zip(projections, outputs, strict=True):
+            self.modules[id(projection.output_values[0])] = self.module_path(), projection.name
+            self.store_tensor(projection.output_values[0], output)
 
     # --- products ---------------------------------------------------------------------------------------------------
 
@@ -179,21 +197,21 @@ class FusedAdapterKernels(LoraKernels):
         ]
 
     def _dropped_input(self, x: Tensor) -> Tensor:
-        """Returns x after the adapters' dropout, shared by all adapters of a function; x itself without dropout."""
+        """Returns x after dropout, shared by all adapters of a function; x itself if the adapters have no dropout."""
         return self.aten.dropout(x) if self.adapters is not None and self.adapters.dropout else x
 
-    def _adapted_rows(self, x: Tensor, weight: Tensor, width: Number) -> Tensor:
-        """Decodes the weight if it is quantized, and returns x·Wᵀ, to which the adapter's output is added in place."""
+    def _adapted_rows(self, x: Tensor, weight: Tensor, output_width: Number) -> Tensor:
+        """Decodes a quantized weight and computes x·Wᵀ, to which the adapter's output is added in place."""
         assert self.adapters is not None
         is_quantized = weight.dtype is UINT8
-        decoded_weight = self._decode_weight((width, x.shape[-1]), x.dtype) if is_quantized else None
-        output = self.graph.new_tensor((*x.shape[:-1], width), x.dtype)
+        decoded_weight = self._decode_weight((output_width, x.shape[-1]), x.dtype) if is_quantized else None
+        output = self.graph.new_tensor((*x.shape[:-1], output_width), x.dtype)
         del decoded_weight
         self.graph.new_tensor((*x.shape[:-1], self.adapters.rank), x.dtype)
         return output
 
     def _input_gradients(self, x: Tensor, dropped_x: Tensor, weights: Sequence[Tensor]) -> list[OptionalGradient]:
-        """Returns the gradient of x (one sum over the weights), and of x's copy after dropout, if there is one."""
+        """Returns the gradient of x, one sum over the weights, and the gradient of x after dropout, if there is one."""
         decoded_weight = None
         input_gradient: Tensor | None = None
         for weight in weights:

@@ -52,7 +52,8 @@ class FusedAttention(AttentionKernels):
         """Whether an operation named `verb` in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(item, Step) and item.verb == verb and recorded_value in item.input_values for item in scope_items
+            isinstance(scope_item, Step) and scope_item.verb == verb and recorded_value in scope_item.input_values
+            for scope_item in scope_items
         )
 
     def attention_AttentionCore(self, operation: Step) -> None:
@@ -74,7 +75,7 @@ class FusedAttention(AttentionKernels):
             )
         q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values[:3])
         if self.choices.matches_transformers and operation.options["copies_heads"]:
-            q, k, v = (self.aten.contiguous(x) for x in (q, k, v))
+            q, k, v = (self.aten.contiguous(tensor) for tensor in (q, k, v))
         is_cross_attention = operation.input_values[1].rows != operation.input_values[0].rows
         if self.choices.attention == "sdpa":
             attention_output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
@@ -86,7 +87,7 @@ class FusedAttention(AttentionKernels):
                 raise self.unsupported(
                     "--attn-implementation sdpa-math takes no window and no soft cap", operation.name
                 )
-            k, v = (self.aten.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
+            k, v = (self.aten.expand(tensor, (tensor.shape[0], q.shape[1], *tensor.shape[2:])) for tensor in (k, v))
             is_masked = operation.options["causal"] and not is_cross_attention
             dropout = operation.options["dropout"]
             q, k, v = self._attention_operands(q, k, v)
@@ -124,14 +125,16 @@ class FusedAttention(AttentionKernels):
         logsumexp = autograd_graph.operation_result(kernel_name, (batch, heads, query_count), FLOAT32)
         dropout_seed = autograd_graph.operation_result(kernel_name, (2,), INT64)
         unused_offset = autograd_graph.operation_result(kernel_name, (), INT64)
-        layouts, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
+        layouts, repeats_keys = [(tensor.shape, tensor.strides) for tensor in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
 
         def backward(output_gradient: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
             input_gradients = [
                 autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in layouts
             ]
-            input_gradients += [autograd_graph.new_tensor(sink.shape, sink.dtype) for sink in sink_inputs]
+            input_gradients += [
+                autograd_graph.new_tensor(sink_tensor.shape, sink_tensor.dtype) for sink_tensor in sink_inputs
+            ]
             if allocates_workspace:
                 fp32_query_gradient = autograd_graph.new_tensor(layouts[0][0], FLOAT32)
                 logsumexp = autograd_graph.new_tensor((batch, heads, query_count), FLOAT32)
@@ -169,7 +172,8 @@ class FusedAttention(AttentionKernels):
         causal = operation.options["causal"] and not is_cross_attention and not is_size_one(query_count)
         window_sizes = [operation.options.get(option_name) for option_name in ("window", "chunk")]
         has_window = any(
-            isinstance(size, int) and isinstance(key_count, int) and size < key_count for size in window_sizes
+            isinstance(window_size, int) and isinstance(key_count, int) and window_size < key_count
+            for window_size in window_sizes
         )
         has_window = has_window and not is_size_one(query_count)
         is_masked = has_window or (causal and query_count != key_count)
@@ -193,7 +197,7 @@ class FusedAttention(AttentionKernels):
         if broadcasts_kv_heads:
             backend = "math"  # all others ask for equal numbers of heads (`check_batch_size_and_num_heads_dense`)
         elif k.shape[1] != heads and not (is_grouped_query and backend in ("cudnn", "flash", "cpu")):
-            k, v = (self.repeat_heads(x, heads) for x in (k, v))
+            k, v = (self.repeat_heads(tensor, heads) for tensor in (k, v))
         q, k, v = self._attention_operands(q, k, v)
         if bias is not None:
             if backend not in ("cudnn", "efficient"):
@@ -258,7 +262,7 @@ class FusedAttention(AttentionKernels):
         trained_masks = (
             [] if mask_with_gradient is None else [self._expanded_mask(mask_with_gradient, batch, is_efficient)]
         )
-        mask_shapes = [(x.shape, x.dtype) for x in trained_masks]
+        mask_shapes = [(tensor.shape, tensor.dtype) for tensor in trained_masks]
         output_shape = (*q.shape[:-1], v.shape[-1])
         if is_efficient:
             attention_output = self._allocate_tokens_first(kernel_name, output_shape, q.dtype)
@@ -274,7 +278,9 @@ class FusedAttention(AttentionKernels):
         seeds = [autograd_graph.operation_result(kernel_name, (), INT64) for _ in range(seed_count)]
         if allocates_workspace and not is_efficient:
             autograd_graph.new_tensor((CUDNN_WORKSPACE,), UINT8)
-        layouts = [(x.shape, elementwise_strides(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
+        layouts = [
+            (tensor.shape, elementwise_strides(((tensor.shape, tensor.strides),), tensor.shape)) for tensor in (q, k, v)
+        ]
         workspace_bytes = FLOAT32.bytes * batch * heads * query_count * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
         def backward(output_gradient: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
@@ -324,7 +330,7 @@ class FusedAttention(AttentionKernels):
         bias = [] if mask is None else [self._additive_mask(mask, q, False)]
         attention_output = self._allocate_tokens_first(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype)
         row_sums = autograd_graph.operation_result(kernel_name, (batch, query_count, heads), FLOAT32)
-        shapes = [x.shape for x in (q, k, v)]
+        shapes = [tensor.shape for tensor in (q, k, v)]
 
         def backward(output_gradient: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
             return [self._allocate_tokens_first("", shape, output_gradient.dtype) for shape in shapes]
@@ -348,8 +354,8 @@ class FusedAttention(AttentionKernels):
 
         operation_name: its operation.
         """
-        _, heads, tokens, head_size = shape
-        strides = (tokens * heads * head_size, head_size, heads * head_size, 1)
+        _, head_count, token_count, head_size = shape
+        strides = (token_count * head_count * head_size, head_size, head_count * head_size, 1)
         if operation_name:
             return self.graph.operation_result(operation_name, shape, dtype, strides)
         return self.graph.new_tensor(shape, dtype, strides)
@@ -391,16 +397,16 @@ class FusedAttention(AttentionKernels):
         """
         aten, dtype = self.aten, q.dtype
         bias = None if selection_mask is None else self._additive_mask(selection_mask, q, False)
-        q, k, v = (aten.to(x, FLOAT32) for x in (q, k, v))
+        q, k, v = (aten.to(tensor, FLOAT32) for tensor in (q, k, v))
         scaled_q = aten.scale(q)
         mask = self._float_mask(q.shape[2], k.shape[2]) if is_masked and bias is None else bias
         scores = aten.matmul(scaled_q, aten.scale(aten.transpose(k, -1, -2)))
         if mask is not None:
             scores = aten.add(scores, mask)
         scores = self.apply_dropout(self._safe_softmax(scores), dropout)
-        weights = aten.to(scores, dtype)
+        attention_weights = aten.to(scores, dtype)
         attention_output = aten.to(aten.matmul(scores, v), dtype)
-        del weights
+        del attention_weights
         return attention_output
 
     def _safe_softmax(self, scores: Tensor) -> Tensor:

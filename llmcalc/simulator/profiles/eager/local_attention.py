@@ -17,13 +17,13 @@ from .positions import PositionKernels
 class LocalAttentionKernels(PositionKernels):
     """Kernels of local attention, which run the operations of the reference line by line."""
 
-    def _block_sum_indices(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
+    def _block_sum_indices(self, token_count: Any, block_size: Any) -> tuple[Tensor, Tensor]:
         """Returns each token's block index and all block indices, computed once per pass."""
-        index_key = ("of_token", tokens, block_size)
+        index_key = ("of_token", token_count, block_size)
         block_of_token = self.compute_once(
-            index_key, lambda: self.aten.new_like(self.aten.new_like(self.token_positions(tokens)))
+            index_key, lambda: self.aten.new_like(self.aten.new_like(self.token_positions(token_count)))
         )
-        return block_of_token, self.token_positions(floor_div(tokens, block_size))
+        return block_of_token, self.token_positions(floor_div(token_count, block_size))
 
     def core_BlockSumMatmul(self, operation: Step) -> None:
         assert isinstance(operation.op, BlockSumMatmul)
@@ -42,30 +42,34 @@ class LocalAttentionKernels(PositionKernels):
             operation.output_values[0],
             operation.options["block"],
         )
-        x, heads, tokens = self.flat_tensor(recorded_value), output.axes[0].size, self.run_config.new_rows(output.rows)
+        x, heads, token_count = (
+            self.flat_tensor(recorded_value),
+            output.axes[0].size,
+            self.run_config.new_rows(output.rows),
+        )
         if not operation.options["around"]:
             self.store_without_reshape(output, self._split_local_heads(self._split_into_blocks(x, block_size), heads))
             return
         neighbour_blocks = self._split_local_heads(
-            self._join_neighbour_blocks(self._split_into_blocks(self._first_rows(x, tokens), block_size)), heads
+            self._join_neighbour_blocks(self._split_into_blocks(self._first_rows(x, token_count), block_size)), heads
         )
         self.store_without_reshape(
             output,
             neighbour_blocks
             if recorded_value.rows == output.rows
-            else self._append_block_sums(neighbour_blocks, x, heads, tokens),
+            else self._append_block_sums(neighbour_blocks, x, heads, token_count),
         )
 
-    def _append_block_sums(self, neighbour_blocks: Tensor, x: Tensor, heads: Any, tokens: Any) -> Tensor:
+    def _append_block_sums(self, neighbour_blocks: Tensor, x: Tensor, heads: Any, token_count: Any) -> Tensor:
         """Concatenates the keys or values of each block with the keys or values of all block sums."""
         aten = self.aten
-        block_sums = aten.unsqueeze(self._split_local_heads(aten.slice(x, x.shape[1] - tokens, 1), heads), 1)
+        block_sums = aten.unsqueeze(self._split_local_heads(aten.slice(x, x.shape[1] - token_count, 1), heads), 1)
         return aten.cat(
             [neighbour_blocks, aten.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2
         )
 
     def _first_rows(self, x: Tensor, row_count: Any) -> Tensor:
-        """Returns the first rows of x, or x if it has no more rows."""
+        """Returns the first `row_count` rows of x; x itself if it has no more rows."""
         return x if x.shape[1] == row_count else self.aten.slice(x, row_count, 1)
 
     def _split_into_blocks(self, x: Tensor, block_size: Any) -> Tensor:
@@ -94,20 +98,20 @@ class LocalAttentionKernels(PositionKernels):
     # --- scores -----------------------------------------------------------------------------------------------------
 
     def do_local_mask(self, operation: Step) -> None:
-        mask_options, tokens = operation.options, self.run_config.new_rows(operation.options["of"])
-        mask_sizes = tokens, mask_options["radius"], mask_options["block_sums"]
+        mask_options, token_count = operation.options, self.run_config.new_rows(operation.options["of"])
+        mask_sizes = token_count, mask_options["radius"], mask_options["block_sums"]
         self.compute_once(
             ("blocks", *mask_sizes),
             lambda: self._local_mask(*mask_sizes, list(map(self.tensor_of, operation.input_values))),
         )
 
     def _local_mask(
-        self, tokens: Any, local_radius: Any, block_size: Any, bias_tables: list[Tensor]
+        self, token_count: Any, local_radius: Any, block_size: Any, bias_tables: list[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
         """Builds the local attention mask, as LocalReference._mask_and_bias does."""
         aten, block_rows = self.aten, local_radius + 1
         token_positions = self._split_into_blocks(
-            aten.new_like(aten.unsqueeze(self.token_positions(tokens), 0)), block_rows
+            aten.new_like(aten.unsqueeze(self.token_positions(token_count), 0)), block_rows
         )
         key_positions = self._join_neighbour_blocks(token_positions)
         window_positions = aten.new_tensor((3 * block_rows,), INT64)
@@ -124,7 +128,7 @@ class LocalAttentionKernels(PositionKernels):
             )
         if block_size is None:
             return mask, bias
-        block_of_token, block_indices = self._block_sum_indices(tokens, block_size)
+        block_of_token, block_indices = self._block_sum_indices(token_count, block_size)
         mask = aten.cat([mask, aten.new_tensor((*mask.shape[:-1], block_indices.shape[0]), BOOL)])
         if bias is not None:
             block_sum_bias = self.bias_by_distance(bias_tables[1], block_of_token, block_indices, causal=False)
@@ -139,14 +143,14 @@ class LocalAttentionKernels(PositionKernels):
             raise self.unsupported("local attention runs with eager attention alone", operation.name)
         q, k, v = map(self.tensor_of, operation.input_values)
         assert isinstance(operation.op, LocalAttentionCore)
-        tokens, op = self.run_config.new_rows(operation.output_values[0].rows), operation.op
-        mask, bias = self.pass_memo["blocks", tokens, op.radius, op.global_block]
+        token_count, op = self.run_config.new_rows(operation.output_values[0].rows), operation.op
+        mask, bias = self.pass_memo["blocks", token_count, op.radius, op.global_block]
         dropout = operation.options["dropout"]
         attention_output = self.run_attention_core(
             lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias
         )
         attention_output = self.aten.flatten(self.aten.transpose(attention_output, -2, -3), 1, 2)
-        self.store_tensor(operation.output_values[0], self._first_rows(attention_output, tokens))
+        self.store_tensor(operation.output_values[0], self._first_rows(attention_output, token_count))
 
     def _local_core(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None

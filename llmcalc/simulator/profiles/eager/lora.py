@@ -74,7 +74,7 @@ class LoraKernels(FakeQuantizationKernels):
         if adapters is None or adapters.base_storage == "none" or operation.node_fields.get("kind") == "router":
             return False
         if operation.name == SCAN_OUTPUT_PROJECTION and any(
-            isinstance(step.op, ChunkedScan) for step in module_steps(self.frames[-1].scope)
+            isinstance(module_operation.op, ChunkedScan) for module_operation in module_steps(self.frames[-1].scope)
         ):
             return False
         if any(module_call.layer_index is not None for module_call in self.frames):
@@ -96,7 +96,10 @@ class LoraKernels(FakeQuantizationKernels):
             lora_b = self.adapter_matrix(f"{operation.name}.lora_B.weight", (row_count, rank * expert_count))
             lora_a_of_experts = aten.unflatten(lora_a, 0, (expert_count, rank))
             lora_b_of_experts = aten.permute(aten.unflatten(lora_b, 1, (rank, expert_count)), (2, 0, 1))
-            return aten.baddbmm(weight, *(aten.to(x, weight.dtype) for x in (lora_b_of_experts, lora_a_of_experts)))
+            return aten.baddbmm(
+                weight,
+                *(aten.to(adapter_matrix, weight.dtype) for adapter_matrix in (lora_b_of_experts, lora_a_of_experts)),
+            )
         if adapters is None or not adapters.quantized_experts or adapters.base_storage == "none":
             return super().expert_weight(operation, shape)
         if adapters.base_storage == "int8":
@@ -164,17 +167,17 @@ class LoraKernels(FakeQuantizationKernels):
                 self._run_as_one_product(fused_steps)
 
     def _is_fused_by_its_class(self, operation: Step) -> bool:
-        """Whether the layer's transformers class computes a projection and others as one product without adapters."""
+        """Whether the transformers class of the model computes this projection and others as one product."""
         return self.choices.matches_transformers and self.adapters is None and bool(operation.options.get("fused"))
 
     def _joined_layer_name(self, operation: Step) -> str:
-        """Returns the class's linear layer of which this projection is a part; empty if adapters split it."""
+        """Returns the linear layer of the class that contains this projection; empty if adapters split the layer."""
         if self.adapters is None or operation.verb != "linear":
             return ""
         return self.adapters.joined_layers.get((self.frames[-1].scope.name, operation.name), "")
 
     def _fused_projections(self, operation: Step) -> list[Step]:
-        """Returns, in order, the projections that are computed with this one as one product; none if it is alone."""
+        """Returns, in order, the projections that run as one product with this one; empty if it runs alone."""
         joined_layer_name = self._joined_layer_name(operation)
         if joined_layer_name:
             joined_steps = self._linear_layers_of_input(
@@ -192,7 +195,7 @@ class LoraKernels(FakeQuantizationKernels):
         return projections if len(projections) > 1 and projections[0].name == projection_names[0] else []
 
     def _linear_layers_of_input(self, operation: Step, is_joinable: Callable[[Step], bool]) -> list[Step]:
-        """Returns, in order, the running module's linear layers that read the same input as this one."""
+        """Returns, in order, the running module's linear layers that read the input of this operation."""
         return [
             scope_item
             for scope_item in self.frames[-1].scope.items
@@ -224,7 +227,7 @@ class LoraKernels(FakeQuantizationKernels):
         self._keep_gate_in_frame(operations)
 
     def _keep_gate_in_frame(self, operations: list[Step]) -> None:
-        """Keeps the gate, a view of half of the product's output, alive until the module returns, as the class does."""
+        """Keeps the gate, a view of half of a product's output, alive until the module returns, as the class does."""
         if operations[0].name in GATE_AND_UP:
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].output_values[0])
 
@@ -536,7 +539,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.aten.to(output, dtype)
 
     def _decode_scales(self, shape: Shape) -> Tensor | None:
-        """Dequantizes a 4-bit weight's scales if they are quantized too; the forward pass adds their mean to a copy.
+        """Dequantizes the quantized scales of a 4-bit weight; the forward pass adds the scales' mean to a copy.
 
         Source: bitsandbytes/backends/cuda/ops.py, `_dequant_linear_fallback`.
         """

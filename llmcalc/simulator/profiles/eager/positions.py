@@ -119,14 +119,14 @@ class PositionKernels(AttentionVariantKernels):
         self.store_output(operation, self.aten.matmul(x, self.aten.transpose(distance_rows, -1, -2)))
 
     def core_PairScores(self, operation: Step) -> None:
-        """Computes scores of every query with the keys paired with its position, in one product per position."""
+        """Computes scores of queries with a separate set of keys per query position, one product per position."""
         aten, x, keys = (
             self.aten,
             self.heads_first(self.tensor_of(operation.input_values[0])),
             self.tensor_of(operation.input_values[1]),
         )
-        tokens = x.shape[-2]
-        keys = aten.transpose(aten.unflatten(keys, 0, (tokens, tokens)), -1, -2)
+        token_count = x.shape[-2]
+        keys = aten.transpose(aten.unflatten(keys, 0, (token_count, token_count)), -1, -2)
         scores = aten.matmul(aten.transpose(aten.flatten(x, 0, 1), 0, 1), keys)
         self.store_output(operation, aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
 

@@ -22,7 +22,7 @@ class ResidualStreamKernels(Lowering):
             self.store_tensor(output, self.aten.slice(x, output.axes[0].size, 2))
 
     def do_received(self, operation: Step) -> None:
-        """Allocates hidden states that another model computes and passes to this model; they need no gradient."""
+        """Allocates hidden states that another model computed, which need no gradient."""
         x_dtype = self.tensor_of(operation.input_values[0]).dtype
         dtype = self.dtype if x_dtype is INT64 else x_dtype  # token ids of a draft that reads no embedding
         self.store_tensor(

@@ -17,7 +17,7 @@ from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....flow.value import Value
 from ....workload.derived_rows import QueryKeyPairs
 from ...tensor import FLOAT32, INT32, Tensor
-from .cache_entries import CacheEntryKernels
+from .compressed_kv import CompressedKVKernels
 from .fused import FusedKernels
 from .positions import PositionKernels
 
@@ -27,8 +27,8 @@ MAX_INDEXER_LOGIT_BYTES = 512 << 20
 """
 
 
-class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
-    """Inference kernels that allocate no tensor with one element per query-key pair.
+class ServingKernels(CompressedKVKernels, PositionKernels, FusedKernels):
+    """Attention kernels of inference engines, which allocate no tensor with an element per query and key.
 
     joint_output: the first sum of values of the last joint softmax, which its kernel has computed; None before.
     selectable_entry_count: number of the entries that the current module may select from.
@@ -75,7 +75,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         return super().kernel_of(operation) if kernel is None else kernel
 
     def is_computed(self, recorded_value: Value) -> bool:
-        """Whether a tensor is allocated for a value; false if the attention kernel computes it inside."""
+        """Whether a value gets a tensor of its own; false inside the attention kernel."""
         return (
             not self.computes_scores_in_kernel
             or not has_query_key_pairs(recorded_value)
@@ -102,11 +102,11 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         return self.aten.new_tensor((minimum(query_count * key_count, MAX_INDEXER_LOGIT_BYTES // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
-        batch, key_count = self.tensor_of(operation.input_values[1]).shape[:2]
+        batch_size, key_count = self.tensor_of(operation.input_values[1]).shape[:2]
         query_count = self.run_config.new_rows(operation.input_values[1].rows)
-        logits = self.indexer_logits(batch * query_count, key_count)
+        logits = self.indexer_logits(batch_size * query_count, key_count)
         self.pass_memo["selected"] = self.aten.new_tensor(
-            (batch, query_count, minimum(key_count, operation.options["top_k"])), INT32
+            (batch_size, query_count, minimum(key_count, operation.options["top_k"])), INT32
         )
         del logits
 
@@ -129,21 +129,23 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
     def serve_choose_entries(self, operation: Step) -> None:
         selectable_entries = self.selectable_entry_count
-        batch, query_count = self.tensor_of(operation.input_values[1]).shape[:2]
-        logits = self.indexer_logits(batch * query_count, selectable_entries)
+        batch_size, query_count = self.tensor_of(operation.input_values[1]).shape[:2]
+        logits = self.indexer_logits(batch_size * query_count, selectable_entries)
         if operation.options["finds"] is not None:
             block_count, entries_per_block = operation.options["finds"]
             self.pass_memo["candidate blocks"] = self.aten.new_tensor(
-                (batch, query_count, minimum(ceil_div(selectable_entries, entries_per_block), block_count)), INT32
+                (batch_size, query_count, minimum(ceil_div(selectable_entries, entries_per_block), block_count)), INT32
             )
         self.store_output(
             operation,
-            self.aten.new_tensor((batch, query_count, minimum(selectable_entries, operation.options["top_k"])), INT32),
+            self.aten.new_tensor(
+                (batch_size, query_count, minimum(selectable_entries, operation.options["top_k"])), INT32
+            ),
         )
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
-        """Stores the number of keys in the blocks that a lower layer selected; the kernel reads these in place."""
+        """Stores the number of keys in the blocks that a lower layer selected; the kernel reads the keys in place."""
         keys = self.tensor_of(operation.input_values[0])
         chosen_block_count = self.pass_memo["candidate blocks"].shape[-1]
         self.selectable_entry_count = minimum(keys.shape[1], chosen_block_count * operation.options["block_size"])

@@ -37,20 +37,22 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def _project_lightning_heads(self, module_steps: ModuleSteps, x: Tensor, head_dim: Any) -> list[Tensor]:
         """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
-        projections = {letter: self.project(module_steps[f"{letter}_proj"], x) for letter in "qkv"}
+        projections = {
+            projection_letter: self.project(module_steps[f"{projection_letter}_proj"], x) for projection_letter in "qkv"
+        }
         rope_operations = dict(
             zip("qk", (operation for operation in module_steps.steps if operation.verb == "rope"), strict=False)
         )
-        heads = []
+        activated_heads = []
         for projection_letter, projected_x in projections.items():
-            y = self.split_heads(projected_x, head_dim)
+            projected_heads = self.split_heads(projected_x, head_dim)
             if f"{projection_letter}_norm" in module_steps:
-                y = self._normalize_with(module_steps[f"{projection_letter}_norm"], y)
-            y = self.aten.transpose(y, 1, 2)
+                projected_heads = self._normalize_with(module_steps[f"{projection_letter}_norm"], projected_heads)
+            projected_heads = self.aten.transpose(projected_heads, 1, 2)
             if projection_letter in rope_operations:
-                y = self.rotate(y, rope_operations[projection_letter])
-            heads.append(self.apply_activation(y, module_steps.activation_names[0]))
-        return heads
+                projected_heads = self.rotate(projected_heads, rope_operations[projection_letter])
+            activated_heads.append(self.apply_activation(projected_heads, module_steps.activation_names[0]))
+        return activated_heads
 
     def decode_tokens(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs tokens in sequence from a state (LightningReference.forward)."""
@@ -69,15 +71,15 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
         The outputs of all but the last token are one tensor here.
         """
-        aten, (batch, heads, tokens, head_size) = self.aten, q.shape
+        aten, (batch, heads, token_count, head_size) = self.aten, q.shape
         decay_slope = self._decay_slopes(heads)
         cached_state = self.cached_tensors("recurrent_state")
         assert cached_state is not None
         state, outputs = cached_state[0], []
-        q, k, v = (aten.slice(y, 1, 2) for y in (q, k, v))
-        if tokens > 1:
-            outputs.append(aten.new_tensor((batch, heads, tokens - 1, head_size), q.dtype))
-        for _ in range(min(tokens, 2)):
+        q, k, v = (aten.slice(tensor, 1, 2) for tensor in (q, k, v))
+        if token_count > 1:
+            outputs.append(aten.new_tensor((batch, heads, token_count - 1, head_size), q.dtype))
+        for _ in range(min(token_count, 2)):
             decayed_state = aten.mul(aten.to(aten.exp(aten.scale(decay_slope, "neg")), q.dtype), state)
             state = aten.add(decayed_state, aten.matmul(aten.transpose(k, -1, -2), v))
             del decayed_state
@@ -95,22 +97,26 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             return self.hgrn2(module_steps, x)
         aten, op = self.aten, module_steps.op("core", LinearAttentionCore)
         q, k, v = (self.project(module_steps[f"{projection_letter}_proj"], x) for projection_letter in "qkv")
-        gk = None
+        log_decay = None
         if "gk_b_proj" in module_steps:
-            gk = self.project(module_steps["gk_b_proj"], self.project(module_steps["gk_a_proj"], x))
+            log_decay = self.project(module_steps["gk_b_proj"], self.project(module_steps["gk_a_proj"], x))
             q = self.split_heads(q, op.key_dim)
-            k, gk = (self._repeat_heads(self.split_heads(y, op.key_dim), op.heads) for y in (k, gk))
+            k, log_decay = (
+                self._repeat_heads(self.split_heads(tensor, op.key_dim), op.heads) for tensor in (k, log_decay)
+            )
         else:
             q, k = self._retention_heads(module_steps, self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim))
         v = self._repeat_heads(self.split_heads(v, op.value_dim), op.heads)
-        if gk is not None:
-            gk = aten.scale(aten.elementwise_function("logsigmoid", gk), "div")
+        if log_decay is not None:
+            log_decay = aten.scale(aten.elementwise_function("logsigmoid", log_decay), "div")
             q, k = self.feature_map(module_steps, q), self.feature_map(module_steps, k)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         if x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE:
-            output = fla.fused_recurrent_decay(aten, q, k, v, gk)
+            output = fla.fused_recurrent_decay(aten, q, k, v, log_decay)
         else:
-            output = fla.chunk_retention(aten, q, k, v) if gk is None else fla.chunk_gla(aten, q, k, v, gk)
+            output = (
+                fla.chunk_retention(aten, q, k, v) if log_decay is None else fla.chunk_gla(aten, q, k, v, log_decay)
+            )
         weight = self.weight("norm.weight", (op.value_dim,))
         if "g_proj" in module_steps:
             output_gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
@@ -123,15 +129,17 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
     def hgrn2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs HGRN2 as fla does (fla/layers/hgrn2.py, `HGRN2Attention.forward`)."""
         aten, op = self.aten, module_steps.op("core", LinearAttentionCore)
-        q, f, i = (self.project(module_steps[f"{projection_letter}_proj"], x) for projection_letter in "qfi")
+        q, forget_logits, v = (
+            self.project(module_steps[f"{projection_letter}_proj"], x) for projection_letter in "qfi"
+        )
         q = aten.elementwise_function("silu", q)
-        g = self._log_forget_gate(module_steps, f)
-        k = aten.scale(aten.exp(g), "rsub")
-        q, k, g = (self.split_heads(y, op.key_dim) for y in (q, aten.to(k, i.dtype), g))
-        i = self.split_heads(i, op.value_dim)
+        log_decay = self._log_forget_gate(module_steps, forget_logits)
+        k = aten.scale(aten.exp(log_decay), "rsub")
+        q, k, log_decay = (self.split_heads(tensor, op.key_dim) for tensor in (q, aten.to(k, v.dtype), log_decay))
+        v = self.split_heads(v, op.value_dim)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         output = (fla.fused_recurrent_decay if x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE else fla.chunk_gla)(
-            aten, q, k, i, g
+            aten, q, k, v, log_decay
         )
         output = aten.flatten(output, 2)
         weight = self.unadapted_weight(module_steps["o_proj"])
@@ -147,12 +155,12 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         lower_bound = self.weight("lower_bound", logits.shape[-1:])
         if any(operation.verb == "sub" for operation in module_steps.steps):  # the first layer's bound is 0
             return aten.elementwise_function("logsigmoid", aten.add(logits, aten.sub(lower_bound, lower_bound)))
-        g, lower_bound = aten.elementwise_function("logsigmoid", logits), aten.to(lower_bound, FLOAT32)
-        log_scaled_gate = aten.add(aten.elementwise_function("log1p", aten.scale(lower_bound, "neg")), g)
+        log_gate, lower_bound = aten.elementwise_function("logsigmoid", logits), aten.to(lower_bound, FLOAT32)
+        log_scaled_gate = aten.add(aten.elementwise_function("log1p", aten.scale(lower_bound, "neg")), log_gate)
         return aten.logaddexp(aten.elementwise_function("log", lower_bound), log_scaled_gate)
 
     def feature_map(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
-        """Returns queries or keys after the feature map, if there is one."""
+        """Returns queries or keys after the optional feature map."""
         feature_map_names = [
             activation_name for activation_name in module_steps.activation_names if activation_name != "logsigmoid"
         ][: -1 if "g_proj" in module_steps else None]
@@ -160,11 +168,13 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def _retention_heads(self, module_steps: ModuleSteps, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Returns queries and keys with RoPE. In training each module computes cosines and sines once."""
-        aten, (_batch, tokens, heads, head_size) = self.aten, q.shape
+        aten, (_batch, token_count, heads, head_size) = self.aten, q.shape
         q, k = self.feature_map(module_steps, q), self.feature_map(module_steps, k)
         cos_key, sin_key = ((*self.module_path(), table_name) for table_name in ("cos", "sin"))
-        if cos_key not in self.persistent_tensors or not are_equal(self.persistent_tensors[cos_key].shape[0], tokens):
-            cos, sin = fla.rotary_tables(aten, tokens, head_size, q)
+        if cos_key not in self.persistent_tensors or not are_equal(
+            self.persistent_tensors[cos_key].shape[0], token_count
+        ):
+            cos, sin = fla.rotary_tables(aten, token_count, head_size, q)
             if self.cached_tensors_by_path is None:
                 self.persistent_tensors[cos_key], self.persistent_tensors[sin_key] = cos, sin
         else:
@@ -189,15 +199,15 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         q, k, v = (self.project(module_steps[operation_name], x) for operation_name in "qkv")
         output_gate = self.project(module_steps["ogate"], x)
         input_gate, forget_gate = (
-            self._soft_cap_scores(self.project(module_steps[name], x)) for name in ("igate", "fgate")
+            self._soft_cap_scores(self.project(module_steps[gate_name], x)) for gate_name in ("igate", "fgate")
         )
-        q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
+        q, k = (aten.transpose(self.split_heads(tensor, op.key_dim), 1, 2) for tensor in (q, k))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         input_gate, forget_gate = aten.transpose(input_gate, 1, 2), aten.transpose(forget_gate, 1, 2)
         if self.cached_tensors_by_path is None:
-            h = mlstm_kernels.mlstm_chunkwise(aten, q, k, v, input_gate, forget_gate, op.chunk_size)
+            memory_output = mlstm_kernels.mlstm_chunkwise(aten, q, k, v, input_gate, forget_gate, op.chunk_size)
         else:
-            h, _states = mlstm_kernels.mlstm_with_states(
+            memory_output, _states = mlstm_kernels.mlstm_with_states(
                 aten,
                 q,
                 k,
@@ -208,10 +218,14 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
                 self._memory_states(module_steps["recurrent_state"]),
             )
             self.state_tensors(module_steps["recurrent_state"], *self.memory_state_shapes(op))
-        h = aten.transpose(h, 1, 2)
+        memory_output = aten.transpose(memory_output, 1, 2)
         norm_step = module_steps["norm"]
         normed_output = self.norm(
-            aten.flatten(h, 2), norm_step.options["spec"], norm_step.name, (op.heads * op.value_dim,), op.heads
+            aten.flatten(memory_output, 2),
+            norm_step.options["spec"],
+            norm_step.name,
+            (op.heads * op.value_dim,),
+            op.heads,
         )
         output = aten.mul(aten.elementwise_function("sigmoid", output_gate), normed_output)
         return self.project(module_steps["out_proj"], output)

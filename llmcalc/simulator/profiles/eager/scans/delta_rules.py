@@ -47,7 +47,9 @@ class DeltaRuleKernels(ScanModuleKernels):
         """Runs a gated DeltaNet layer as fla does (fla/layers/gated_deltanet.py:190, `GatedDeltaNet.forward`)."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         if self.cached_tensors_by_path is None:
-            projections = [self.project(module_steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+            projections = [
+                self.project(module_steps[projection_name], x) for projection_name in ("q_proj", "k_proj", "v_proj")
+            ]
             projection_widths = [projection.shape[-1] for projection in projections]
             qkv = aten.cat(projections)
             del projections
@@ -67,19 +69,19 @@ class DeltaRuleKernels(ScanModuleKernels):
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
         beta = self.project(module_steps["b_proj"], x)
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
-        gate = self.project(module_steps["a_proj"], x)
+        decay_logits = self.project(module_steps["a_proj"], x)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         if self.cached_tensors_by_path is not None and x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE:
             output = fla.fused_recurrent(aten, v)
         else:
-            output = fla.chunk_gated_delta_rule(aten, q, k, v, gate, beta, a_log, dt_bias, self.accelerator)
+            output = fla.chunk_gated_delta_rule(aten, q, k, v, decay_logits, beta, a_log, dt_bias, self.accelerator)
         if self.cached_tensors_by_path is None:
-            del gate
-        g = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
+            del decay_logits
+        output_gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
         has_bias = module_steps["norm"].options["spec"].has_bias
         weight = self.weight("norm.weight", (op.value_dim,))
         bias = self.weight("norm.bias", (op.value_dim,)) if has_bias else None
-        output = fla.layer_norm_gated(aten, output, g, weight, bias, self.accelerator)
+        output = fla.layer_norm_gated(aten, output, output_gate, weight, bias, self.accelerator)
         output = aten.flatten(output, 2)
         return self.project(module_steps["o_proj"], output)
 
@@ -93,12 +95,14 @@ class DeltaRuleKernels(ScanModuleKernels):
         if any(operation.verb == "scale" for operation in module_steps.steps):
             beta = aten.scale(beta)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        rule = fla.fused_recurrent_delta_rule if x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE else fla.chunk_delta_rule
-        output = rule(aten, q, k, v, beta)
+        delta_rule = (
+            fla.fused_recurrent_delta_rule if x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE else fla.chunk_delta_rule
+        )
+        output = delta_rule(aten, q, k, v, beta)
         weight = self.weight("norm.weight", (op.value_dim,))
         if "g_proj" in module_steps:
-            g = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
-            output = fla.rms_norm_gated(aten, output, g, weight, self.accelerator)
+            output_gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
+            output = fla.rms_norm_gated(aten, output, output_gate, weight, self.accelerator)
         else:
             output = fla.rms_norm(aten, output, weight, self.accelerator)
         output = aten.flatten(output, 2)
@@ -131,10 +135,10 @@ class DeltaRuleKernels(ScanModuleKernels):
         """Runs Kimi delta attention as transformers does (modeling_kimi_linear.py, `KimiLinearDeltaAttention`)."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         q, k, v = self._convolved_heads(module_steps, x)
-        g = self._channel_decays(module_steps, x)
+        log_decay = self._channel_decays(module_steps, x)
         beta = self.apply_activation(self.project(module_steps["b_proj"], x), "sigmoid")
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        output = fla.chunk_kda(aten, q, k, v, g, beta)
+        output = fla.chunk_kda(aten, q, k, v, log_decay, beta)
         gate = self.split_heads(self._gate_projection("g", module_steps, x), op.value_dim)
         output = aten.flatten(self._gated_float32_norm(module_steps["norm"], output, gate), 2)
         return self.project(module_steps["o_proj"], output)
@@ -142,27 +146,29 @@ class DeltaRuleKernels(ScanModuleKernels):
     def _channel_decays(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay of each channel in one product (`KimiLinearForgetGate.forward`)."""
         aten, op = self.aten, module_steps.op("core", DeltaRule)
-        g = aten.to(self._gate_projection("f", module_steps, x), FLOAT32)
-        g = self.split_heads(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
+        log_decay = aten.to(self._gate_projection("f", module_steps, x), FLOAT32)
+        log_decay = self.split_heads(aten.add(log_decay, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
         decay_rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
         if "softplus" not in module_steps.activation_names:
-            g = aten.scale(aten.elementwise_function("sigmoid", aten.mul(decay_rate, g)))
+            log_decay = aten.scale(aten.elementwise_function("sigmoid", aten.mul(decay_rate, log_decay)))
         elif "f_proj" in module_steps:
-            g = aten.mul(aten.scale(decay_rate, "neg"), aten.elementwise_function("softplus", g))
+            log_decay = aten.mul(aten.scale(decay_rate, "neg"), aten.elementwise_function("softplus", log_decay))
         else:
-            exceeds_threshold = aten.compare(g)
-            g = aten.where(exceeds_threshold, g, aten.elementwise_function("log", aten.add_number(aten.exp(g))))
-            g = aten.mul(aten.scale(decay_rate, "neg"), g)
-        return aten.to(g, x.dtype) if "f_proj" in module_steps else g
+            exceeds_threshold = aten.compare(log_decay)
+            log_decay = aten.where(
+                exceeds_threshold, log_decay, aten.elementwise_function("log", aten.add_number(aten.exp(log_decay)))
+            )
+            log_decay = aten.mul(aten.scale(decay_rate, "neg"), log_decay)
+        return aten.to(log_decay, x.dtype) if "f_proj" in module_steps else log_decay
 
     def _gated_float32_norm(self, norm_step: Step, x: Tensor, gate: Tensor) -> Tensor:
         """Runs a norm in float32, multiplied by the sigmoid of a gate (`KimiLinearRMSNormGated.forward`)."""
         aten, spec = self.aten, norm_step.options["spec"].model_copy(update={"float32_product": True})
-        y = self._normalize(x, spec, 1)
+        normed_x = self._normalize(x, spec, 1)
         _variance = aten.new_tensor((*x.shape[:-1], 1), FLOAT32)
-        y = aten.mul(aten.to(self.weight(f"{norm_step.name}.weight", x.shape[-1:]), FLOAT32), y)
-        y = aten.mul(y, aten.elementwise_function("sigmoid", aten.to(gate, FLOAT32)))
-        return aten.to(y, x.dtype)
+        normed_x = aten.mul(aten.to(self.weight(f"{norm_step.name}.weight", x.shape[-1:]), FLOAT32), normed_x)
+        normed_x = aten.mul(normed_x, aten.elementwise_function("sigmoid", aten.to(gate, FLOAT32)))
+        return aten.to(normed_x, x.dtype)
 
     def _convolved_heads(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values by head, computed by one convolution of causal-conv1d."""
@@ -181,10 +187,10 @@ class DeltaRuleKernels(ScanModuleKernels):
         The class names the variance until it returns.
         """
         aten = self.aten
-        y = self._normalize_with(norm_step, x)
+        normed_x = self._normalize_with(norm_step, x)
         _variance = aten.new_tensor((*x.shape[:-1], 1), FLOAT32)
-        y = aten.mul(y, self.apply_activation(aten.to(gate, FLOAT32), "silu"))
-        return aten.to(y, x.dtype)
+        normed_x = aten.mul(normed_x, self.apply_activation(aten.to(gate, FLOAT32), "silu"))
+        return aten.to(normed_x, x.dtype)
 
     def jet_block(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a JetBlock layer in training (`JetBlock.forward`).
@@ -214,9 +220,9 @@ class DeltaRuleKernels(ScanModuleKernels):
         decay = self.state_decay((op.heads,))
         time_step = aten.to(self.project(module_steps["a_proj"], x), FLOAT32)
         time_step = aten.add(time_step, self.weight("dt_bias", (op.heads,)))
-        g = aten.mul(decay, self.apply_activation(time_step, "softplus"))
+        log_decay = aten.mul(decay, self.apply_activation(time_step, "softplus"))
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        return fla.chunk_gated_delta_rule(aten, q, k, v, g, beta, accelerator=self.accelerator), g
+        return fla.chunk_gated_delta_rule(aten, q, k, v, log_decay, beta, accelerator=self.accelerator), log_decay
 
     def _cache_convolution_inputs(self, module_steps: ModuleSteps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
@@ -234,14 +240,16 @@ class DeltaRuleKernels(ScanModuleKernels):
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         self._cache_convolution_inputs(module_steps)
         q, k, v = (self._convolve_by_name(operation_name, module_steps, x) for operation_name in "qkv")
-        g = self._gate_projection("f", module_steps, x)
+        decay_logits = self._gate_projection("f", module_steps, x)
         beta = self.project(module_steps["b_proj"], x)
-        q, k, v, g = (self.split_heads(tensor, op.key_dim) for tensor in (q, k, v, g))
+        q, k, v, decay_logits = (self.split_heads(tensor, op.key_dim) for tensor in (q, k, v, decay_logits))
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         runs_recurrently = self.cached_tensors_by_path is not None and x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE
         output = (
-            fla.fused_recurrent(aten, v) if runs_recurrently else fla.chunk_kda(aten, q, k, v, g, beta, a_log, dt_bias)
+            fla.fused_recurrent(aten, v)
+            if runs_recurrently
+            else fla.chunk_kda(aten, q, k, v, decay_logits, beta, a_log, dt_bias)
         )
         weight = self.weight("norm.weight", (op.value_dim,))
         output = fla.rms_norm_gated(
@@ -255,9 +263,11 @@ class DeltaRuleKernels(ScanModuleKernels):
         return self.project(module_steps["o_proj"], output)
 
     def _convolve_by_name(self, proj_name: str, module_steps: ModuleSteps, x: Tensor) -> Tensor:
-        y = self.project(module_steps[f"{proj_name}_proj"], x)
+        projected_x = self.project(module_steps[f"{proj_name}_proj"], x)
         return fla.causal_conv1d(
-            self.aten, y, self._convolution_weight(proj_name, y.shape[-1], module_steps["conv1d"].options["kernel"])
+            self.aten,
+            projected_x,
+            self._convolution_weight(proj_name, projected_x.shape[-1], module_steps["conv1d"].options["kernel"]),
         )
 
     def _gate_projection(self, proj_name: str, module_steps: ModuleSteps, x: Tensor) -> Tensor:

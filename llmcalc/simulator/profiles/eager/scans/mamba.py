@@ -39,10 +39,10 @@ class MambaKernels(ScanModuleKernels):
         op = module_steps.op("scan", SelectiveScan)
         conv_step = module_steps["conv1d"]
         out_proj_step = module_steps["out_proj"]
-        batch = x.shape[0]
+        batch_size = x.shape[0]
         hidden_columns = aten.flatten(aten.transpose(aten.transpose(x, 1, 2), 0, 1), 1, 2)
         xz = mamba_ssm.split_tokens(
-            aten, aten.mm(self.unadapted_weight(module_steps["in_proj"]), hidden_columns), batch
+            aten, aten.mm(self.unadapted_weight(module_steps["in_proj"]), hidden_columns), batch_size
         )
         del hidden_columns
         bias = self.bias(module_steps["in_proj"])
@@ -64,27 +64,27 @@ class MambaKernels(ScanModuleKernels):
                 aten.to(d, FLOAT32),
                 aten.to(dt_bias, FLOAT32),
             )
-        u, z = mamba_ssm.split_halves(aten, xz)
-        self.cache_last_inputs(module_steps["conv_state"], u)
-        u = self.causal_conv(conv_step, u)
-        x_dbl = self.project(module_steps["x_proj"], mamba_ssm.tokens_first(aten, u))
+        scan_input, gate = mamba_ssm.split_halves(aten, xz)
+        self.cache_last_inputs(module_steps["conv_state"], scan_input)
+        scan_input = self.causal_conv(conv_step, scan_input)
+        x_dbl = self.project(module_steps["x_proj"], mamba_ssm.tokens_first(aten, scan_input))
         dt, b, c = aten.split(x_dbl, [module_steps["x_proj"].output_values[0].width - 2 * op.state, op.state, op.state])
         dt = aten.mm(self.unadapted_weight(module_steps["dt_proj"]), aten.transpose(dt, 0, 1))
-        dt = mamba_ssm.split_tokens(aten, dt, batch)
-        b, c = self._copy_reordered(b, batch), self._copy_reordered(c, batch)
+        dt = mamba_ssm.split_tokens(aten, dt, batch_size)
+        b, c = self._copy_reordered(b, batch_size), self._copy_reordered(c, batch_size)
         d, dt_bias = aten.to(d, FLOAT32), aten.to(dt_bias, FLOAT32)
-        y, _last_state = mamba_ssm.selective_scan_with_states(aten, u, dt, a, b, c, d, z, dt_bias)
+        scan_output, _last_state = mamba_ssm.selective_scan_with_states(aten, scan_input, dt, a, b, c, d, gate, dt_bias)
         del d, dt_bias
         if self.cached_tensors_by_path is None:
             del _last_state
         self.state_tensors(module_steps["ssm_state"], (op.inner, op.state))
-        y = aten.transpose(y, 1, 2)
-        return self.project(out_proj_step, y)
+        scan_output = aten.transpose(scan_output, 1, 2)
+        return self.project(out_proj_step, scan_output)
 
-    def _copy_reordered(self, x: Tensor, batch: Any) -> Tensor:
+    def _copy_reordered(self, x: Tensor, batch_size: Any) -> Tensor:
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
         return self.aten.contiguous(
-            self.aten.transpose(self.aten.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2)
+            self.aten.transpose(self.aten.unflatten(x, 0, (batch_size, exact_div(x.shape[0], batch_size))), 1, 2)
         )
 
     def mamba_step_by_step(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
@@ -95,13 +95,14 @@ class MambaKernels(ScanModuleKernels):
         aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.activation_names[0]
         projected_input = aten.transpose(self.project(module_steps["in_proj"], x), 1, 2)
         a = self.state_decay((op.inner, op.state))
-        u, gate = mamba_ssm.split_halves(aten, projected_input)
-        u = aten.transpose(self.convolve_after_cached_inputs(module_steps, u, activation_name), 1, 2)
+        scan_input, gate = mamba_ssm.split_halves(aten, projected_input)
+        scan_input = aten.transpose(self.convolve_after_cached_inputs(module_steps, scan_input, activation_name), 1, 2)
         dt_rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
-        dt, b, c = aten.split(self.project(module_steps["x_proj"], u), [dt_rank, op.state, op.state])
+        dt, b, c = aten.split(self.project(module_steps["x_proj"], scan_input), [dt_rank, op.state, op.state])
         if "dt_norm" in module_steps:
             dt, b, c = (
-                self._normalize_with(module_steps[name], y) for name, y in zip(NORM_NAMES, (dt, b, c), strict=True)
+                self._normalize_with(module_steps[norm_name], tensor)
+                for norm_name, tensor in zip(NORM_NAMES, (dt, b, c), strict=True)
             )
         dt_bias = self.bias(module_steps["dt_proj"])
         assert dt_bias is not None
@@ -113,31 +114,31 @@ class MambaKernels(ScanModuleKernels):
         dt = aten.contiguous(aten.transpose(dt, 1, 2))
         dt_bias = aten.to(dt_bias, FLOAT32)
         d = aten.to(self.weight("D", (op.inner,)), FLOAT32)
-        u, b, c = aten.transpose(u, 1, 2), aten.transpose(b, 1, 2), aten.transpose(c, 1, 2)
-        y, _last_state = mamba_ssm.selective_scan_with_states(
-            aten, u, dt, a, b, c, d, gate if activation_name == "silu" else None, dt_bias
+        scan_input, b, c = aten.transpose(scan_input, 1, 2), aten.transpose(b, 1, 2), aten.transpose(c, 1, 2)
+        scan_output, _last_state = mamba_ssm.selective_scan_with_states(
+            aten, scan_input, dt, a, b, c, d, gate if activation_name == "silu" else None, dt_bias
         )
         if self.cached_tensors_by_path is None:
             del _last_state
         self.state_tensors(module_steps["ssm_state"], (op.inner, op.state))
         if activation_name != "silu":
-            y = aten.mul(y, self.apply_activation(gate, activation_name))
-        return self.project(module_steps["out_proj"], aten.transpose(y, 1, 2))
+            scan_output = aten.mul(scan_output, self.apply_activation(gate, activation_name))
+        return self.project(module_steps["out_proj"], aten.transpose(scan_output, 1, 2))
 
     def mamba_with_heads(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer with one scan per head as Zamba does (`ZambaMambaMixer.forward`, modeling_zamba.py)."""
         aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.activation_names[0]
         heads = module_steps["x_proj"].options["experts"].size
-        (batch, tokens), head_width = x.shape[:2], exact_div(op.inner, heads)
+        (batch_size, token_count), head_width = x.shape[:2], exact_div(op.inner, heads)
         dt_rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
         projected_input = aten.transpose(self.project(module_steps["in_proj"], x), 1, 2)
-        u, gate = aten.split(aten.unflatten(projected_input, 1, (op.inner, 2)), [1, 1], 2)
-        u = aten.contiguous(aten.reshape(u, (batch, op.inner, tokens)))
-        gate = aten.transpose(aten.reshape(gate, (batch, heads, head_width, tokens)), 0, 1)
-        u = self.convolve_after_cached_inputs(module_steps, u, activation_name)
-        u = aten.transpose(aten.reshape(u, (batch, heads, head_width, tokens)), 0, 1)
+        scan_input, gate = aten.split(aten.unflatten(projected_input, 1, (op.inner, 2)), [1, 1], 2)
+        scan_input = aten.contiguous(aten.reshape(scan_input, (batch_size, op.inner, token_count)))
+        gate = aten.transpose(aten.reshape(gate, (batch_size, heads, head_width, token_count)), 0, 1)
+        scan_input = self.convolve_after_cached_inputs(module_steps, scan_input, activation_name)
+        scan_input = aten.transpose(aten.reshape(scan_input, (batch_size, heads, head_width, token_count)), 0, 1)
         x_proj = self.weight("x_proj.weight", (heads, dt_rank + 2 * op.state, head_width))
-        dt_b_c = aten.transpose(aten.matmul(aten.unsqueeze(x_proj, 1), u), 2, 3)
+        dt_b_c = aten.transpose(aten.matmul(aten.unsqueeze(x_proj, 1), scan_input), 2, 3)
         dt, b, c = aten.split(dt_b_c, [dt_rank, op.state, op.state])
         dt_proj = self.weight("dt_proj.weight", (heads, head_width, dt_rank))
         dt = aten.matmul(aten.unsqueeze(dt_proj, 1), aten.transpose(dt, 2, 3))
@@ -145,9 +146,9 @@ class MambaKernels(ScanModuleKernels):
         a, d = self.state_decay((heads, head_width, op.state)), self.weight("D", (heads, head_width))
         outputs, _states = [], []
         for _ in range(heads):
-            y, last_state = mamba_ssm.selective_scan_with_states(
+            scan_output, last_state = mamba_ssm.selective_scan_with_states(
                 aten,
-                aten.select(u, 0),
+                aten.select(scan_input, 0),
                 aten.select(dt, 0),
                 aten.select(a, 0),
                 aten.transpose(aten.select(b, 0), 1, 2),
@@ -157,16 +158,16 @@ class MambaKernels(ScanModuleKernels):
                 aten.select(dt_bias, 0),
             )
             outputs.append(
-                y
+                scan_output
                 if activation_name == "silu"
-                else aten.mul(y, self.apply_activation(aten.select(gate, 0), activation_name))
+                else aten.mul(scan_output, self.apply_activation(aten.select(gate, 0), activation_name))
             )
             if self.cached_tensors_by_path is not None:
                 _states.append(last_state)
             del last_state
-        y = aten.cat(outputs, 1)
+        scan_output = aten.cat(outputs, 1)
         self.state_tensors(module_steps["ssm_state"], (op.inner, op.state))
-        return self.project(module_steps["out_proj"], aten.transpose(y, 1, 2))
+        return self.project(module_steps["out_proj"], aten.transpose(scan_output, 1, 2))
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
@@ -209,11 +210,11 @@ class MambaKernels(ScanModuleKernels):
                 self.bias(out_proj_step),
                 self.accelerator,
             )
-        z, xbc, dt = aten.split(zxbcdt, [inner_width, inner_width + 2 * all_group_width, op.heads])
+        gate, xbc, dt = aten.split(zxbcdt, [inner_width, inner_width + 2 * all_group_width, op.heads])
         self.cache_last_inputs(module_steps["conv_state"], aten.transpose(xbc, 1, 2))
         xbc = aten.transpose(self.causal_conv(conv_step, aten.transpose(xbc, 1, 2)), 1, 2)
         x, b, c = aten.split(xbc, [inner_width, all_group_width, all_group_width])
-        y, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
+        scan_output, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
             aten,
             self.split_heads(x, op.head_dim),
             dt,
@@ -222,17 +223,17 @@ class MambaKernels(ScanModuleKernels):
             self.split_heads(c, op.state),
             op.chunk,
             d,
-            self.split_heads(z, op.head_dim) if norm_weight is None else None,
+            self.split_heads(gate, op.head_dim) if norm_weight is None else None,
             dt_bias,
             self.accelerator,
         )
         if self.cached_tensors_by_path is None:
             del _last_state
         self.state_tensors(module_steps["ssm_state"], (op.heads, op.head_dim, op.state))
-        y = aten.flatten(y, 2)
+        scan_output = aten.flatten(scan_output, 2)
         if norm_weight is not None:
-            y = mamba_ssm.rmsnorm_fn(aten, y, norm_weight, z, group_count, self.accelerator)
-        return self.project(out_proj_step, y)
+            scan_output = mamba_ssm.rmsnorm_fn(aten, scan_output, norm_weight, gate, group_count, self.accelerator)
+        return self.project(out_proj_step, scan_output)
 
     def _weight_read_by_kernel(self, operation: Step) -> Tensor:
         """Returns the weight that the kernel reads without calling its linear layer, whose adapter is thus unused.
@@ -265,23 +266,23 @@ class MambaKernels(ScanModuleKernels):
         x, b, c = aten.split(xbc, [inner_width, all_group_width, all_group_width])
         x, b, c = self.split_heads(x, op.head_dim), self.split_heads(b, op.state), self.split_heads(c, op.state)
         a, d, dt_bias = self.state_decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
-        y, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
+        scan_output, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
             aten, x, dt, a, b, c, op.chunk, d, None, dt_bias, self.accelerator
         )
         if self.cached_tensors_by_path is None:
             del _last_state
         self.state_tensors(module_steps["ssm_state"], (op.heads, op.head_dim, op.state))
-        y = aten.flatten(y, 2)
+        scan_output = aten.flatten(scan_output, 2)
         activated_gate = self.apply_activation(gate, activation_name)
         for operation in module_steps.steps:
             if operation.verb == "mul":
-                y = aten.mul(y, activated_gate)
+                scan_output = aten.mul(scan_output, activated_gate)
             if operation.verb == "norm":
-                y = self.norm(
-                    y,
+                scan_output = self.norm(
+                    scan_output,
                     operation.options["spec"],
                     operation.name,
                     (inner_width,),
                     exact_div(all_group_width, op.state),
                 )
-        return self.project(module_steps["out_proj"], y)
+        return self.project(module_steps["out_proj"], scan_output)

@@ -12,7 +12,7 @@ OpClass = TypeVar("OpClass", bound=Op)
 
 
 class ModuleSteps:
-    """Finds a module's operations by name, without submodules; of alternative branches it has the first.
+    """A module's operations by name, without submodules; of alternative branches only the first branch's.
 
     operations_by_name: name → step. activation_names: the names of its activations, in their order.
     """
@@ -40,7 +40,7 @@ class ModuleSteps:
 
 
 def module_steps(module_scope: ModuleScope) -> Iterator[Step]:
-    """Returns the operations of a module without submodules; of alternative branches only the first."""
+    """Returns a module's operations without submodules; of alternative branches only the first branch's."""
     for scope_item in module_scope.items:
         if isinstance(scope_item, AlternativeBranches):
             yield from module_steps(next(iter(scope_item.branches.values())))

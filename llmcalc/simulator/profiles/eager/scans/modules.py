@@ -133,25 +133,36 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         """
         aten, kernel_size = self.aten, operation.options["kernel"]
         if 2 <= kernel_size <= 4:
-            y = causal_conv1d.causal_conv1d_fn(aten, x, self.convolution_filters(operation), self.bias(operation))
-            return y if activation_name in (None, "silu") else self.apply_activation(y, activation_name)
+            convolved_x = causal_conv1d.causal_conv1d_fn(
+                aten, x, self.convolution_filters(operation), self.bias(operation)
+            )
+            return (
+                convolved_x
+                if activation_name in (None, "silu")
+                else self.apply_activation(convolved_x, activation_name)
+            )
         weight = self.weight(f"{operation.name}.weight", (operation.output_values[0].width, 1, kernel_size))
-        y = aten.slice(aten.convolution(x, weight, self.bias(operation), x.shape[2] + kernel_size - 1), x.shape[2])
-        return y if activation_name is None else self.apply_activation(y, activation_name)
+        convolved_x = aten.slice(
+            aten.convolution(x, weight, self.bias(operation), x.shape[2] + kernel_size - 1), x.shape[2]
+        )
+        return convolved_x if activation_name is None else self.apply_activation(convolved_x, activation_name)
 
     def convolve_after_cached_inputs(self, module_steps: ModuleSteps, x: Tensor, activation_name: str) -> Tensor:
         """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
-        aten, state_step, tokens = self.aten, module_steps["conv_state"], x.shape[2]
+        aten, state_step, token_count = self.aten, module_steps["conv_state"], x.shape[2]
         if self.cached_tensors_by_path is None:
             return self.causal_conv(module_steps["conv1d"], x, activation_name)
         assert isinstance(state_step.op, State)
-        cached_tokens, cached_inputs = exact_div(state_step.op.size, x.shape[1]), self.cached_tensors(state_step.name)
-        (state_tensor,) = self.state_tensors(state_step, (x.shape[1], cached_tokens))
+        cached_token_count, cached_inputs = (
+            exact_div(state_step.op.size, x.shape[1]),
+            self.cached_tensors(state_step.name),
+        )
+        (state_tensor,) = self.state_tensors(state_step, (x.shape[1], cached_token_count))
         if cached_inputs is not None:
             x = aten.cat([state_tensor, x])
-        elif tokens < cached_tokens:
-            x = aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
-        return aten.slice(self.causal_conv(module_steps["conv1d"], x, activation_name), tokens)
+        elif token_count < cached_token_count:
+            x = aten.new_tensor((*x.shape[:2], cached_token_count), x.dtype)
+        return aten.slice(self.causal_conv(module_steps["conv1d"], x, activation_name), token_count)
 
     def do_conv(self, operation: Step) -> None:
         if is_zero(getattr(operation.op, "padding", 0)):
@@ -165,27 +176,29 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         uses_fused_kernel = 2 <= operation.options["kernel"] <= 4 and not self.decodes_one_token
         if self.cached_tensors_by_path is None or not uses_fused_kernel:
             if self.cached_tensors_by_path is None:
-                y = self.causal_conv(operation, x)
+                convolved_x = self.causal_conv(operation, x)
             else:
-                y = self.convolve_after_state(operation, x, state_name)
+                convolved_x = self.convolve_after_state(operation, x, state_name)
         else:
             self.cache_last_inputs(self.step_of_running_module(state_name), x)
-            y = self.causal_conv(operation, x)
-        self.store_tensor(operation.output_values[0], self.aten.transpose(y, 1, 2))
+            convolved_x = self.causal_conv(operation, x)
+        self.store_tensor(operation.output_values[0], self.aten.transpose(convolved_x, 1, 2))
 
     def convolve_after_state(self, operation: Step, x: Tensor, state_name: str, cached_row_count: Any = None) -> Tensor:
         """Convolves x [batch, channels, tokens] after the cached inputs, and caches the last inputs."""
         aten, kernel_size, stored_inputs = self.aten, operation.options["kernel"], self.cached_tensors(state_name)
         cached_row_count = kernel_size if cached_row_count is None else cached_row_count
-        channel_count, tokens = operation.output_values[0].width, x.shape[2]
+        channel_count, token_count = operation.output_values[0].width, x.shape[2]
         weight = self.conv_weight(operation, (channel_count, 1, kernel_size))
         if stored_inputs is None:
-            output = aten.slice(aten.convolution(x, weight, self.bias(operation), tokens + kernel_size - 1), tokens)
-            padded_input = aten.pad(x, tokens + cached_row_count)
+            output = aten.slice(
+                aten.convolution(x, weight, self.bias(operation), token_count + kernel_size - 1), token_count
+            )
+            padded_input = aten.pad(x, token_count + cached_row_count)
         else:
             padded_input = aten.cat([stored_inputs[0], x])
             output = aten.convolution(
-                aten.slice(padded_input, tokens + kernel_size - 1), weight, self.bias(operation), tokens
+                aten.slice(padded_input, token_count + kernel_size - 1), weight, self.bias(operation), token_count
             )
         self.store_in_cache(state_name, aten.slice(padded_input, cached_row_count))
         return output
@@ -206,7 +219,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             _padded_input = self.aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state_step: Step, *shape: Any) -> OptionalTensor:
-        """Returns the tensor that a kernel writes its last state to: the cache's, or one that is then copied to it."""
+        """Returns the tensor for a kernel's last state: the cached tensor, or a tensor that is copied to the cache."""
         is_first_pass = self.cached_tensors(state_step.name) is None
         state_tensors = self.state_tensors(state_step, shape)
         if not state_tensors or is_first_pass:

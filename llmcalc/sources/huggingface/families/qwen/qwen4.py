@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .....algebra import ceil_div
 from .....frozen import frozen
 from .....ops import Op
-from .....ops.sparse import EntryAttentionCore
+from .....ops.sparse import CompressedKVAttentionCore
 from ...absent_value import require_present
 from ...config import Config
 from ...family import EVERY_CLASS, Deviation, Family, Quirks
@@ -147,7 +147,7 @@ def _is_prime(number: int) -> bool:
 
 
 @frozen(slots=True)
-class _VisibleBlocks(EntryAttentionCore):
+class _VisibleBlocks(CompressedKVAttentionCore):
     """An indexer's scores for only the complete blocks before each token, as the `transformers` class computes them."""
 
     def pairs(self, run_config: RunConfig) -> Any:
@@ -157,7 +157,7 @@ class _VisibleBlocks(EntryAttentionCore):
 
 def _visible_blocks(op: Op) -> Op:
     """Returns an operation in which the indexer's scores are computed as in the `transformers` class."""
-    if not isinstance(op, EntryAttentionCore):
+    if not isinstance(op, CompressedKVAttentionCore):
         return op
     return _VisibleBlocks(
         op.heads, op.qk_dim, op.v_dim, rows=op.rows, keys=op.keys, tokens_per_entry=op.tokens_per_entry

@@ -1,4 +1,4 @@
-"""Methods that record compressed cache entries, caches and recurrent states."""
+"""Methods that record caches of keys and values, compressed or not, and recurrent states."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..value import Value
 from .pairs import query_key_pair_value
 
 
-class EntryVerbs(Recorder):
-    """Methods that record compressed cache entries, caches and recurrent states."""
+class CacheVerbs(Recorder):
+    """Methods that record caches of keys and values, compressed or not, and recurrent states."""
 
     def windows(self, x: Value, window_axis: Axis, *, includes_past: bool = False) -> Value:
         """Records a grouping of the rows of x into full windows of `window_axis` rows.
@@ -38,19 +38,19 @@ class EntryVerbs(Recorder):
         return self.step("weighted_mean", "", (window_rows, gate), Value(window_rows.rows, window_rows.axes[1:]))
 
     def with_unpooled_rows(self, *row_values: Value) -> tuple[Value, ...]:
-        """Records a concatenation of x with rows of earlier passes that do not fill a window yet."""
+        """Records a concatenation of x with the rows of earlier passes that no full window contains yet."""
         output_values = tuple(row_value.view(*row_value.axes) for row_value in row_values)
         self.record("with_unpooled_rows", "", row_values, output_values)
         return output_values
 
     def keep_entries(self, op: Op, entries: Value, *pending_rows: Value) -> Value:
-        """Records the cache of compressed entries and of rows that do not fill an entry yet; returns all entries."""
+        """Records the cache of compressed keys and of pending rows, which are not compressed yet; returns all keys."""
         output_value = entries.view(*entries.axes)
         self.record("keep_entries", "cache", (entries, *pending_rows), (output_value,), op=op)
         return output_value
 
     def value_of_lower_layer(self, value_name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
-        """Records a read of a value that a lower layer stored: cache entries, keys or a selection of keys.
+        """Records a read of a value that a lower layer stored: compressed keys, index keys or a selection of keys.
 
         lower_value: that value; None where the layer is recorded alone.
         axes: the axes of entries and keys; none of a selection.
@@ -70,7 +70,7 @@ class EntryVerbs(Recorder):
         )
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
-        """Records the mask of complete entries: those whose `rate` tokens all precede the query's token."""
+        """Records the mask of compressed keys whose `rate` tokens all precede the query's token."""
         return self.step("whole_entries", "", (q, entries), query_key_pair_value(q.rows, is_constant=True), rate=rate)
 
     def candidates(self, keys: Value, mask: Value, block_size: Number) -> tuple[Value, Value]:
@@ -88,7 +88,7 @@ class EntryVerbs(Recorder):
         *,
         block_count_and_size: tuple[Number, Number] | None = None,
     ) -> Value:
-        """Records the selection of the `top_k` entries per query with the highest weighted sums of head scores.
+        """Records the selection of the `top_k` compressed keys per query with the highest weighted sums of scores.
 
         block_count_and_size: the number and the size of the blocks of entries that it finds for the layers above; none
             by default.
@@ -99,7 +99,7 @@ class EntryVerbs(Recorder):
         )
 
     def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
-        """Records the mask of the selected entries, and returns this mask and the entries to read."""
+        """Records the mask of the selected compressed keys, and returns this mask and the keys to read."""
         output_values = Value(selected.rows, (), is_constant=True), entries.view(*entries.axes)
         self.record("among", "", (mask, selected, entries), output_values)
         return output_values
@@ -113,8 +113,12 @@ class EntryVerbs(Recorder):
         width = vectors[0].width
         for cached_value in vectors[1:]:
             width = width + cached_value.width
-        cached_values = tuple(Value(v.rows, v.axes, v, v.is_constant, node_name) for v in vectors)
-        vector_shapes = tuple((self.element_count(v.axes[:-1]), self.element_count(v.axes[-1:])) for v in vectors)
+        cached_values = tuple(
+            Value(vector.rows, vector.axes, vector, vector.is_constant, node_name) for vector in vectors
+        )
+        vector_shapes = tuple(
+            (self.element_count(vector.axes[:-1]), self.element_count(vector.axes[-1:])) for vector in vectors
+        )
         op = ops.KVCache(width, cache_kind, token_limit, vectors[0].rows, vector_shapes)
         self.record("cache", node_name, vectors, cached_values, op=op, limit=token_limit)
         return cached_values
@@ -148,4 +152,4 @@ class EntryVerbs(Recorder):
     ) -> Value:
         """Records an operation that costs what `op` costs, such as a product, a scan or a look-up."""
         output_value = Value(inputs[0].rows if rows is None else rows, axes)
-        return self.step("core", node_name, inputs, output_value, op=op, about=node_fields)
+        return self.step("core", node_name, inputs, output_value, op=op, node_fields=node_fields)

@@ -1,4 +1,4 @@
-"""The base of DeepSeek-V4's attention: single keys in a recent window, and compressed entries of earlier tokens.
+"""The base of DeepSeek-V4's attention: keys of a recent window, and compressed keys and values of earlier tokens.
 
 DeepSeek-V4 (2026), §2.3: one key head whose keys are also the values, a low-rank query, sinks, and an output projection
 in groups. One softmax covers tokens and entries. transformers: models/deepseek_v4.
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class EntryIndexer(Part):
-    """Small query heads that score compressed entries and select entries for each token's attention.
+class CompressedKVIndexer(Part):
+    """Small query heads that score compressed keys, and select some of them for each token's attention.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a small query, and of the vectors that it is compared with.
@@ -54,8 +54,8 @@ class EntryIndexer(Part):
     index_topk: TopK
 
 
-class EntryAttention(TokenMixer):
-    """Attention to recent tokens in a window, and to compressed key-value entries that each summarize several tokens.
+class CompressedKVAttention(TokenMixer):
+    """Attention to a window of recent tokens, and to compressed keys and values that each summarize several tokens.
 
     num_attention_heads: the number of query heads.
     head_dim: the size of a head.
@@ -78,7 +78,7 @@ class EntryAttention(TokenMixer):
     o_lora_rank: InnerWidth
     sliding_window: Window
     compress_rate: Window | None = None
-    indexer: EntryIndexer | None = None
+    indexer: CompressedKVIndexer | None = None
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
@@ -95,7 +95,7 @@ class EntryAttention(TokenMixer):
         self.position.check_full_rotation()
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
-        """The heads of the mixer: all query heads share one key head, whose keys are also the values."""
+        """The sizes of the mixer's heads: all query heads share one key head, whose keys are also the values."""
         return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
     def report_label(self) -> str:
@@ -108,13 +108,15 @@ class EntryAttention(TokenMixer):
         return self.position
 
     @property
-    def selected_entries(self) -> int | None:
-        """The largest number of compressed entries that a token attends to; None without entries or without a limit."""
+    def max_selected_keys(self) -> int | None:
+        """The largest number of compressed keys that a token attends to; None without compression or a limit."""
         return None if self.indexer is None else self.indexer.index_topk
 
     def cost_thresholds(self) -> tuple[int, ...]:
-        compress_rate, max_entries = self.compress_rate, self.selected_entries
-        selected_tokens = None if compress_rate is None or max_entries is None else compress_rate * max_entries
+        compress_rate, max_compressed_keys = self.compress_rate, self.max_selected_keys
+        selected_tokens = (
+            None if compress_rate is None or max_compressed_keys is None else compress_rate * max_compressed_keys
+        )
         return tuple(length for length in (self.sliding_window, compress_rate, selected_tokens) if length is not None)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -124,7 +126,7 @@ class EntryAttention(TokenMixer):
         )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records one softmax over the scores of tokens, compressed entries and sinks, each with its own products."""
+        """Records one softmax over the scores of tokens, compressed keys and sinks, which have separate products."""
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         rope = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
         compressed_query = recorder.norm(
@@ -140,24 +142,24 @@ class EntryAttention(TokenMixer):
         recorder.hold(k=k)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
         scores = [recorder.scores("core", q, k, values=k, window=self.sliding_window)]
-        kv_entries: Value | None = None
+        compressed_kv: Value | None = None
         mask: Value | None = None
         if self.compress_rate is not None:
             with recorder.function():
-                mask, kv_entries = self._mask_and_compressed_kv(recorder, x, compressed_query, q, head_dim, rope)
-            recorder.hold(entries=kv_entries, entries_seen=mask)
+                mask, compressed_kv = self._mask_and_compressed_kv(recorder, x, compressed_query, q, head_dim, rope)
+            recorder.hold(entries=compressed_kv, entries_seen=mask)
             key_limit_arguments: dict[str, Any] = {
                 "tokens_per_entry": self.compress_rate,
-                "chosen_entries": self.selected_entries,
+                "chosen_entries": self.max_selected_keys,
             }
             scores.append(
                 recorder.scores(
                     "entry_core",
                     q,
-                    kv_entries,
-                    values=kv_entries,
+                    compressed_kv,
+                    values=compressed_kv,
                     is_cross_attention=True,
-                    core=ops.EntryAttentionCore,
+                    core=ops.CompressedKVAttentionCore,
                     **key_limit_arguments,
                 )
             )
@@ -167,8 +169,8 @@ class EntryAttention(TokenMixer):
         recorder.hold(shares=attention_weights)
         attn_output = recorder.weighted(attention_weights, k)
         recorder.hold(out=attn_output)
-        if kv_entries is not None:
-            attn_output = recorder.add(attn_output, recorder.weighted(attention_weights, kv_entries))
+        if compressed_kv is not None:
+            attn_output = recorder.add(attn_output, recorder.weighted(attention_weights, compressed_kv))
             recorder.hold(out=attn_output)
         recorder.vector("sinks", heads)
         attn_output = recorder.rope(attn_output, rope, is_inverse=True)
@@ -183,19 +185,19 @@ class EntryAttention(TokenMixer):
     def _mask_and_compressed_kv(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
-        """Returns the mask of the compressed entries that each token attends to, and the compressed entries."""
+        """Returns the mask of the compressed keys that each token attends to, and the compressed keys."""
         raise TypeError(f"{type(self).__name__} computes no entries")
 
     @property
-    def compressed_entries_name(self) -> str:
-        """The name of the compressed entries in headings of reports, such as `entries`."""
+    def compressed_kv_name(self) -> str:
+        """The word for compressed keys in headings of reports, such as `entries`."""
         return "entries"
 
     def describe(self, hidden_size: int) -> str:
         entries_text = (
-            "" if self.compress_rate is None else f", {self.compressed_entries_name} of {self.compress_rate} tokens"
+            "" if self.compress_rate is None else f", {self.compressed_kv_name} of {self.compress_rate} tokens"
         )
-        selection_text = "" if self.selected_entries is None else f", {self.selected_entries} of them"
+        selection_text = "" if self.max_selected_keys is None else f", {self.max_selected_keys} of them"
         heading = f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}"
         return heading + entries_text + selection_text
 
@@ -237,15 +239,15 @@ def grouped_linear_class() -> type[nn.Module]:
 
 
 @cache
-def entry_attention_class() -> Any:
-    """Returns the base class of PyTorch references for attention to compressed entries, which subclasses compute."""
+def compressed_kv_attention_class() -> Any:
+    """Returns the base class of PyTorch references for attention to compressed keys, which subclasses compute."""
     import torch
     from torch import nn
 
-    class EntryAttentionReference(nn.Module):
-        """Attends to tokens and compressed entries. x: [batch, tokens, hidden] → same shape."""
+    class CompressedKVAttentionReference(nn.Module):
+        """Attends to recent tokens and compressed keys. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: EntryAttention, model_properties: ModelProperties) -> None:
+        def __init__(self, spec: CompressedKVAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
             hidden_size = model_properties.hidden_size
@@ -266,27 +268,27 @@ def entry_attention_class() -> Any:
             rope_dim, rope_theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
             return rotate(x, pass_state, pass_state.past_tokens, rope_dim, rope_theta, is_inverse)
 
-        def _compressed_entries_and_mask(
+        def _compressed_kv_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            """Returns compressed entries, and the mask [.., tokens, entries] of the entries each token attends to."""
+            """Returns the compressed keys, and the mask [.., tokens, keys] of the keys that each token attends to."""
             raise NotImplementedError
 
-        def _visible_entry_counts(self, x: Tensor, pass_state: PassState) -> Tensor:
-            """Returns for each token how many compressed entries summarize only tokens up to that token."""
+        def _count_visible_keys(self, x: Tensor, pass_state: PassState) -> Tensor:
+            """Returns for each token the number of compressed keys that summarize only tokens up to it."""
             spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
             assert spec.compress_rate is not None
             return (pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1) // spec.compress_rate
 
-        def _selected_entries(
-            self, x: Tensor, kv_entries: Tensor, is_visible: Tensor, selection: Tensor, pass_state: PassState
+        def _selected_compressed_kv(
+            self, x: Tensor, compressed_kv: Tensor, is_visible: Tensor, selection: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            """Returns the compressed entries to read, and the mask of the entries that are selected for each token."""
+            """Returns the compressed keys to read, and the mask of those that are selected for each token."""
             if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                gather_index = selection[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
-                return kv_entries.gather(1, gather_index), is_visible[:, : selection.shape[-1]]
+                gather_index = selection[:, 0, :, None].expand(-1, -1, compressed_kv.shape[-1])
+                return compressed_kv.gather(1, gather_index), is_visible[:, : selection.shape[-1]]
             selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selection, True)
-            return kv_entries, (is_visible & selected_mask)[:, None]
+            return compressed_kv, (is_visible & selected_mask)[:, None]
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
@@ -296,18 +298,18 @@ def entry_attention_class() -> Any:
             (k,) = self.cache(pass_state, self._rotate(self.kv_norm(self.kv_proj(x)), pass_state))
             key_count = k.shape[1]
             mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
-            scores, kv_entries, allowed_mask = self.core(q, k), None, mask
+            scores, compressed_kv, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
-                kv_entries, entry_mask = self._compressed_entries_and_mask(x, compressed_query, pass_state)
-                scores = torch.cat([scores, self.entry_core(q, kv_entries)], -1)
+                compressed_kv, compressed_mask = self._compressed_kv_and_mask(x, compressed_query, pass_state)
+                scores = torch.cat([scores, self.entry_core(q, compressed_kv)], -1)
             scores = scores * spec.head_dim**-0.5
-            if kv_entries is not None:
-                allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
+            if compressed_kv is not None:
+                allowed_mask = torch.cat([mask.expand(*compressed_mask.shape[:-1], -1), compressed_mask], -1)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
             attention_weights = append_sink_scores(scores, self.sinks.weight).softmax(-1)[..., :-1]
             attn_output = self.core(q, k, attention_weights[..., :key_count])
-            if kv_entries is not None:
-                attn_output = attn_output + self.entry_core(q, kv_entries, attention_weights[..., key_count:])
+            if compressed_kv is not None:
+                attn_output = attn_output + self.entry_core(q, compressed_kv, attention_weights[..., key_count:])
             attn_output = (
                 self._rotate(attn_output, pass_state, is_inverse=True)
                 .transpose(1, 2)
@@ -316,22 +318,22 @@ def entry_attention_class() -> Any:
             )
             return self.o_b_proj(self.o_a_proj(attn_output).flatten(2))
 
-    return EntryAttentionReference
+    return CompressedKVAttentionReference
 
 
 @cache
-def entry_selector_class() -> Any:
-    """Returns the base class of PyTorch modules that select compressed entries for each token."""
+def compressed_kv_selector_class() -> Any:
+    """Returns the base class of PyTorch modules that select compressed keys for each token."""
     from torch import nn
 
-    class EntrySelector(nn.Module):
-        """Returns the indices of the entries that each token attends to, [batch, tokens, index_topk at most]."""
+    class CompressedKVSelector(nn.Module):
+        """Returns indices of the compressed keys that each token attends to, [batch, tokens, index_topk at most]."""
 
-        def __init__(self, spec: EntryAttention, hidden_size: int) -> None:
+        def __init__(self, spec: CompressedKVAttention, hidden_size: int) -> None:
             super().__init__()
             assert spec.indexer is not None
             self.spec, self.heads, self.topk = spec, spec.indexer.index_n_heads, spec.indexer.index_topk
             self.q_proj = nn.Linear(spec.q_lora_rank, self.heads * spec.indexer.index_head_dim, bias=False)
             self.weights_proj, self.core = nn.Linear(hidden_size, self.heads, bias=False), single_key_core_class()()
 
-    return EntrySelector
+    return CompressedKVSelector
