@@ -717,6 +717,12 @@ def test_details_fit_a_terminal(run: Any) -> None:
         (["p5.48xlarge"], None, (["h100-sxm"], 8)),
         (["p5.48xlarge"], 16, (["h100-sxm"], 16)),  # two machines
         (["2x p5.48xlarge"], None, (["h100-sxm"], 16)),
+        (["gb300-nvl72"], None, (["gb300"], 72)),
+        (["hgx-b200"], None, (["b200"], 8)),
+        (["v5e-8"], None, (["tpu-v5e"], 8)),
+        (["tpu-v6e-8"], None, (["tpu-v6e"], 8)),
+        (["v5p-16"], None, (["tpu-v5p"], 8)),  # 16 TensorCores
+        (["mi300x-8"], None, (["mi300x"], 8)),
         ([], 8, ([], 8)),
     ],
 )
