@@ -449,6 +449,7 @@ USAGE = {
     "memory gpt2 --engine llama.cpp --hardware h100 --tp 2": "--tp: llama.cpp has no such flag; expected --devices 2",
     "memory llama3-8b --engine ollama --hardware h100 --tp 2": "expected --devices 2, over which it divides",
     "time llama3-8b --engine llama.cpp --hardware 2x3090 --tp 2": "--tp: llama.cpp has no such flag",
+    "memory llama3-8b --phase training --hardware 2x3090 --fsdp 4": "--fsdp 4 does not divide 2 devices",
     "memory llama3-8b --hardware 2x3090 --tp 4": "--hardware 2x3090: --tp 4 does not divide 2 devices",
     "verify llama3-8b --against you": "--against: 'you'",
     'params bert-base --set pooler={"dense":false}': "model.pooler.num_labels: missing; a pooler without a dense map",

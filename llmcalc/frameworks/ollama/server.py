@@ -69,7 +69,9 @@ SINGLE_REQUEST_NOTE = (
 )
 
 
-ONE_GPU_NOTE = "Ollama uses {used} of {visible} GPUs: the model fits there; OLLAMA_SCHED_SPREAD=1 for all of them"
+FEWER_GPUS_NOTE = "Ollama uses {used} of {visible} GPUs: {reason}"
+FITTING_REASON = "the model fits there; OLLAMA_SCHED_SPREAD=1 for all of them"
+MAIN_GPU_REASON = "--main-gpu names one"
 
 
 class OllamaRules(VersionRules):
@@ -271,20 +273,25 @@ class OllamaServer:
         Since 0.30 it decides before llama-server starts: one GPU if the predicted bytes fit beside a reserve, else all
         (server/sched.go, `selectLlamaServerPlacement` and `llamaServerDeviceReserve`; the first releases of 0.30 used
         80 % of one GPU instead, pull request 16881). Earlier versions fill as few as they can (llm/server.go,
-        `assignLayers`). OLLAMA_SCHED_SPREAD has all of them used.
+        `assignLayers`). OLLAMA_SCHED_SPREAD has all of them used, and main_gpu one, from 0.30 on.
         """
         visible_count = self.visible_gpu_count
-        if self.hardware.vendor == SINGLE_GPU_VENDOR or str(self.flags.get("OLLAMA_SCHED_SPREAD", "0")) in (
-            "1",
-            "true",
-        ):
+        if self.hardware.vendor == SINGLE_GPU_VENDOR or self.flags.get("num_gpu") == 0:
+            return [visible_count]
+        if self.is_one_gpu_named:
+            return [min(1, visible_count)]
+        if str(self.flags.get("OLLAMA_SCHED_SPREAD", "0")) in ("1", "true"):
             return [visible_count]
         if self.rules.runner == "estimate":
             return range(1, visible_count + 1)
         reserved_bytes = read_record().margin.mib * MIB + max(self.overhead, LEAST_FIT_TARGET)
         fits_on_one = self._predicted_bytes(sequence_count) <= self.hardware.capacity_bytes - reserved_bytes
-        is_one_chosen = fits_on_one or "main_gpu" in self.flags
-        return [1 if is_one_chosen and self.flags.get("num_gpu") != 0 else visible_count]
+        return [min(1, visible_count) if fits_on_one else visible_count]
+
+    @property
+    def is_one_gpu_named(self) -> bool:
+        """Whether main_gpu names the only GPU to use."""
+        return self.rules.runner == "llama-server" and "main_gpu" in self.flags
 
     def _llama_server_flags(self, sequence_count: int, batch_size: int, gpu_count: int) -> dict[str, Any]:
         """Returns the flags with which Ollama starts llama-server (llm/llama_server.go)."""
@@ -403,7 +410,9 @@ def memory(server: OllamaServer) -> EngineMemory:
         )
     used_gpu_count = len(fitted_server.server.devices)
     if 0 < used_gpu_count < server.visible_gpu_count:
-        answer_notes.insert(0, ONE_GPU_NOTE.format(used=used_gpu_count, visible=server.visible_gpu_count))
+        reason = MAIN_GPU_REASON if server.is_one_gpu_named else FITTING_REASON
+        fewer_gpus_note = FEWER_GPUS_NOTE.format(used=used_gpu_count, visible=server.visible_gpu_count, reason=reason)
+        answer_notes.insert(0, fewer_gpus_note)
     if server.runs_single_requests and int(flags.get("OLLAMA_NUM_PARALLEL", 1)) > 1:
         answer_notes.insert(0, SINGLE_REQUEST_NOTE.format(requests=flags["OLLAMA_NUM_PARALLEL"]))
     if flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
