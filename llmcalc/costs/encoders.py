@@ -117,9 +117,10 @@ def _encoder_name_and_input_rule(spec: ModelSpec, rule_field: str, input_name: s
     if encoder_name is not None:
         return encoder_name, getattr(spec.towers[encoder_name], rule_field)
     if encoder_names:
+        tokens_option = "--source" if spec.kind == "encoder-decoder" else "--seq"
         raise InputError(
             f"--{rule_field}: how the model's processor cuts {input_name} is not known; expected no --{rule_field}, "
-            "and its tokens in --seq"
+            f"and its tokens in {tokens_option}"
         )
     raise InputError(
         f"--{rule_field}: no encoder of {input_name} is counted beside the text model; expected no --{rule_field}"

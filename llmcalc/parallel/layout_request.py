@@ -174,10 +174,11 @@ class LayoutRequest:
     @property
     def undivided_devices_text(self) -> str:
         """A sentence on typed group sizes that do not divide the devices: `--tp 3 does not divide 8 devices`."""
-        sizes = {field: getattr(self, field) for field in ("tp", "cp", "pp", "dp") if getattr(self, field) is not None}
+        size_fields = ("tp", "cp", "pp", *(("dp",) if self.fsdp is None else ("fsdp", "hsdp_replicas")))
+        sizes = {field: getattr(self, field) for field in size_fields if getattr(self, field) is not None}
         if not sizes or not self.devices or self.devices % math.prod(sizes.values()) == 0:
             return ""
-        options_text = " ".join(f"--{field} {size}" for field, size in sizes.items())
+        options_text = " ".join(f"--{field.replace('_', '-')} {size}" for field, size in sizes.items())
         return f"{options_text} {'does' if len(sizes) == 1 else 'do'} not divide {self.devices:,} devices"
 
     @property

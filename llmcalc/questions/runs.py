@@ -66,7 +66,13 @@ class RunOptions:
         Raises `InputError` for unknown names and for a number of devices that contradicts `--devices`.
         """
         accelerators, devices = accelerators_and_devices(hardware_arguments, self.layout.devices)
-        return replace(self, accelerators=tuple(accelerators), layout=replace(self.layout, devices=devices))
+        layout = replace(self.layout, devices=devices)
+        if self.layout.devices is None and layout.undivided_devices_text:  # the number is that of a name
+            raise InputError(
+                f"--hardware {' '.join(hardware_arguments)}: {layout.undivided_devices_text}; expected another number "
+                f"of accelerators, such as --hardware {accelerators[0].name} without one, or other sizes"
+            )
+        return replace(self, accelerators=tuple(accelerators), layout=layout)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -609,7 +609,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         run_memory = with_format_of_stack(run_memory, pass_settings.supporting_stack("decode"))
         if layout_request.framework is None:
             layout_request = layout_request.with_experts_of_a_server()
-        layout_request = _layout_of_named_server(run_memory, hardware, layout_request, engine_text)
+        layout_request = _layout_of_named_server(run_question, run_memory, hardware, layout_request, engine_text)
         if pass_settings.supporting_stack("decode").runs_layers_on_host:
             layout, engine_bytes = _llama_cpp_layout(
                 run_question.preset, run_memory, hardware, layout_request, default_context
@@ -634,14 +634,23 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         return replace(
             timed_run,
             short_context_run=run_with_short_context,
-            engine_notes=(*scheme_notes, *context_notes, *engine_notes),
+            engine_notes=(
+                *scheme_notes,
+                *context_notes,
+                *_unused_devices_notes(run_question, layout, engine_text),
+                *engine_notes,
+            ),
             resident_bytes=engine_bytes or timed_run.resident_bytes,
             includes_buffers=engine_bytes is not None,
         )
 
 
 def _layout_of_named_server(
-    run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest, engine_text: str | None
+    run_question: RunQuestion,
+    run_memory: Memory,
+    hardware: Hardware,
+    layout_request: LayoutRequest,
+    engine_text: str | None,
 ) -> LayoutRequest:
     """Returns the layout options with all accelerators in one server of the named engine, as `memory` counts it.
 
@@ -656,9 +665,13 @@ def _layout_of_named_server(
     from ..studies.fit_serving import is_separate_computer
 
     devices, spec = layout_request.devices or 1, run_memory.spec
-    if not _is_registered_engine(engine_text) or not layout_request.is_undivided or is_separate_computer(hardware):
+    if not _is_registered_engine(engine_text):
         return layout_request
     engine_record, _ = engine_and_version(engine_text)
+    if engine_record.reads_library_tags:
+        engine_record.read_options({name: getattr(layout_request, name) for name in ("tp", "pp", "dp", "ep")})
+    if not layout_request.is_undivided or is_separate_computer(hardware):
+        return layout_request
     if not engine_record.reads_library_tags:
         layout_request = replace(layout_request, tp=devices)
         refusal_reason = layout_refusal(model_axes(spec), layout_request.layout(), spec.layer_count, 1)
@@ -673,8 +686,42 @@ def _layout_of_named_server(
             f"--devices {devices}: {engine_record.title} divides layers among up to {MAX_SPLIT_DEVICES} accelerators; "
             f"expected at most {MAX_SPLIT_DEVICES}"
         )
-    stage_count = min(devices, spec.layer_count)
+    stage_count = min(_used_devices(run_question, run_memory, hardware, engine_text, devices), spec.layer_count)
     return replace(layout_request, devices=stage_count, pp=stage_count)
+
+
+def _unused_devices_notes(run_question: RunQuestion, layout: Layout, engine_text: str | None) -> tuple[str, ...]:
+    """Returns a note on accelerators that the named engine leaves idle, because fewer hold the model; empty if none."""
+    from ..frameworks.engines.registry import engine_and_version
+
+    stated_layout = run_question.layout
+    if not _is_registered_engine(engine_text) or not stated_layout.is_undivided or stated_layout.devices is None:
+        return ()
+    if layout.world_size >= stated_layout.devices:
+        return ()
+    title = engine_and_version(engine_text)[0].title
+    return (f"{title} uses {layout.world_size} of {stated_layout.devices} accelerators: the model fits there",)
+
+
+def _used_devices(
+    run_question: RunQuestion, run_memory: Memory, hardware: Hardware, engine_text: str, devices: int
+) -> int:
+    """Returns on how many of `devices` accelerators a server of the named engine places a run, as `memory` counts it.
+
+    All of them where the engine's memory is not modelled.
+    """
+    from ..frameworks.engines.registry import engine_and_version
+
+    engine_record, version = engine_and_version(engine_text)
+    settings = run_memory.settings
+    flag_values = {"devices": devices, "users": settings.batch, "seq": settings.seq, "quantize": settings.quantize}
+    if devices == 1:
+        return devices
+    try:
+        flags = engine_record.read_options(flag_values)
+        return int(engine_record.memory_on(run_question.preset, hardware, version, flags).devices)
+    except InputError:
+        return devices
 
 
 def _llama_cpp_layout(
@@ -791,14 +838,23 @@ def _with_server_context(
         note_count = len(run_question.preset.run_notes)
         tag_memory = run_memory.with_changes(seq=tag_question.settings.seq)
         return tag_memory, tag_question.preset.run_notes[note_count:], tag_question.default_context
-    is_default = settings.phase == "decode" and settings.seq is None and run_question.layout.devices in (None, 1)
-    if hardware is None or not is_default or not _is_registered_engine(engine_text):
+    if (
+        hardware is None
+        or settings.phase != "decode"
+        or settings.seq is not None
+        or not _is_registered_engine(engine_text)
+    ):
         return run_memory, (), None
     engine_record, version = engine_and_version(engine_text)
+    devices = run_question.layout.devices or 1
+    if devices > 1 and engine_record.default_context is None:
+        return run_memory, (), None
     if engine_record.shows_alternatives:  # its default shrinks until layers lie on the host, which no stack times
         return run_memory, (), None
-    engine_flags = {} if run_memory.settings.quantize is None else {"quantize": run_memory.settings.quantize}
     try:
+        engine_flags = engine_record.read_options(
+            {"quantize": run_memory.settings.quantize, "devices": devices if devices > 1 else None}
+        )
         server = engine_record.server(run_question.preset, hardware, version, engine_flags)
         context = int(engine_record.memory(server).max_model_len)
     except InputError:

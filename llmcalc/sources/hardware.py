@@ -136,6 +136,9 @@ ACCELERATOR_COUNT_PATTERNS = (
 )
 """Forms of a number of accelerators and their name: `8x h100`, `rtx-4090 x2`, `H100:8`, `dual 3090`, `8 H100 80GB`."""
 
+BOARD_NAME = re.compile(r"(?P<name>.+[a-z0-9])-(?P<count>[248])", re.I)
+"""Form of a board with several GPUs of one scale-up domain: `mi300x-8`."""
+
 
 LONGEST_NAME = 200
 """Largest number of letters of an accelerator's name. The patterns of names take time quadratic in the letters."""
@@ -332,8 +335,8 @@ def accelerator_of_machine_family(machine_type: str) -> str:
 
 def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:
     """Returns (accelerator, number of accelerators) of a cloud machine type such as `g5.12xlarge`; None if unknown."""
-    # SageMaker writes "ml." before the type
-    return _machines_by_normalized_type().get(normalized(machine_type.removeprefix("ml.")))
+    # SageMaker writes "ml." before the type, and people "tpu-" before a slice
+    return _machines_by_normalized_type().get(normalized(machine_type.removeprefix("ml.").removeprefix("tpu-")))
 
 
 def _find_hardware_by_name(typed_name: str) -> Hardware:
@@ -448,6 +451,11 @@ def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
                 accelerator_count *= machine[1]
             if hardware is not None and accelerator_count > 0:
                 return accelerator_count, hardware
+    if board_match := BOARD_NAME.fullmatch(typed_name.strip()):
+        gpu, gpu_count = preset_with_spelling(board_match["name"]), int(board_match["count"])
+        link = None if gpu is None or not gpu.is_gpu else gpu.interconnect
+        if gpu is not None and link is not None and (link.domain_size or 0) >= gpu_count:
+            return gpu_count, gpu
     return None
 
 

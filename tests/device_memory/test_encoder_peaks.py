@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,3 +236,16 @@ def test_what_has_no_replay_is_named_and_a_projector_with_layers_is_no_encoder()
         encoded = encoded_inputs(spec, inputs)
         assert unreplayed_encoders(spec, encoded) == [name]
         assert encoder_peaks(spec, encoded, "float32", KernelChoices()) == []
+
+
+def test_tokens_of_images_of_an_encoder_decoder_are_those_of_its_encoder(tmp_path: Path) -> None:
+    """Florence-2 reads images in its encoder, so that they are no tokens of the decoder's sequence."""
+    text = {"model_type": "bart", "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 99}
+    text |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 128}
+    text |= {"encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    vision = {"model_type": "florence_vision", "projection_dim": 64}
+    config = {"model_type": "florence2", "text_config": text, "vision_config": vision}
+    config_file = tmp_path / "config.json"
+    config_file.write_text(json.dumps({**config, "architectures": ["Florence2ForConditionalGeneration"]}))
+    with pytest.raises(InputError, match="expected no --image, and its tokens in --source"):
+        kv(str(config_file), image="768x768")

@@ -60,7 +60,8 @@ EXPECTED = {
     "rx-6800-xt", "rx-6900-xt", "rx-6950-xt", "rx-7600", "rx-7600-xt", "rx-7700-xt", "rx-7800-xt", "rx-7900-gre",
     "rx-9060-xt-16gb", "rx-9060-xt-8gb", "t1000-8gb", "tesla-p4", "jetson-agx-thor", "snapdragon-x-elite",
     "arc-pro-b65", "arc-pro-b70", "mi50-32gb", "epyc-9354", "epyc-9554",
-    "epyc-9654", "raspberry-pi-5", "ryzen-9-7950x", "steam-deck",
+    "epyc-9654", "raspberry-pi-5", "ryzen-9-7950x", "steam-deck", "rtx-pro-4000-sff", "jetson-t4000",
+    "ryzen-ai-max-385", "ryzen-ai-max-390",
 }  # fmt: skip
 
 MINIMAL = {
@@ -98,6 +99,8 @@ SAME_RATE = {
     ("trainium3", "bfloat16", "tfloat32"),
     ("trainium3", "float4", "float8"),
     ("mi455x", "int8", "bfloat16"),
+    ("ryzen-ai-max-385", "int8", "bfloat16"),
+    ("ryzen-ai-max-390", "int8", "bfloat16"),
     ("ryzen-ai-max-395", "int8", "bfloat16"),
     ("mi250", "int8", "bfloat16"),
 }
@@ -717,6 +720,12 @@ def test_details_fit_a_terminal(run: Any) -> None:
         (["p5.48xlarge"], None, (["h100-sxm"], 8)),
         (["p5.48xlarge"], 16, (["h100-sxm"], 16)),  # two machines
         (["2x p5.48xlarge"], None, (["h100-sxm"], 16)),
+        (["gb300-nvl72"], None, (["gb300"], 72)),
+        (["hgx-b200"], None, (["b200"], 8)),
+        (["v5e-8"], None, (["tpu-v5e"], 8)),
+        (["tpu-v6e-8"], None, (["tpu-v6e"], 8)),
+        (["v5p-16"], None, (["tpu-v5p"], 8)),  # 16 TensorCores
+        (["mi300x-8"], None, (["mi300x"], 8)),
         ([], 8, ([], 8)),
     ],
 )

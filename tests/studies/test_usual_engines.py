@@ -119,7 +119,7 @@ def test_llama_cpp_divides_layers_of_weights_in_16_bits_too() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "sizes"),
-    [("llama.cpp", {"tp": 1, "pp": 2}), ("ollama", {"tp": 1, "pp": 2}), ("vllm", {"tp": 2, "pp": 1})],
+    [("llama.cpp", {"tp": 1, "pp": 2}), ("vllm", {"tp": 2, "pp": 1})],
 )
 def test_a_named_engine_is_one_server_on_all_accelerators(engine: str, sizes: dict[str, int]) -> None:
     """As for `memory --engine`; of a model that fits on one card `time` had two replicas, and `fit` one card."""
@@ -380,7 +380,7 @@ def test_placements_of_llama_cpp_have_a_time_on_gpus_and_the_hosts_memory_beside
     """`time` with as many stages has the same seconds; a 70B model in bf16 does not fit in a desktop's memory."""
     on_gpus = fit("llama3.1-70b --hardware rtx-3090 --devices 3 --quantize q4_k_m --seq 32768 --engine llama.cpp")
     assert (on_gpus["options"][0]["devices"], on_gpus["options"][0]["flags"]["--n-gpu-layers"]) == (3, "all")
-    words = "time llama3.1-70b --hardware rtx-3090 --quantize q4_k_m --seq 32768 --engine llama.cpp --pp 3"
+    words = "time llama3.1-70b --hardware rtx-3090 --quantize q4_k_m --seq 32768 --engine llama.cpp --devices 3"
     timed = json.loads(command(*words.split(), "--format", "json").out)
     assert on_gpus["options"][0]["tpot"] == timed["seconds"]
     experts = "qwen3-30b-a3b --engine llama.cpp --hardware rtx-3090 --quantize q4_k_m"

@@ -308,6 +308,21 @@ class Engine:
 
         return keyword_of(self.flags_by_option[option_name])
 
+    def read_options(self, option_values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the flags that say the same as llmcalc's options. Raises `InputError` for the first that has none.
+
+        option_values: keyword of the option → its value; None for an option that was not typed. `quantize`, which
+            describes the weights, stays as it is.
+        """
+        from .flags import read_flag_values
+
+        typed_values = {keyword: value for keyword, value in option_values.items() if value is not None}
+        weight_format = {keyword: typed_values.pop(keyword) for keyword in ("quantize",) if keyword in typed_values}
+        flags = read_flag_values(
+            self.title, self.known_flags(), typed_values, self.flags_by_option, self.alternatives_by_option
+        )
+        return flags | weight_format
+
     def flags_for_users(
         self, preset: Preset, flags: dict[str, Any], user_count: int, seq: int | None
     ) -> dict[str, Any]:

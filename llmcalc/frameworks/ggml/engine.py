@@ -32,7 +32,6 @@ def ggml_engine(
     server_factory: str = "create_server",
     engine_functions: tuple[str, str] = (__package__, "changes"),
     usual_scheme: tuple[str, str] | None = None,
-    devices_example: str = "--devices 2",
     default_context: LazyFunction | None = None,
     tag_flags: LazyFunction | None = None,
 ) -> Engine:
@@ -41,7 +40,6 @@ def ggml_engine(
     server_factory: the function or class in its file `server.py` that returns a server.
     engine_functions: package and file of the functions that take a server; by default those of llama.cpp.
     usual_scheme, default_context, tag_flags: as of `Engine`.
-    devices_example: how a user types that the layers are divided over two devices; in errors.
     """
     functions_folder, functions_file = engine_functions
     return Engine(
@@ -57,7 +55,7 @@ def ggml_engine(
         serving_flags=LazyFunction(functions_folder, f"{functions_file}:serving_flags"),
         flags_by_option=flags_by_option,
         alternatives_by_option=dict.fromkeys(
-            ("--tp", "--pp", "--devices"), f"{devices_example}, over which it divides the layers"
+            ("--tp", "--pp", "--devices"), "--devices 2, over which it divides the layers"
         ),
         vendors=("NVIDIA", "AMD", "Apple", "Intel"),
         runs_on_processors=True,

@@ -22,6 +22,8 @@ FLAGS = (
     Flag(("OLLAMA_GPU_OVERHEAD", "--gpu-overhead"), "number", minimum=0, maximum=10**13),
     Flag(("--num-gpu",), "number", minimum=-1, maximum=10**6),
     Flag(("--num-batch",), "number", maximum=10**7),
+    Flag(("OLLAMA_SCHED_SPREAD", "--sched-spread"), "word", YES_NO_WORDS, value_if_bare="1"),
+    Flag(("--main-gpu",), "number", minimum=0, maximum=10**4),
     Flag(("--use-mmap",), "word", YES_NO_WORDS, value_if_bare="true"),
     Flag(("CUDA_VISIBLE_DEVICES",), "text"),
     *memory_neutral_flags_of_engine(__file__),

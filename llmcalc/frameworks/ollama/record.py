@@ -25,7 +25,6 @@ ENGINE = ggml_engine(
     server_factory="OllamaServer",
     engine_functions=(__package__, "server"),
     usual_scheme=(USUAL_SCHEME, LIBRARY_FORMAT_NOTE),
-    devices_example="CUDA_VISIBLE_DEVICES=0,1",
     default_context=LazyFunction(__package__, "server:default_context"),
     tag_flags=LazyFunction(__package__, "server:tag_flags"),
 )

@@ -46,6 +46,9 @@ the batch, largest percentage of memory in use without it) (server/sched.go, `au
 
 DEFAULT_BATCH = 512
 
+LEAST_FIT_TARGET = 1024 * MIB
+"""Bytes that --fit of llama-server leaves free on each GPU by default (`llamaServerDefaultFitTargetMiB`)."""
+
 
 UNQUANTIZED_FORMAT = "bf16"
 """Number format of weights for which nothing states a quantization scheme."""
@@ -64,6 +67,11 @@ NOTE_TEXTS = NoteTexts(
 SINGLE_REQUEST_NOTE = (
     "OLLAMA_NUM_PARALLEL={requests} counts as 1: Ollama runs one request of this architecture at a time"
 )
+
+
+FEWER_GPUS_NOTE = "Ollama uses {used} of {visible} GPUs: {reason}"
+FITTING_REASON = "the model fits there; OLLAMA_SCHED_SPREAD=1 for all of them"
+MAIN_GPU_REASON = "--main-gpu names one"
 
 
 class OllamaRules(VersionRules):
@@ -157,8 +165,8 @@ class OllamaServer:
         return read_record().rules(parse_version(self.version.version))
 
     @property
-    def gpu_count_of_server(self) -> int:
-        """The number of GPUs that Ollama uses; 0 on a processor."""
+    def visible_gpu_count(self) -> int:
+        """The number of GPUs that Ollama may use; 0 on a processor."""
         if self.hardware.is_processor:
             return 0
         visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
@@ -169,7 +177,7 @@ class OllamaServer:
         """The context length per sequence in tokens, by option, environment or version; at most the trained length."""
         chosen_length = self.flags.get("num_ctx") or self.flags.get("OLLAMA_CONTEXT_LENGTH") or self.rules.context
         if not chosen_length:
-            total_bytes = self.gpu_count_of_server * (self.hardware.capacity_bytes - self.overhead) / GIB
+            total_bytes = self.visible_gpu_count * (self.hardware.capacity_bytes - self.overhead) / GIB
             chosen_length = next(
                 default_context_length.context
                 for default_context_length in read_record().contexts
@@ -243,10 +251,51 @@ class OllamaServer:
         server.__dict__["model"] = self.model
         return server
 
-    def _llama_server_flags(self, sequence_count: int, batch_size: int) -> dict[str, Any]:
+    def _predicted_bytes(self, sequence_count: int) -> int:
+        """Returns the bytes by which Ollama judges whether one GPU has room: the file and a cache of 16 bits.
+
+        The cache is estimated as in llm/llama_server.go, `PredictServerVRAM`: every layer counts as one of attention
+        over the whole context, with the fewest heads of keys of any layer.
+        """
+        attention_layers = [layer for layer in self.model.layers if layer.key_width]
+        head_count = max((layer.head_count for layer in attention_layers), default=0)
+        if not head_count:
+            return self.model.file_bytes
+        key_head_count = min(
+            1 if layer.latent_sizes else layer.key_width // layer.head_dim for layer in attention_layers
+        )
+        elements_per_token = 2 * len(self.model.layers) * key_head_count * (self.model.hidden_size // head_count)
+        return self.model.file_bytes + 2 * elements_per_token * self.num_ctx * sequence_count
+
+    def _gpu_counts_to_try(self, sequence_count: int) -> Iterable[int]:
+        """Returns the numbers of GPUs that Ollama tries, in their order; the first that holds the model is used.
+
+        Since 0.30 it decides before llama-server starts: one GPU if the predicted bytes fit beside a reserve, else all
+        (server/sched.go, `selectLlamaServerPlacement` and `llamaServerDeviceReserve`; the first releases of 0.30 used
+        80 % of one GPU instead, pull request 16881). Earlier versions fill as few as they can (llm/server.go,
+        `assignLayers`). OLLAMA_SCHED_SPREAD has all of them used, and main_gpu one, from 0.30 on.
+        """
+        visible_count = self.visible_gpu_count
+        if self.hardware.vendor == SINGLE_GPU_VENDOR or self.flags.get("num_gpu") == 0:
+            return [visible_count]
+        if self.is_one_gpu_named:
+            return [min(1, visible_count)]
+        if str(self.flags.get("OLLAMA_SCHED_SPREAD", "0")) in ("1", "true"):
+            return [visible_count]
+        if self.rules.runner == "estimate":
+            return range(1, visible_count + 1)
+        reserved_bytes = read_record().margin.mib * MIB + max(self.overhead, LEAST_FIT_TARGET)
+        fits_on_one = self._predicted_bytes(sequence_count) <= self.hardware.capacity_bytes - reserved_bytes
+        return [min(1, visible_count) if fits_on_one else visible_count]
+
+    @property
+    def is_one_gpu_named(self) -> bool:
+        """Whether main_gpu names the only GPU to use."""
+        return self.rules.runner == "llama-server" and "main_gpu" in self.flags
+
+    def _llama_server_flags(self, sequence_count: int, batch_size: int, gpu_count: int) -> dict[str, Any]:
         """Returns the flags with which Ollama starts llama-server (llm/llama_server.go)."""
         gpu_layer_count = int(self.flags.get("num_gpu", -1))
-        gpu_count = self.gpu_count_of_server
         return {
             "ctx_size": self.num_ctx * sequence_count,
             "parallel": sequence_count,
@@ -264,13 +313,13 @@ class OllamaServer:
             **tag_flags(self.preset),
         }
 
-    def micro_batch(self, sequence_count: int) -> int:
+    def _micro_batch(self, sequence_count: int, gpu_count: int) -> int:
         """Returns the tokens of a micro-batch: `num_batch`, or since 0.30 a number by context and free memory."""
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
-        server = self._server_before_fit(**self._llama_server_flags(sequence_count, DEFAULT_BATCH))
+        server = self._server_before_fit(**self._llama_server_flags(sequence_count, DEFAULT_BATCH, gpu_count))
         devices = server.placement
         used_bytes = sum(server.model_buffers(devices).values()) + sum(server.cache_buffers(devices).values())
         free_bytes = server.free_bytes * len(server.devices)
@@ -292,14 +341,20 @@ class OllamaServer:
         )
         if self.runs_single_requests:
             request_counts = [1]
-        for request_count in request_counts:
-            fitted_server = self._fit_sequences(request_count)
+        attempts = [
+            (gpu_count, request_count)
+            for request_count in request_counts
+            for gpu_count in self._gpu_counts_to_try(request_count)
+        ]
+        for gpu_count, request_count in sorted(attempts, key=lambda attempt: attempt[0]):
+            fitted_server = self._fit_sequences(request_count, gpu_count)
             if not host_layers(fitted_server):
                 return fitted_server
         return fitted_server
 
-    def _fit_sequences(self, sequence_count: int) -> FittedServer:
-        server = self._server_before_fit(**self._llama_server_flags(sequence_count, self.micro_batch(sequence_count)))
+    def _fit_sequences(self, sequence_count: int, gpu_count: int) -> FittedServer:
+        micro_batch = self._micro_batch(sequence_count, gpu_count)
+        server = self._server_before_fit(**self._llama_server_flags(sequence_count, micro_batch, gpu_count))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit_server(server)
         if not server.has_stated_gpu_layers:
@@ -353,6 +408,11 @@ def memory(server: OllamaServer) -> EngineMemory:
             f"{host_layer_count} of {layer_count} layers are on the CPU, "
             f"{computed_memory.host['share']:.0%} of all bytes",
         )
+    used_gpu_count = len(fitted_server.server.devices)
+    if 0 < used_gpu_count < server.visible_gpu_count:
+        reason = MAIN_GPU_REASON if server.is_one_gpu_named else FITTING_REASON
+        fewer_gpus_note = FEWER_GPUS_NOTE.format(used=used_gpu_count, visible=server.visible_gpu_count, reason=reason)
+        answer_notes.insert(0, fewer_gpus_note)
     if server.runs_single_requests and int(flags.get("OLLAMA_NUM_PARALLEL", 1)) > 1:
         answer_notes.insert(0, SINGLE_REQUEST_NOTE.format(requests=flags["OLLAMA_NUM_PARALLEL"]))
     if flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
@@ -386,7 +446,7 @@ def flag_changes(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
     fitting_context = longest_context(server)
     if fitting_context:
         option_changes.append((f"--num-ctx {fitting_context}", {"num_ctx": fitting_context}))
-    gpu_count = 2 * max(server.gpu_count_of_server, 1)
+    gpu_count = 2 * max(server.visible_gpu_count, 1)
     devices_text = ",".join(str(i) for i in range(gpu_count))
     if gpu_count <= MAX_DEVICES and server.hardware.vendor != SINGLE_GPU_VENDOR:
         option_changes.append((f"CUDA_VISIBLE_DEVICES={devices_text}", {"CUDA_VISIBLE_DEVICES": devices_text}))
@@ -408,11 +468,15 @@ def longest_context(server: OllamaServer) -> int | None:
 def larger_layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (options, Ollama's memory) for 1, 2, 4 and 8 GPUs, at most `most_devices`, or for the one of a Mac.
 
-    A memory `starts` if the whole model fits on them.
+    A memory `starts` if the whole model fits on them. If Ollama uses fewer of `most_devices` GPUs, that is all.
     """
     gpu_counts = [0] if "CUDA_VISIBLE_DEVICES" in server.flags else sorted({1, 2, 4, 8, min(most_devices, 8)})
     if server.hardware.vendor == SINGLE_GPU_VENDOR:
         gpu_counts = gpu_counts[:1]
+    if most_devices in gpu_counts:
+        server_on_all = server.with_flags(CUDA_VISIBLE_DEVICES=",".join(map(str, range(most_devices))))
+        if len(server_on_all.fitted_server.server.devices) < most_devices:
+            gpu_counts = [most_devices]
     for gpu_count in gpu_counts:
         if gpu_count > most_devices:
             return

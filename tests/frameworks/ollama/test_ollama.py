@@ -172,6 +172,19 @@ def test_fit_asks_for_the_whole_model_on_gpus() -> None:
     assert fit["options"][0]["flags"] == {"CUDA_VISIBLE_DEVICES": "0,1"} or fit["options"][0]["fits"]
 
 
+def test_a_model_that_one_gpu_holds_is_on_one_unless_all_are_asked_for() -> None:
+    """selectLlamaServerPlacement of server/sched.go: one GPU if file, cache and a reserve of 1,481 MiB fit there."""
+    for options, used_gpus in (({}, 1), ({"OLLAMA_SCHED_SPREAD": "1"}, 2), ({"num_ctx": 200}, 1)):
+        assert answer("qwen3-8b", hardware="2x3090", **options).result.devices == used_gpus, options
+    assert answer("qwen3-32b", hardware="2x3090").result.devices == 2
+    assert answer("qwen3-32b", hardware="2x3090", main_gpu=0).result.devices == 1
+    assert answer("qwen3-8b", hardware="4x3090", engine="ollama==0.12").result.devices == 1
+    fit = llmcalc.fit("qwen3-8b", engine="ollama", hardware="2x3090").document["options"]
+    assert [(option["devices"], option["kv_tokens"]) for option in fit] == [(1, 40960)]
+    time = llmcalc.time("qwen3-8b", engine="ollama", hardware="2x3090").document
+    assert (time["layout"]["world"], time["workload"]["context"]) == (1, 40959)
+
+
 def test_options_of_a_modelfile_are_read_by_name() -> None:
     read = read_options({"num_ctx": "8192", "temperature": 0.7, "OLLAMA_KV_CACHE_TYPE": "q8_0", "stop": "<s>"})
     assert read == {"num_ctx": 8192, "OLLAMA_KV_CACHE_TYPE": "q8_0"}
