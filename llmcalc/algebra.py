@@ -1,4 +1,4 @@
-"""Arithmetic that accepts Python integers, NumPy arrays and SymPy expressions.
+"""Arithmetic that accepts Python integers, NumPy arrays, SymPy expressions and traced sizes.
 
 Closed forms are written once and evaluated on all three types, so they may not branch on a size. Where plain
 `+ - * **` is not enough (minimum, maximum, division), they call these functions. NumPy and SymPy are never imported
@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any, TypeAlias
 
 Number: TypeAlias = Any
-"""An `int`, a NumPy array of integers, or a SymPy expression."""
+"""An `int`, a NumPy array of integers, a SymPy expression, or a `TracedSize`."""
 
 BinaryFunction: TypeAlias = Callable[[Any, Any], Any]
 
