@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from ..algebra import Number
+from ..algebra import Number, with_traced_sizes
 from ..parallel.layout import ContextExchange
 from ..parallel.placements import Collective
 from ..workload.counting import Counting, Pairs
@@ -262,6 +262,7 @@ class RankWork:
         return sum(count * self.layer_count(index) for index, count in self.cached_elements_by_layer.items())
 
 
+@with_traced_sizes
 def rank_share(amount: Number, ranks: Number) -> Number:
     """Returns one rank's share of an amount; an integer if the amount is divisible."""
     if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:

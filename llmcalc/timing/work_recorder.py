@@ -11,10 +11,10 @@ Batch, tokens and the ranks of experts and of sequences may be arrays, with an e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ..algebra import Number, exact_div, is_zero, maximum, minimum
+from ..algebra import Number, SizeTrace, exact_div, is_zero, maximum, minimum, traced_numbers
 from ..costs.params import total_params_of
 from ..costs.recomputation import VERBS_THAT_SAVE_NO_INPUT
 from ..flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
@@ -774,7 +774,81 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     """
     if rank_pass.cache_key is None:
         return _record_work(spec, rank_pass)
-    return _shared_work.result((spec,), rank_pass.cache_key, lambda: _record_work(spec, rank_pass))
+    return _shared_work.result((spec,), rank_pass.cache_key, lambda: _work_of_sizes(spec, rank_pass))
+
+
+def _work_of_sizes(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
+    """Returns the work of a pass, derived from that of a pass of other sizes where there was one.
+
+    A second pass is recorded with traced sizes; its kernels are those of later passes.
+    """
+    sizes = {name: getattr(rank_pass, name) for name in LARGEST_UNTRACED_SIZES}
+    untraced_sizes = {name: min(number, LARGEST_UNTRACED_SIZES[name] + 1) for name, number in sizes.items()}
+    traced_works = _traced_works.result((spec,), (replace(rank_pass, **untraced_sizes),), list)
+    for traced_work in filter(None, traced_works):
+        work = traced_work.work_of(rank_pass)
+        if work is not None:
+            return work
+    if not traced_works:
+        traced_works.append(None)
+        return _record_work(spec, rank_pass)
+    del traced_works[MAX_TRACED_WORKS:]
+    traced_work = TracedWork(spec, rank_pass)
+    traced_works.insert(0, traced_work)
+    return traced_work.work_of(rank_pass) or _record_work(spec, rank_pass)
+
+
+LARGEST_UNTRACED_SIZES = {"batch": 0, "seq": 0, "context": 0, "ep": 1, "gathered_ranks": 1}
+"""Sizes of a pass that are traced → the largest number with other kernels than those of all larger numbers."""
+
+MAX_TRACED_WORKS = 3
+"""The most traced passes of a rank whose kernels differ, as a window's do that is not full."""
+
+
+class TracedWork:
+    """The work of a pass with traced sizes, from which that of passes of other sizes follows. rank_pass: the pass."""
+
+    def __init__(self, spec: ModelSpec, rank_pass: RankPass) -> None:
+        self._trace: SizeTrace = SizeTrace()
+        self._sizes: dict[str, Any] = {
+            name: self._trace.size(number)
+            for name, untraced_size in LARGEST_UNTRACED_SIZES.items()
+            if (number := getattr(rank_pass, name)) > untraced_size
+        }
+        self._work: RankWork = _record_work(spec, replace(rank_pass, **self._sizes))
+        kernel_fields = [kernel_field.name for kernel_field in fields(Kernel)]
+        self._kernels: list[list[Any]] = [
+            [getattr(kernel, field_name) for field_name in kernel_fields] for kernel in self._work.kernels
+        ]
+
+    def work_of(self, rank_pass: RankPass) -> RankWork | None:
+        """Returns the work of a pass of other sizes; None where its kernels are not those of the traced pass."""
+        numbers = self._trace.numbers({size.slot: getattr(rank_pass, name) for name, size in self._sizes.items()})
+        if numbers is None:
+            return None
+        work = self._work
+        return RankWork(
+            rank_pass,
+            [Kernel(*traced_numbers(kernel, numbers)) for kernel in self._kernels],
+            [
+                message._replace(collective=Collective(*traced_numbers(message.collective, numbers)))
+                for message in work.messages
+            ],
+            work.layer_kinds,
+            work.params_by_layer,
+            dict(
+                zip(
+                    work.cached_elements_by_layer,
+                    traced_numbers(work.cached_elements_by_layer.values(), numbers),
+                    strict=True,
+                )
+            ),
+            work.adapter_params_by_layer,
+        )
+
+
+_traced_works: IdentityCache[list[TracedWork | None]] = IdentityCache(64)
+"""Traced work of passes, by what is not a size; None stands for a first pass, which is not traced."""
 
 
 def _record_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:

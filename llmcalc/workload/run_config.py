@@ -62,7 +62,8 @@ class RunConfig:
 
     def constant_rows(self, rows: Rows) -> Number:
         """Returns the number of rows over all sequences that are constants and need no gradient."""
-        return times(rows.constant_rows(self.workload), self.batch if rows.batched else 1)
+        row_count = rows.constant_rows(self.workload)
+        return 0 if is_zero(row_count) else times(row_count, self.batch if rows.batched else 1)
 
     def has_earlier_tokens(self, rows: Rows) -> bool:
         """Whether earlier passes have processed tokens of the sequences."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...costs.quantization.base import WeightTensor, weight_tensors_of
 from ...errors import InputError, short_repr
+from ...identity_cache import IdentityCache
 from ...optional import TOWERS
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
@@ -47,12 +48,19 @@ def has_encoder(preset: Preset) -> bool:
     return bool(_encoder_tensors(preset))
 
 
+_tensors_of_encoders: IdentityCache[list[WeightTensor]] = IdentityCache(32)
+"""The tensors of models' encoders, which every server of a model has."""
+
+
 def _encoder_tensors(preset: Preset) -> list[WeightTensor]:
-    return [
-        weight_tensor
-        for weight_tensor in weight_tensors_of(preset.model.tree(), frozenset({TOWERS.name}))
-        if weight_tensor.optional_part == TOWERS.name
-    ]
+    def find_tensors() -> list[WeightTensor]:
+        return [
+            weight_tensor
+            for weight_tensor in weight_tensors_of(preset.model.tree(), frozenset({TOWERS.name}))
+            if weight_tensor.optional_part == TOWERS.name
+        ]
+
+    return _tensors_of_encoders.result((preset.model,), (), find_tensors)
 
 
 def encoder_device(flags: Mapping[str, Any], device_names: Sequence[str]) -> str:

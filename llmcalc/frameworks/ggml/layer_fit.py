@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...errors import InputError
 from ..engines.engine import HOST_DEVICE
-from .placement import LayerDevices, TensorDevices, is_embedding
+from .placement import LayerDevices, TensorDevices, is_embedding, placed_tensors
 from .server import BufferSizes, GgmlServer
 from .settings import MIB
 
@@ -40,12 +40,11 @@ def host_layers(fitted_server: FittedServer) -> int:
 
 def has_all_layers_on_gpus(fitted_server: FittedServer) -> bool:
     """Whether the host holds no cache and no tensors of the model except embeddings."""
-    tensor_devices = (
-        fitted_server.placement.device(tensor)
-        for tensor in fitted_server.server.model.tensors
-        if not is_embedding(tensor)
+    has_tensors_on_host = any(
+        device == HOST_DEVICE and not is_embedding(tensor)
+        for tensor, device in placed_tensors(fitted_server.server.model, fitted_server.placement)
     )
-    return not fitted_server.buffers.cache_bytes.get(HOST_DEVICE, 0) and HOST_DEVICE not in tensor_devices
+    return not fitted_server.buffers.cache_bytes.get(HOST_DEVICE, 0) and not has_tensors_on_host
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from ...errors import InputError, short_repr
+from ...identity_cache import IdentityCache
 from ..engines.engine import HOST_DEVICE
-from .gguf_model import EMBEDDING_TENSOR, GgufTensor
+from .gguf_model import EMBEDDING_TENSOR, GgufModel, GgufTensor
 from .patterns import NamePattern
 
 EXPERT_TENSORS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
@@ -82,19 +84,26 @@ class LayerDevices:
     gpu_shares: tuple[float, ...]
     is_output_first: bool
 
-    def device(self, layer_index: int) -> str:
-        """Returns the device of a layer; the index after the last layer stands for the output layer."""
+    @cached_property
+    def _gpu_layers(self) -> range:
+        """The layers on GPUs, where the output layer is the one after the last."""
         layers_on_gpus = min(self.gpu_layer_count, self.layer_count + 1) if self.devices else 0
         first_gpu_layer = max(self.layer_count + self.is_output_first - self.gpu_layer_count, 0)
-        if layer_index < first_gpu_layer or layer_index - first_gpu_layer >= layers_on_gpus:
-            return HOST_DEVICE
+        return range(first_gpu_layer, first_gpu_layer + layers_on_gpus)
+
+    @cached_property
+    def _cumulative_shares(self) -> list[float]:
+        """The share of each GPU and of those before it."""
         total_share = sum(self.gpu_shares)
-        cumulative_shares = [cumulative_share / total_share for cumulative_share in accumulate(self.gpu_shares)]
-        return self.devices[
-            min(
-                bisect_right(cumulative_shares, (layer_index - first_gpu_layer) / layers_on_gpus), len(self.devices) - 1
-            )
-        ]
+        return [cumulative_share / total_share for cumulative_share in accumulate(self.gpu_shares)]
+
+    def device(self, layer_index: int) -> str:
+        """Returns the device of a layer; the index after the last layer stands for the output layer."""
+        gpu_layers = self._gpu_layers
+        if layer_index not in gpu_layers:
+            return HOST_DEVICE
+        device_index = bisect_right(self._cumulative_shares, (layer_index - gpu_layers.start) / len(gpu_layers))
+        return self.devices[min(device_index, len(self.devices) - 1)]
 
 
 def is_embedding(tensor: GgufTensor) -> bool:
@@ -139,3 +148,16 @@ class TensorDevices:
     def has_overrides(self) -> bool:
         """Whether flags place any tensor on another device than its layer's, which disables pipeline parallelism."""
         return bool(self.overrides or self.host_experts or self.host_networks or self.partial_layers)
+
+
+_placed_tensors: IdentityCache[list[tuple[GgufTensor, str]]] = IdentityCache(32)
+"""Placed tensors of models, which servers of other numbers of users and tokens share."""
+
+
+def placed_tensors(model: GgufModel, tensor_placement: TensorDevices) -> list[tuple[GgufTensor, str]]:
+    """Returns a model's tensors, each with the device on which it is placed."""
+    return _placed_tensors.result(
+        (model,),
+        (tensor_placement,),
+        lambda: [(tensor, tensor_placement.device(tensor)) for tensor in model.tensors],
+    )

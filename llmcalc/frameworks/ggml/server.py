@@ -16,7 +16,7 @@ from .encoder import encoder_device
 from .encoder_graph import EncoderShape, encoder_buffers, encoder_shape
 from .gguf_model import GgufTensor, LayerShape
 from .layer_runs import layers_with_graphs
-from .placement import EXPERT_TENSORS, LayerDevices, TensorDevices, TensorOverride, read_overrides
+from .placement import EXPERT_TENSORS, LayerDevices, TensorDevices, TensorOverride, placed_tensors, read_overrides
 from .settings import GgmlSettings
 from .speculation import draft_flags
 from .transformer_graph import GraphSettings, ModelGraph
@@ -24,14 +24,15 @@ from .transformer_graph import GraphSettings, ModelGraph
 IK_CACHE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 """Cache type that only ik_llama.cpp has → elements and bytes of a block."""
 
+CACHE_BLOCKS = {
+    ggml_type.lower(): (block_elements, block_bytes) for ggml_type, block_elements, block_bytes in GGML_TYPES.values()
+} | IK_CACHE_TYPES
+"""Cache type → elements and bytes of a block."""
+
 
 def cache_bytes(type_name: str, element_count: int) -> int:
     """Returns the bytes of `element_count` cached elements in a ggml number format."""
-    block_sizes = {
-        ggml_type.lower(): (block_elements, block_bytes)
-        for ggml_type, block_elements, block_bytes in GGML_TYPES.values()
-    } | IK_CACHE_TYPES
-    block_elements, block_bytes = block_sizes[type_name]
+    block_elements, block_bytes = CACHE_BLOCKS[type_name]
     return -(-element_count // block_elements) * block_bytes
 
 
@@ -112,8 +113,8 @@ class GgmlServer(GgmlSettings):
     def model_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
         """Returns the bytes of tensors by device, including those of an image encoder."""
         bytes_by_device: dict[str, int] = {HOST_DEVICE: 0, **dict.fromkeys(self.devices, 0)}
-        for tensor in self.model.tensors:
-            bytes_by_device[tensor_placement.device(tensor)] += tensor.nbytes
+        for tensor, device in placed_tensors(self.model, tensor_placement):
+            bytes_by_device[device] += tensor.nbytes
         bytes_by_device[encoder_device(self.flags, self.devices)] += self.encoder_bytes
         return bytes_by_device
 
@@ -202,9 +203,8 @@ class GgmlServer(GgmlSettings):
     ) -> dict[str, int]:
         """Returns the bytes by device of these layers' compute buffers. other_tensors: further loaded tensors."""
         size_and_device_by_name = {
-            tensor.name: (tensor.nbytes, tensor_placement.device(tensor))
-            for tensor in (*self.model.tensors, *other_tensors)
-        }
+            tensor.name: (tensor.nbytes, device) for tensor, device in placed_tensors(self.model, tensor_placement)
+        } | {tensor.name: (tensor.nbytes, tensor_placement.device(tensor)) for tensor in other_tensors}
         version_rules, layer_count = self.rules, len(self.model.layers)
         output_rows = self.slot_count * (1 + self.drafted_tokens)
         logit_rows = (
