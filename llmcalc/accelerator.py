@@ -202,8 +202,8 @@ class Hardware(Record):
         """Whether the accelerator is a GPU (not a processor, a TPU, Trainium, Gaudi, …); true if only a memory size is
         known.
         """
-        unit_name = "" if self.compute_units is None else self.compute_units.name
-        is_other_kind = self.vendor in VENDORS_WITHOUT_GPUS or unit_name in NON_GPU_UNIT_NAMES
+        compute_unit_name = "" if self.compute_units is None else self.compute_units.name
+        is_other_kind = self.vendor in VENDORS_WITHOUT_GPUS or compute_unit_name in NON_GPU_UNIT_NAMES
         return not self.is_processor and not is_other_kind
 
     @property
@@ -239,12 +239,15 @@ class Hardware(Record):
         """
         if dtype in self.peak_flops:
             return self.peak_flops[dtype]
-        known_formats = [DTYPE_NAMES.get(name, name) for name in PEAK_DTYPES if name in self.peak_flops]
+        known_format_names = [
+            DTYPE_NAMES.get(dtype_name, dtype_name) for dtype_name in PEAK_DTYPES if dtype_name in self.peak_flops
+        ]
         requested_format = DTYPE_NAMES.get(dtype, dtype)
-        if not known_formats:
+        if not known_format_names:
             raise InputError(f"{self.title}: no peak FLOP/s is known; {self._advice_on('peak_flops')}")
         raise InputError(
-            f"{self.title}: no peak FLOP/s is known for {requested_format}; expected one of {', '.join(known_formats)}"
+            f"{self.title}: no peak FLOP/s is known for {requested_format}; "
+            f"expected one of {', '.join(known_format_names)}"
         )
 
     def bandwidth(self) -> int:

@@ -128,7 +128,7 @@ def _draw_memory(
 ) -> Figure:
     from .questions.runs import RunQuestion
 
-    parsed_options = sort_options(options, _draw_memory, run=True)
+    parsed_options = sort_options(options, _draw_memory, accepts_run=True)
     run_options = run_options_of(
         parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )

@@ -103,7 +103,9 @@ class FrameworkEvidence:
 
 def kind_and_name_pairs(**names_by_kind: str) -> tuple[tuple[str, str], ...]:
     """Returns (kind, name) pairs of model parts. names_by_kind: kind → the parts' names, separated by spaces."""
-    return tuple((kind, name) for kind, names in names_by_kind.items() for name in names.split())
+    return tuple(
+        (part_kind, part_name) for part_kind, names_text in names_by_kind.items() for part_name in names_text.split()
+    )
 
 
 LLAMA_PARTS = kind_and_name_pairs(

@@ -168,17 +168,21 @@ class LayoutRequest:
     @property
     def has_all_sizes(self) -> bool:
         """Whether the typed group sizes, some above 1, multiply to the typed number of devices."""
-        replicas = self.dp or (self.fsdp or 1) * (self.hsdp_replicas or 1)
-        return self.devices == (self.tp or 1) * (self.pp or 1) * (self.cp or 1) * replicas > 1
+        replica_count = self.dp or (self.fsdp or 1) * (self.hsdp_replicas or 1)
+        return self.devices == (self.tp or 1) * (self.pp or 1) * (self.cp or 1) * replica_count > 1
 
     @property
     def undivided_devices_text(self) -> str:
         """A sentence on typed group sizes that do not divide the devices: `--tp 3 does not divide 8 devices`."""
-        sizes = {field: getattr(self, field) for field in ("tp", "cp", "pp", "dp") if getattr(self, field) is not None}
-        if not sizes or not self.devices or self.devices % math.prod(sizes.values()) == 0:
+        size_by_option = {
+            option_name: getattr(self, option_name)
+            for option_name in ("tp", "cp", "pp", "dp")
+            if getattr(self, option_name) is not None
+        }
+        if not size_by_option or not self.devices or self.devices % math.prod(size_by_option.values()) == 0:
             return ""
-        options_text = " ".join(f"--{field} {size}" for field, size in sizes.items())
-        return f"{options_text} {'does' if len(sizes) == 1 else 'do'} not divide {self.devices:,} devices"
+        options_text = " ".join(f"--{option_name} {size}" for option_name, size in size_by_option.items())
+        return f"{options_text} {'does' if len(size_by_option) == 1 else 'do'} not divide {self.devices:,} devices"
 
     @property
     def has_pipeline_options(self) -> bool:

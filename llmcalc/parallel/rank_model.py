@@ -189,10 +189,15 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
     """
     models_by_counts: dict[tuple[Any, ...], RankModel] = {}
     for stage_index in range(layout.pp):
-        model = rank_model(spec, layout, layout.rank(pp=stage_index))
-        layer_counts = tuple(sum(index in model.chunks.layers for index in indices) for indices in _layer_indices(spec))
-        models_by_counts.setdefault((model.chunks.has_embedding, model.chunks.has_head, layer_counts), model)
-    return max(models_by_counts.values(), key=lambda model: (rank_cost(model), -model.rank))
+        stage_model = rank_model(spec, layout, layout.rank(pp=stage_index))
+        layer_counts = tuple(
+            sum(layer_index in stage_model.chunks.layers for layer_index in group_layer_indices)
+            for group_layer_indices in _layer_indices(spec)
+        )
+        models_by_counts.setdefault(
+            (stage_model.chunks.has_embedding, stage_model.chunks.has_head, layer_counts), stage_model
+        )
+    return max(models_by_counts.values(), key=lambda stage_model: (rank_cost(stage_model), -stage_model.rank))
 
 
 def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
