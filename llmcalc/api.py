@@ -94,7 +94,9 @@ def params(
         has_changed_model = bool(
             parsed_options.reading_options.get("set") or parsed_options.reading_options.get("head") or included_parts
         )
-        file_params = params_of_file(str(model), measure, has_changed_model=has_changed_model, rank=rank_request)
+        file_params = params_of_file(
+            str(model), measure, has_changed_model=has_changed_model, rank_request=rank_request
+        )
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {model} is counted as it is; expected a model")
         if file_params is not None:

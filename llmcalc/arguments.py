@@ -160,7 +160,7 @@ def sort_options(
     """Sorts an API call's options by what they set: how the model is read, the rank, the run, or the layout.
 
     function: the called function, whose arguments an error may suggest.
-    rank, run, accepts_layout: whether the function takes such options.
+    accepts_rank, accepts_run, accepts_layout: whether the function takes such options.
 
     Raises `InputError` for an option that the function does not take.
     """

@@ -13,7 +13,7 @@ from .. import units
 from ..components.base import Network
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, ModelQuantities, StackShape
-from ..studies.distinct_layers import distinct_blocks
+from ..studies.distinct_layers import distinct_layers
 from .document import Column, Report, Row, Table, row, single_document_or_list, with_notes_below
 from .formats import Format
 from .formats.pipe import width_of_terminal
@@ -70,14 +70,14 @@ class DecodingLoad(NamedTuple):
     def data(self, model_quantities: ModelQuantities) -> dict[str, Any]:
         """Returns seconds per token and tokens/s as raw values; unknown values are null."""
         timed_run = model_quantities.decoding
-        seconds: dict[str, Any] = (
+        seconds_range: dict[str, Any] = (
             dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.time_range.amount.as_data()
         )
         return {
             "users": self.user_count,
-            "tpot": seconds["estimate"],
-            "tpot_low": seconds["low"],
-            "tpot_high": seconds["high"],
+            "tpot": seconds_range["estimate"],
+            "tpot_low": seconds_range["low"],
+            "tpot_high": seconds_range["high"],
             "tokens_per_second": None if timed_run is None else timed_run.tokens_per_second,
         }
 
@@ -93,18 +93,20 @@ class DecodingLoad(NamedTuple):
 
     def notes(self, compared_models: Sequence[PresetQuantities]) -> list[str]:
         """Returns a note on the software that runs each model, and notes on the weight formats of Ollama's tags."""
-        models: dict[str, list[str]] = {}
+        names_by_software: dict[str, list[str]] = {}
         format_notes: list[str] = []
         for preset, model_quantities in compared_models:
             if model_quantities.decoding is not None:
                 timed_run = model_quantities.decoding
-                models.setdefault(timed_run.stack.title, []).append(preset.target or preset.display)
+                names_by_software.setdefault(timed_run.stack.title, []).append(preset.target or preset.display)
                 format_notes += [f"{preset.target}: {note}" for note in timed_run.engine_notes]
-        software_texts = list(models)
+        software_texts = list(names_by_software)
         if len(software_texts) > 1:  # that of most models stands first
             software_texts = [
                 f"{title} ({', '.join(model_names)})"
-                for title, model_names in sorted(models.items(), key=lambda title_and_models: -len(title_and_models[1]))
+                for title, model_names in sorted(
+                    names_by_software.items(), key=lambda title_and_models: -len(title_and_models[1])
+                )
             ]
         software_text = f" under {', '.join(software_texts)}" if software_texts else ""
         return [
@@ -209,15 +211,19 @@ def _width_ratio_text(stack_shape: StackShape) -> str:
     return _ratio_text(stack_shape.feed_forward_ratio) + (f" {ACTIVE_MARK}" if stack_shape.mixture_of_experts else "")
 
 
-def _heads_text(shape: StackShape) -> str:
-    return "–" if shape.num_attention_heads is None else f"{shape.num_attention_heads} × {shape.head_dim}"
+def _heads_text(stack_shape: StackShape) -> str:
+    return (
+        "–"
+        if stack_shape.num_attention_heads is None
+        else f"{stack_shape.num_attention_heads} × {stack_shape.head_dim}"
+    )
 
 
 def _kv_heads_text(stack_shape: StackShape) -> str:
-    heads, kv_heads = stack_shape.num_attention_heads, stack_shape.num_key_value_heads
-    if heads is None:
+    query_heads, kv_heads = stack_shape.num_attention_heads, stack_shape.num_key_value_heads
+    if query_heads is None:
         return "–"
-    return "latent" if kv_heads is None else f"{kv_heads} ({Fraction(kv_heads, heads)})"
+    return "latent" if kv_heads is None else f"{kv_heads} ({Fraction(kv_heads, query_heads)})"
 
 
 def _activation_text(stack_shape: StackShape) -> str:
@@ -229,37 +235,47 @@ def _quantity_lines(
     quantities: Sequence[ModelQuantities], decoding_load: DecodingLoad | None
 ) -> Sequence[QuantityLine]:
     """Returns the rows of parameters, FLOPs and cache, each in the largest unit in which no model is below 0.1."""
-    parameter_scale = units.count_scale(10 * min(counts.active for counts in quantities))
-    flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
-    cache_sizes = [counts.kv_bytes_per_token for counts in quantities if counts.kv_bytes_per_token]
+    parameter_scale = units.count_scale(10 * min(model_quantities.active for model_quantities in quantities))
+    flops_scale = units.decimal_scale(
+        10 * min(model_quantities.forward_flops_per_token for model_quantities in quantities), "FLOPs"
+    )
+    cache_sizes = [
+        model_quantities.kv_bytes_per_token for model_quantities in quantities if model_quantities.kv_bytes_per_token
+    ]
     cache_byte_scale = units.memory_scale(min(cache_sizes, default=0))
-    whole_cache_sizes = [counts.kv_bytes for counts in quantities if counts.kv_bytes]
+    whole_cache_sizes = [model_quantities.kv_bytes for model_quantities in quantities if model_quantities.kv_bytes]
     whole_cache_scale = units.memory_scale(min(whole_cache_sizes, default=0))
     has_windows = any(
-        counts.kv_bytes_per_token and counts.kv_bytes != counts.kv_bytes_per_token * counts.seq for counts in quantities
+        model_quantities.kv_bytes_per_token
+        and model_quantities.kv_bytes != model_quantities.kv_bytes_per_token * model_quantities.seq
+        for model_quantities in quantities
     )
     return (
         (
             f"parameters, {parameter_scale.name}" if parameter_scale.name else "parameters",
-            lambda counts: parameter_scale.write(counts.parameters),
+            lambda model_quantities: parameter_scale.write(model_quantities.parameters),
         ),
-        ("  active per token", lambda counts: parameter_scale.write(counts.active)),
+        ("  active per token", lambda model_quantities: parameter_scale.write(model_quantities.active)),
         *_SHAPE_LINES,
         (
             f"{flops_scale.name}/tok at {quantities[0].seq:,}",
-            lambda counts: flops_scale.write(counts.forward_flops_per_token),
+            lambda model_quantities: flops_scale.write(model_quantities.forward_flops_per_token),
         ),
         (
             f"KV {cache_byte_scale.name} per token" if cache_sizes else "KV cache per token",
-            lambda counts: (
-                "–" if counts.kv_bytes_per_token is None else cache_byte_scale.write(counts.kv_bytes_per_token)
+            lambda model_quantities: (
+                "–"
+                if model_quantities.kv_bytes_per_token is None
+                else cache_byte_scale.write(model_quantities.kv_bytes_per_token)
             ),
         ),
         *(
             [
                 (
                     f"KV {whole_cache_scale.name} at {quantities[0].seq:,}",
-                    lambda counts: "–" if counts.kv_bytes is None else whole_cache_scale.write(counts.kv_bytes),
+                    lambda model_quantities: (
+                        "–" if model_quantities.kv_bytes is None else whole_cache_scale.write(model_quantities.kv_bytes)
+                    ),
                 )
             ]
             if has_windows
@@ -290,8 +306,8 @@ _STYLE_LINES: tuple[QuantityLine, ...] = (
 
 
 def _compare_notes(compared_models: Sequence[PresetQuantities], decoding_load: DecodingLoad | None) -> list[str]:
-    quantities = [model_quantities for _, model_quantities in compared_models]
-    stack_shapes = [stack_shape for model_quantities in quantities for stack_shape in model_quantities.shapes]
+    all_quantities = [model_quantities for _, model_quantities in compared_models]
+    stack_shapes = [stack_shape for model_quantities in all_quantities for stack_shape in model_quantities.shapes]
     notes: list[str] = []
     if any(stack_shape.is_in_dense_band for stack_shape in stack_shapes):
         notes.append(BAND_NOTE)
@@ -302,10 +318,10 @@ def _compare_notes(compared_models: Sequence[PresetQuantities], decoding_load: D
                 f"{ACTIVE_MARK} {preset.display}: d_ff is the active width, {ffn_text} = "
                 f"{_integer_text(model_quantities.shape.feed_forward_width)}"
             )
-    if any(model_quantities.encoder is not None for model_quantities in quantities):
+    if any(model_quantities.encoder is not None for model_quantities in all_quantities):
         notes.append("encoder-decoders: encoder / decoder where the two differ; --sort goes by the decoder")
     for preset, model_quantities in compared_models:
-        if len(distinct_blocks(model_quantities.spec)) > len(model_quantities.shapes):
+        if len(distinct_layers(model_quantities.spec)) > len(model_quantities.shapes):
             kinds_text = ", ".join(
                 f"{layer_count} {'of the base kind' if layer_kind == 'block' else layer_kind}"
                 for layer_kind, layer_count in model_quantities.shape.layer_kinds.items()
@@ -314,7 +330,7 @@ def _compare_notes(compared_models: Sequence[PresetQuantities], decoding_load: D
                 f"{preset.display}: layers differ ({kinds_text}); shape, norm and activation are those of the most "
                 "frequent kind"
             )
-    first_model = quantities[0]
+    first_model = all_quantities[0]
     notes.append("vocabulary, of parameters: input and output weights, tied ones once")
     notes += decoding_load.notes(compared_models) if decoding_load is not None else []
     return [*notes, flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
@@ -322,15 +338,16 @@ def _compare_notes(compared_models: Sequence[PresetQuantities], decoding_load: D
 
 def _position_warnings(compared_models: Sequence[PresetQuantities]) -> list[str]:
     """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
-    seq = compared_models[0][1].seq
+    sequence_tokens = compared_models[0][1].seq
     model_texts = [
         f"{preset.display} ({model_quantities.context_length:,})"
         for preset, model_quantities in compared_models
-        if model_quantities.context_length is not None and model_quantities.context_length < seq
+        if model_quantities.context_length is not None and model_quantities.context_length < sequence_tokens
     ]
     if model_texts:
         return [
-            f"fewer learned positions than {seq:,} tokens: {', '.join(model_texts)}; FLOPs are extrapolated past the "
+            f"fewer learned positions than {sequence_tokens:,} tokens: {', '.join(model_texts)}; FLOPs are "
+            f"extrapolated past the "
             "learned positions"
         ]
     return []
@@ -392,12 +409,18 @@ def _table_with_row_per_model(
     is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters. Otherwise times
     take the place of the shape.
     """
-    parameter_scale = units.count_scale(_lower_quartile(counts.parameters for _, counts in compared_models))
+    parameter_scale = units.count_scale(
+        _lower_quartile(model_quantities.parameters for _, model_quantities in compared_models)
+    )
     flops_scale = units.decimal_scale(
-        _lower_quartile(counts.forward_flops_per_token for _, counts in compared_models), "FLOPs"
+        _lower_quartile(model_quantities.forward_flops_per_token for _, model_quantities in compared_models), "FLOPs"
     )
     cache_byte_scale = units.memory_scale(
-        _lower_quartile(counts.kv_bytes_per_token for _, counts in compared_models if counts.kv_bytes_per_token)
+        _lower_quartile(
+            model_quantities.kv_bytes_per_token
+            for _, model_quantities in compared_models
+            if model_quantities.kv_bytes_per_token
+        )
     )
     title = f"params, {parameter_scale.name}" if parameter_scale.name else "params"
     table_columns: tuple[Column, ...] = (
@@ -421,19 +444,22 @@ def _table_with_row_per_model(
         Row(
             [
                 preset.target,
-                counts.parameters,
-                None if counts.active == counts.parameters else counts.active,
-                counts.shape.num_hidden_layers,
-                counts.shape.hidden_size,
-                f"{counts.shape.aspect_ratio:.0f}",
-                _ratio_text(counts.shape.feed_forward_ratio),
-                counts.kv_bytes_per_token,
-                _kv_heads_text(counts.shape),
-                counts.forward_flops_per_token,
+                model_quantities.parameters,
+                None if model_quantities.active == model_quantities.parameters else model_quantities.active,
+                model_quantities.shape.num_hidden_layers,
+                model_quantities.shape.hidden_size,
+                f"{model_quantities.shape.aspect_ratio:.0f}",
+                _ratio_text(model_quantities.shape.feed_forward_ratio),
+                model_quantities.kv_bytes_per_token,
+                _kv_heads_text(model_quantities.shape),
+                model_quantities.forward_flops_per_token,
             ][: len(table_columns)]
-            + [cell_text(counts) for _, cell_text in (decoding_load.lines() if decoding_load is not None else ())]
+            + [
+                cell_text(model_quantities)
+                for _, cell_text in (decoding_load.lines() if decoding_load is not None else ())
+            ]
         )
-        for preset, counts in compared_models
+        for preset, model_quantities in compared_models
     ]
     first_model = compared_models[0][1]
     notes = [
@@ -452,9 +478,9 @@ def _table_with_row_per_model(
     return Table("", [*table_columns, *timed_columns], table_rows, notes=[*notes, *_position_warnings(compared_models)])
 
 
-def _lower_quartile(numbers: Iterable[float]) -> float:
+def _lower_quartile(values: Iterable[float]) -> float:
     """Returns the lower quartile of the values; 0 for no values."""
-    sorted_values = sorted(numbers)
+    sorted_values = sorted(values)
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 

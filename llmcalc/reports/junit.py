@@ -46,7 +46,9 @@ def junit(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
 def xml_text(xml_root: ET.Element) -> str:
     """Returns the document as indented text. Texts are made printable, because XML has no control characters."""
     for xml_element in xml_root.iter():
-        xml_element.attrib = {name: printable(text) for name, text in xml_element.attrib.items()}
+        xml_element.attrib = {
+            attribute_name: printable(attribute_text) for attribute_name, attribute_text in xml_element.attrib.items()
+        }
         xml_element.text = xml_element.text and printable(xml_element.text)
     ET.indent(xml_root)
     return ET.tostring(xml_root, encoding="unicode", xml_declaration=True) + "\n"

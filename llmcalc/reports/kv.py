@@ -69,7 +69,7 @@ def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None 
                 }
                 for changed_run in model_changes
             },
-            "growth": [{"seq": tokens, "bytes": cache_bytes} for tokens, cache_bytes in cache.growth.items()],
+            "growth": [{"seq": token_count, "bytes": cache_bytes} for token_count, cache_bytes in cache.growth.items()],
         },
         "notes": notes,
     }
@@ -90,10 +90,10 @@ def _rank_notes(cache_size: CacheSize, selected_rank: SelectedRank | None) -> li
     """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
     if selected_rank is None:
         return []
-    bits = selected_rank.model.undivided_tree.total(
+    undivided_bits = selected_rank.model.undivided_tree.total(
         cache_bits_cost_by_name(cache_size.dtype), RunConfig(cache_size.workload)
     )
-    undivided_bytes = bits_to_bytes(bits)
+    undivided_bytes = bits_to_bytes(undivided_bits)
     copies_per_group = cache_size.bytes * selected_rank.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
         *(["--batch: sequences of each replica"] if selected_rank.layout.dp > 1 else []),
@@ -143,16 +143,17 @@ def _layer_kinds_table(
     ]
     table_rows.append(row("total", None, None, None, cache_size.bytes, 1.0, is_bold=True, is_sum=True))
     cache_text = subtitle_with_rank(headline(cache_size), selected_rank)
-    answer = units.memory(cache_size.bytes)
-    return Table(preset.display, table_columns, table_rows, cache_text, notes, answer, name="layers")
+    answer_text = units.memory(cache_size.bytes)
+    return Table(preset.display, table_columns, table_rows, cache_text, notes, answer_text, name="layers")
 
 
 def headline(cache_size: CacheSize) -> str:
     """Returns a headline such as `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`, or the formats of states."""
     if not cache_size.bytes_per_token:
-        sequences = cache_size.workload.batch
+        sequence_count = cache_size.workload.batch
         return (
-            f"states of {sequences:,} sequence{'s' * (sequences > 1)} in {_state_bits_text(cache_size)}, the same at "
+            f"states of {sequence_count:,} sequence{'s' * (sequence_count > 1)} in "
+            f"{_state_bits_text(cache_size)}, the same at "
             "any length; no keys and values"
         )
     growth_text = units.memory(cache_size.growth_per_token)
@@ -170,11 +171,13 @@ def headline(cache_size: CacheSize) -> str:
 def _state_bits_text(cache_size: CacheSize) -> str:
     """Returns the bits of recurrent states as text: `32 bits`, or per state if the formats differ."""
     kinds_by_bits: dict[Number, list[str]] = {}
-    for state_kind, bits in cache_size.state_bits.items():
-        kinds_by_bits.setdefault(bits, []).append(state_kind)
+    for state_kind, state_bits in cache_size.state_bits.items():
+        kinds_by_bits.setdefault(state_bits, []).append(state_kind)
     if len(kinds_by_bits) == 1:
         return f"{next(iter(kinds_by_bits))} bits"
-    return " and ".join(f"{bits} bits ({', '.join(state_kinds)})" for bits, state_kinds in kinds_by_bits.items())
+    return " and ".join(
+        f"{state_bits} bits ({', '.join(state_kinds)})" for state_bits, state_kinds in kinds_by_bits.items()
+    )
 
 
 def _changed_models_table(cache_size: CacheSize, model_changes: Iterable[WhatIf], byte_scale: units.UnitScale) -> Table:
@@ -213,22 +216,29 @@ def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
         Column("bytes_per_token", f"{token_scale.name} per token, mean", token_scale.write),
     )
     table_rows = [
-        row(tokens, cache_bytes, cache_bytes / (batch * tokens), is_bold=tokens == cache_size.workload.seq)
-        for tokens, cache_bytes in bytes_by_tokens.items()
+        row(
+            token_count,
+            cache_bytes,
+            cache_bytes / (batch * token_count),
+            is_bold=token_count == cache_size.workload.seq,
+        )
+        for token_count, cache_bytes in bytes_by_tokens.items()
     ]
     return Table("", table_columns, table_rows, name="growth")
 
 
 def _cache_notes(cache_size: CacheSize) -> list[str]:
     layer_kinds = set(cache_size.by_layer_kind)
-    note, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
+    unit_note, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
     if not cache_size.bytes_per_token:
-        return [note] if note else []
+        return [unit_note] if unit_note else []
     scale_text = (
         f"{units.short_dtype(stored_format.name)}: {stored_format.scales_text}" if stored_format.keys.bits < 16 else ""
     )
     notes = [
-        "; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scale_text, note)))
+        "; ".join(
+            filter(None, ("elem/token/layer: elements of the keys and values of one layer", scale_text, unit_note))
+        )
     ]
     if layer_kinds & {"sliding_attention", "chunked_attention"}:
         notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")

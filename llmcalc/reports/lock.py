@@ -37,8 +37,8 @@ CHANGE_COLUMNS = (
 def report(lock_entries: Sequence[LockedModel]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
     table_rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
-    models = [lock_entry.data for lock_entry in lock_entries]
-    json_document = {"lock": 1, "llmcalc": program_version(), "models": models}
+    locked_models = [lock_entry.data for lock_entry in lock_entries]
+    json_document = {"lock": 1, "llmcalc": program_version(), "models": locked_models}
     return Report(json_document, [Table("Lock", COLUMNS, table_rows, answer=counted_noun(len(lock_entries), "model"))])
 
 

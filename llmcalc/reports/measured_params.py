@@ -58,8 +58,8 @@ def _add_rows(table_rows: list[Row], module_size: ModuleTree, repeat_count: int,
             depth=depth,
         )
     )
-    for submodule in module_size.children:
-        _add_rows(table_rows, submodule, repeat_count, total_params, depth + 1)
+    for child_size in module_size.children:
+        _add_rows(table_rows, child_size, repeat_count, total_params, depth + 1)
 
 
 @dataclass(frozen=True, repr=False)

@@ -80,9 +80,9 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
         _ = self.phases  # raises the error of an engine that starts on no accelerator
         return [
             highest_phase_fit
-            for fit in super().fits
-            if self._software_runs_on(fit.hardware)
-            and (highest_phase_fit := self._fit_of_highest_phase(fit)) is not None
+            for accelerator_fit in super().fits
+            if self._software_runs_on(accelerator_fit.hardware)
+            and (highest_phase_fit := self._fit_of_highest_phase(accelerator_fit)) is not None
         ]
 
     def _software_runs_on(self, hardware: Hardware) -> bool:

@@ -82,8 +82,10 @@ def phases_table(
         if any(phase_sums):
             table_rows.append(row(row_name, *(term_bytes or None for term_bytes in phase_sums)))
     total_row = row("total", *(phase.bytes for phase in phases), is_bold=True, is_sum=True)
-    rows = [*table_rows, total_row]
-    return Table(table_heading, table_columns, rows, subtitle, [*notes, PHASES_NOTE], answer_text, name="rollout")
+    rows_with_total = [*table_rows, total_row]
+    return Table(
+        table_heading, table_columns, rows_with_total, subtitle, [*notes, PHASES_NOTE], answer_text, name="rollout"
+    )
 
 
 def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:

@@ -85,7 +85,10 @@ def layout_text(server: Server) -> str:
     For a group it writes the replicas for prompts and the replicas for decoding: `2 × (1+3) tp4`.
     """
     layout_sizes = server.layout_sizes
-    layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
+    sizes_text = (
+        " ".join(f"{size_name}{group_size}" for size_name, group_size in vars(layout_sizes).items() if group_size > 1)
+        or "tp1"
+    )
     prefill_decode_text = (
         ""
         if server.disaggregated_server is None
@@ -94,15 +97,15 @@ def layout_text(server: Server) -> str:
     replicas_text = f"{server.replicas} × " if server.replicas > 1 else ""
     replicas_text += prefill_decode_text
     format_texts = [server.quantize, None if server.kv_dtype is None else f"kv {server.kv_dtype}"]
-    return ", ".join([f"{replicas_text}{layout}", *filter(None, format_texts)])
+    return ", ".join([f"{replicas_text}{sizes_text}", *filter(None, format_texts)])
 
 
 def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
     """Returns the report of a study of servers as data and as tables."""
     from ..workload.workload import Workload
 
-    preset, requests = serve_study.preset, serve_study.request_sizes
-    warnings = too_long_notes(preset.model, Workload(1, requests.total_tokens))
+    preset, request_sizes = serve_study.preset, serve_study.request_sizes
+    warnings = too_long_notes(preset.model, Workload(1, request_sizes.total_tokens))
     chosen_server = servers.chosen_server
     variable_name = serve_study.long_request_variable
     if variable_name and not _exceeds_learned_positions(serve_study):
@@ -119,8 +122,8 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
     if serve_study.trace is not None:
         table_rows, table_columns = _trace_rows(serve_study, servers), list(TRACE_COLUMNS)
     table_columns = _server_columns(table_columns, serve_study)
-    answer = _answer_text(serve_study, servers)
-    tables = [Table(title, table_columns, table_rows, _subtitle_text(serve_study), notes, answer, name="servers")]
+    answer_text = _answer_text(serve_study, servers)
+    tables = [Table(title, table_columns, table_rows, _subtitle_text(serve_study), notes, answer_text, name="servers")]
     if chosen_server is not None:
         server = servers.servers[chosen_server.server_index]
         table_rows = [
@@ -140,16 +143,16 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
 
 def load_text(serve_study: ServeStudy) -> str:
     """Returns the load of a study of servers as text: `64 users of 8,192 + 1,024 tokens`."""
-    latency_limits, requests = serve_study.latency_limits, serve_study.request_sizes
+    latency_limits, request_sizes = serve_study.latency_limits, serve_study.request_sizes
     if serve_study.trace is not None:
         trace_text = duration_text(serve_study.trace.duration_seconds)
         requests_text = f"{counted_noun(len(serve_study.trace.requests), 'request')} in {trace_text}"
-        return f"{requests_text}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
+        return f"{requests_text}, {request_sizes.input_tokens:,} + {request_sizes.output_tokens:,} tokens on average"
     requests_text = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
     requests_text = (
         requests_text if latency_limits.concurrency is None else counted_noun(latency_limits.concurrency, "user")
     )
-    return f"{requests_text} of {requests.input_tokens:,} + {requests.output_tokens:,} tokens"
+    return f"{requests_text} of {request_sizes.input_tokens:,} + {request_sizes.output_tokens:,} tokens"
 
 
 def _server_columns(columns: Sequence[Column], serve_study: ServeStudy) -> list[Column]:
@@ -202,17 +205,21 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     chosen_server = servers.chosen_server
     table_rows = []
     for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
-        server, point = servers.servers[server_index], servers.load_points[server_index]
+        server, load_point = servers.servers[server_index], servers.load_points[server_index]
         is_within_limits = servers.limit_verdicts[server_index]
-        shown_point = point or servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
+        shown_point = (
+            load_point or servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
+        )
         if not is_within_limits:
             verdict = "no"
         elif serve_study.latency_limits.are_at_risk(shown_point.ttft):
             verdict = AT_RISK_VERDICT
         else:
             verdict = "ok"
-        cells = [layout_text(server), server.devices, *_load_point_cells(shown_point, serve_study), verdict]
-        table_rows.append(Row(cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index))
+        row_cells = [layout_text(server), server.devices, *_load_point_cells(shown_point, serve_study), verdict]
+        table_rows.append(
+            Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
+        )
     return table_rows
 
 
@@ -243,8 +250,10 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
         if serve_study.price is not None:
             rate_or_cost = _token_cost_of_trace(serve_study, server, trace_times)
         verdict = "ok" if servers.limit_verdicts[server_index] else "no"
-        cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
-        table_rows.append(Row(cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index))
+        row_cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
+        table_rows.append(
+            Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
+        )
     return table_rows
 
 
@@ -279,11 +288,11 @@ def _range_cell(seconds: TimeRange | RangedAmount) -> str:
 def _curve_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rate_cells = _load_point_cells(load_point, serve_study)
     likely_tpot, end_to_end_latency = float(load_point.tpot.estimate), load_point.replica_latencies.end_to_end_seconds
-    seconds = [
+    latency_cells = [
         DisplayedValue(likely_tpot, duration_text(likely_tpot)),
         DisplayedValue(end_to_end_latency, duration_text(end_to_end_latency)),
     ]
-    return [concurrency, ttft, tpot, *seconds, *rate_cells]
+    return [concurrency, ttft, tpot, *latency_cells, *rate_cells]
 
 
 def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
@@ -316,7 +325,9 @@ def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> li
 def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     chosen_server = servers.chosen_server
     shown_point = _point_with_shown_errors(servers)
-    reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.rejection_counts.items())
+    reasons_text = ", ".join(
+        f"{rejection_reason} ({layout_count})" for rejection_reason, layout_count in servers.rejection_counts.items()
+    )
     notes = _notes_on_faster_server(serve_study, servers)
     notes += [] if shown_point is None else [test_errors_text(shown_point.tpot, serve_study.stack.title)]
     notes += [speculation_text(serve_study.speculation)] if serve_study.speculation is not None else []
@@ -335,8 +346,12 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
             f"a replica holds {counted_noun(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {serve_study.engine.title}"
         )
-        ttft, tpot = (float(getattr(chosen_server.load_point, name).estimate) for name in ("ttft", "tpot"))
-        notes.append(f"likely {duration_text(ttft)} to the first token, then {duration_text(tpot)} a token")
+        ttft_seconds, tpot_seconds = (
+            float(getattr(chosen_server.load_point, latency_name).estimate) for latency_name in ("ttft", "tpot")
+        )
+        notes.append(
+            f"likely {duration_text(ttft_seconds)} to the first token, then {duration_text(tpot_seconds)} a token"
+        )
         if not servers.trace_times and serve_study.latency_limits.are_at_risk(chosen_server.load_point.ttft):
             notes.insert(0, _uncertain_ttft_text(server, chosen_server.load_point))
         command_text = _start_command(serve_study, server)
@@ -369,8 +384,10 @@ def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoin
             f"{duration_text(load_point.replica_latencies.ttft_of_burst)}; times "
             "without --disaggregate are those of requests that arrive at once, and a note has those of spread arrivals"
         ]
-    loads = (load_point.spread_latencies, load_point.replica_latencies)
-    spread_texts, wave_texts = ((duration_text(load.ttft), duration_text(load.tpot)) for load in loads)
+    arrival_latencies = (load_point.spread_latencies, load_point.replica_latencies)
+    spread_texts, wave_texts = (
+        (duration_text(latencies.ttft), duration_text(latencies.tpot)) for latencies in arrival_latencies
+    )
     if spread_texts == wave_texts:
         return []
     return [
@@ -408,12 +425,12 @@ def _notes_on_faster_server(serve_study: ServeStudy, servers: StudiedServers) ->
     if round_to_digits(cheapest_rate) <= round_to_digits(chosen_server.load_point.tokens_per_second_per_device):
         return []
     relative_gain = cheapest_rate / chosen_server.load_point.tokens_per_second_per_device - 1
-    reason = (
+    reason_text = (
         f"within {TIE_SHARE * 100:g} %: a tie" if relative_gain <= TIE_SHARE else "but no time of it was ever tested"
     )
     return [
         f"{layout_text(cheapest_server)} on {device_phrase(cheapest_server.devices, serve_study.hardware.title)} has "
-        f"{units.percent(relative_gain, 1)} more tokens/s per device, {reason}"
+        f"{units.percent(relative_gain, 1)} more tokens/s per device, {reason_text}"
     ]
 
 
@@ -480,7 +497,7 @@ def _replica_group_data(server: Server) -> dict[str, int] | None:
 
 
 def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:
-    latency_limits, requests = serve_study.latency_limits, serve_study.request_sizes
+    latency_limits, request_sizes = serve_study.latency_limits, serve_study.request_sizes
     listed_servers = [
         {
             "options": _server_options(server),
@@ -502,9 +519,9 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "hardware": serve_study.hardware.name,
         "engine": {"name": serve_study.engine.name, "version": serve_study.version.version},
         "requests": {
-            "input": requests.input_tokens,
-            "output": requests.output_tokens,
-            "cached": requests.cached_tokens,
+            "input": request_sizes.input_tokens,
+            "output": request_sizes.output_tokens,
+            "cached": request_sizes.cached_tokens,
         },
         "limits": {**vars(latency_limits)},
         "trace": _trace_data(serve_study),
@@ -517,7 +534,8 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "chosen": _chosen_server_data(serve_study, servers),
         "why_not": servers.rejection_counts,
         "class": {
-            name: None if shown_point is None else getattr(shown_point, name).class_data() for name in ("ttft", "tpot")
+            latency_name: None if shown_point is None else getattr(shown_point, latency_name).class_data()
+            for latency_name in ("ttft", "tpot")
         },
         "not_counted": _uncounted_effects(serve_study),
     }
@@ -535,8 +553,11 @@ def _trace_times_data(serve_study: ServeStudy, server: Server, trace_times: Trac
     token_cost = _token_cost_of_trace(serve_study, server, trace_times)
     return {
         **{
-            name: {f"p{percentile}": latency.as_data() for percentile, latency in getattr(trace_times, name).items()}
-            for name in ("ttft", "tpot")
+            latency_name: {
+                f"p{percentile}": latency.as_data()
+                for percentile, latency in getattr(trace_times, latency_name).items()
+            }
+            for latency_name in ("ttft", "tpot")
         },
         "seconds": round_to_digits(trace_times.seconds),
         "output_tokens_per_second": round_to_digits(trace_times.output_tokens_per_second),
@@ -547,8 +568,8 @@ def _trace_times_data(serve_study: ServeStudy, server: Server, trace_times: Trac
 
 def _exceeds_learned_positions(serve_study: ServeStudy) -> bool:
     """Whether the longest request has more tokens than the model's table of learned positions."""
-    positions = learned_positions(serve_study.preset.model)
-    return positions is not None and serve_study.longest_request > positions
+    position_count = learned_positions(serve_study.preset.model)
+    return position_count is not None and serve_study.longest_request > position_count
 
 
 def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
@@ -575,7 +596,8 @@ def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dic
         "command": _start_command(serve_study, server),
         "arrives_in_waves": server.has_requests_in_waves,
         "spread": {
-            name: round_to_digits(getattr(chosen_server.load_point.spread_latencies, name)) for name in ("ttft", "tpot")
+            latency_name: round_to_digits(getattr(chosen_server.load_point.spread_latencies, latency_name))
+            for latency_name in ("ttft", "tpot")
         },
         **load_point_data(chosen_server.load_point),
     }

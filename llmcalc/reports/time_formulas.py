@@ -27,13 +27,20 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], sizes: dict[str, Any
         "node": sizes["node"],
         "setting": {symbol_name: symbol_value for symbol_name, symbol_value in sizes.items() if symbol_name != "node"},
         "formulas": [_formula_record(formula) for formula in formulas],
-        "symbols": {name: {"field": SYMBOL_MEANINGS[name], "value": None} for name in _used_symbols(formulas)},
+        "symbols": {
+            used_symbol: {"field": SYMBOL_MEANINGS[used_symbol], "value": None}
+            for used_symbol in _used_symbols(formulas)
+        },
     }
     total_seconds = sum(formula.seconds * formula.repeat_count for formula in formulas)
     run_title = f"{sizes['phase']} of {sizes['batch']} x {sizes['seq']:,} tokens on one {sizes['hardware']}"
-    legend = "; ".join(f"{symbol_name}: {SYMBOL_MEANINGS[symbol_name]}" for symbol_name in _used_symbols(formulas))
+    legend_text = "; ".join(f"{symbol_name}: {SYMBOL_MEANINGS[symbol_name]}" for symbol_name in _used_symbols(formulas))
     notes = without_repetitions(
-        [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]
+        [
+            legend_text,
+            *(f"source: {formula.source}" for formula in formulas if formula.source),
+            "in 16 bits; no messages",
+        ]
     )
     answer_text = f"{duration_text(total_seconds)} of kernels"
     table_rows = [_formula_row(formula) for formula in formulas]
@@ -46,7 +53,11 @@ def _used_symbols(time_formulas: Sequence[TimeFormula]) -> list[str]:
     formula_words = {
         word for formula in time_formulas for word in formula.symbolic_text.replace("(", " ").replace(")", " ").split()
     }
-    return [name for name in SYMBOL_MEANINGS if name in {formula_word.rstrip(",") for formula_word in formula_words}]
+    return [
+        symbol_name
+        for symbol_name in SYMBOL_MEANINGS
+        if symbol_name in {formula_word.rstrip(",") for formula_word in formula_words}
+    ]
 
 
 def _formula_row(formula: TimeFormula) -> Row:

@@ -59,8 +59,8 @@ def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
             targets_by_part.setdefault(str(untested_part), []).append(model_verdict.target)
     has_several_models = len(model_verdicts) > 1
     untested_texts = [
-        f"{part_name} ({counted_noun(len(targets), 'model')})" if has_several_models else part_name
-        for part_name, targets in targets_by_part.items()
+        f"{part_name} ({counted_noun(len(model_targets), 'model')})" if has_several_models else part_name
+        for part_name, model_targets in targets_by_part.items()
     ]
     return [f"untested: {', '.join(untested_texts)}: no measurement of its memory is stated"] if untested_texts else []
 
@@ -97,8 +97,10 @@ def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]
         for model_name in skipped_models
     ]
     notes = _verify_notes(model_verdicts, skipped_models)
-    columns = table_columns[:column_count]
-    return Table("", columns, [Row(table_row[:column_count]) for table_row in table_rows], notes=notes, name="checks")
+    shown_columns = table_columns[:column_count]
+    return Table(
+        "", shown_columns, [Row(table_row[:column_count]) for table_row in table_rows], notes=notes, name="checks"
+    )
 
 
 def _speed_text(measured_speed: dict[str, Any]) -> str:
@@ -214,7 +216,9 @@ def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
     models_by_reason: dict[str, list[str]] = {}
     for model_name, skip_reason in skipped_models.items():
         models_by_reason.setdefault(skip_reason, []).append(model_name)
-    return [f"skipped, {skip_reason}: {', '.join(models)}" for skip_reason, models in models_by_reason.items()]
+    return [
+        f"skipped, {skip_reason}: {', '.join(model_names)}" for skip_reason, model_names in models_by_reason.items()
+    ]
 
 
 def _explained_differences(model_verdicts: list[Verdict]) -> list[str]:
@@ -244,7 +248,11 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
     compared_memory = [
         (verdict.target, verdict.info["memory"]) for verdict in model_verdicts if "memory" in verdict.info
     ]
-    notes = [f"memory of {name}: {', '.join(info['runs'])}" for name, info in compared_memory if info["runs"]]
+    notes = [
+        f"memory of {verdict_target}: {', '.join(memory_record['runs'])}"
+        for verdict_target, memory_record in compared_memory
+        if memory_record["runs"]
+    ]
     if len(notes) > 1:
         notes = [f"memory of {counted_noun(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
     for model_name, memory_info in compared_memory:
@@ -252,8 +260,8 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
         for phase, skip_reason in memory_info["left_out"].items():
             phases_by_reason.setdefault(skip_reason, []).append(phase)
         notes += [
-            f"{model_name}: memory of {', '.join(phases)} not compared: {skip_reason}"
-            for skip_reason, phases in phases_by_reason.items()
+            f"{model_name}: memory of {', '.join(left_out_phases)} not compared: {skip_reason}"
+            for skip_reason, left_out_phases in phases_by_reason.items()
         ]
     return notes
 
@@ -261,20 +269,27 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
 def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
     """Returns a note on the distributed processes, and on the bytes that were not compared."""
     run_info = model_verdicts[0].info
-    layout = run_info["layout"]
+    group_sizes = run_info["layout"]
     degree_titles = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
-    degree_titles["dp"] = "shards" if layout["zero"] == 3 else "replicas"
+    degree_titles["dp"] = "shards" if group_sizes["zero"] == 3 else "replicas"
     scratch_sizes = sorted(
         {kernel_and_bytes for verdict in model_verdicts for kernel_and_bytes in verdict.info["scratch_bytes"].items()}
     )
-    layout_text = ", ".join(f"{layout[name]} {title}" for name, title in degree_titles.items() if layout[name] > 1)
+    scratch_text = ", ".join(
+        f"{kernel_name} {units.memory(scratch_bytes)}" for kernel_name, scratch_bytes in scratch_sizes
+    )
+    layout_text = ", ".join(
+        f"{group_sizes[degree_name]} {degree_title}"
+        for degree_name, degree_title in degree_titles.items()
+        if group_sizes[degree_name] > 1
+    )
     return [
-        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({layout_text}): two steps "
-        f"with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "
+        f"against {group_sizes['world']} gloo processes that run llmcalc's PyTorch reference ({layout_text}): "
+        f"two steps with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of "
+        f"{run_info['batch']} × "
         f"{run_info['seq']} tokens per replica; loss: against one process",
         f"not compared: {'; '.join(run_info['not_counted'])}; scratch that kernels free before they return, the "
-        "largest block of each: "
-        f"{', '.join(f'{kernel} {units.memory(scratch_bytes)}' for kernel, scratch_bytes in scratch_sizes) or 'none'}",
+        f"largest block of each: {scratch_text or 'none'}",
     ]
 
 
@@ -284,9 +299,9 @@ def _coverage_note(model_verdicts: list[Verdict]) -> str:
     direct_count = sum(len(coverage.compared_alone) for _, coverage in covered_models)
     summed_count = sum(len(coverage.compared_in_sums) for _, coverage in covered_models)
     missing_paths = [
-        path if len(model_verdicts) == 1 else f"{model_verdict.target} {path}"
+        totaled_path if len(model_verdicts) == 1 else f"{model_verdict.target} {totaled_path}"
         for model_verdict, coverage in covered_models
-        for path in coverage.compared_in_totals
+        for totaled_path in coverage.compared_in_totals
     ]
     ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MAX_MISSING else ""
     return (

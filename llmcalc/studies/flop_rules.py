@@ -93,7 +93,7 @@ def sizes_of_model(spec: ModelSpec) -> ModelSizes:
 
     Raises `ArithmeticError` for any model that is not a plain transformer.
     """
-    heads = key_width = ffn_width = 0
+    total_heads = key_width = ffn_width = 0
     for _, layer, layer_count, _ in spec.main.layer_groups():
         layer_widths = _layer_widths(layer, spec.hidden_size)
         if layer_widths is None:
@@ -102,10 +102,10 @@ def sizes_of_model(spec: ModelSpec) -> ModelSizes:
                 "in every layer"
             )
         layer_heads, head_dim, layer_ffn_width = layer_widths
-        heads += layer_count * layer_heads
+        total_heads += layer_count * layer_heads
         key_width += layer_count * layer_heads * head_dim
         ffn_width += layer_count * layer_ffn_width
-    return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, key_width, ffn_width, spec.vocab_size)
+    return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, total_heads, key_width, ffn_width, spec.vocab_size)
 
 
 def kaplan_table_1(parameters: int, key_width: int, context_tokens: int) -> int:
@@ -174,7 +174,7 @@ RuleFields: TypeAlias = tuple[str, str, str, str, int, str]
 
 def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
     count_of_params = params(flop_count.spec, flop_count.include)
-    is_training, tokens = flop_count.workload.phase == "training", flop_count.tokens
+    is_training, token_count = flop_count.workload.phase == "training", flop_count.tokens
     flops_per_parameter = 6 if is_training else 2
     for rule_key, rule_name, name_suffix, rule_source, parameters in _definitions_of_n(count_of_params):
         formula, remark = f"{flops_per_parameter}N{name_suffix}", f"N = {parameters:,}"
@@ -183,13 +183,13 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
             rule_name,
             formula,
             rule_source,
-            flops_per_parameter * parameters * tokens,
+            flops_per_parameter * parameters * token_count,
             remark,
         )
     if _is_plain_transformer(flop_count.spec):
         context_tokens = flop_count.workload.context + flop_count.workload.seq
         yield from _rules_with_attention(
-            sizes_of_model(flop_count.spec), count_of_params, context_tokens, tokens, is_training
+            sizes_of_model(flop_count.spec), count_of_params, context_tokens, token_count, is_training
         )
 
 
@@ -216,10 +216,10 @@ def _rules_with_attention(
         rule_name: str,
         formulas: tuple[str, str],
         source: str,
-        flops: int,
+        rule_flops: int,
         phase_remarks: tuple[str, str],
     ) -> RuleFields:
-        return rule_key, rule_name, formulas[is_training], source, tokens * flops, phase_remarks[is_training]
+        return rule_key, rule_name, formulas[is_training], source, tokens * rule_flops, phase_remarks[is_training]
 
     pass_count = 3 if is_training else 1
     kaplan_flops = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.total_key_width, context_tokens)
@@ -248,16 +248,23 @@ def _rules_with_attention(
     phase_remarks = f"{PALM_REMARK}; a third of its training count", PALM_REMARK
     yield make_rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM_SOURCE, palm_flops, phase_remarks)
     flops_without_recompute, flops_with_recompute = (
-        megatron_flops(model_sizes, 1, context_tokens, recompute=recompute) for recompute in (False, True)
+        megatron_flops(model_sizes, 1, context_tokens, recompute=is_recomputed) for is_recomputed in (False, True)
     )
     formulas = "24Bsℓh²(1+s/6h+V/12ℓh)", "72Bsℓh²(1+s/6h+V/12ℓh)"
     phase_remarks = f"{MEGATRON_REMARK}; a third of its training count", f"{MEGATRON_REMARK}; nothing recomputed"
-    flops = exact_div(pass_count * flops_without_recompute, 3 * context_tokens)
-    yield make_rule("megatron", "Megatron", formulas, MEGATRON_SOURCE, flops, phase_remarks)
+    rule_flops = exact_div(pass_count * flops_without_recompute, 3 * context_tokens)
+    yield make_rule("megatron", "Megatron", formulas, MEGATRON_SOURCE, rule_flops, phase_remarks)
     if is_training:
         formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MEGATRON_REMARK}; every layer recomputed"
-        flops = exact_div(flops_with_recompute, context_tokens)
-        yield RULE_WITH_RECOMPUTE, "Megatron, recompute", formula, MEGATRON_RECOMPUTE_SOURCE, tokens * flops, remark
+        rule_flops = exact_div(flops_with_recompute, context_tokens)
+        yield (
+            RULE_WITH_RECOMPUTE,
+            "Megatron, recompute",
+            formula,
+            MEGATRON_RECOMPUTE_SOURCE,
+            tokens * rule_flops,
+            remark,
+        )
 
 
 def _kaplan_n(parameter_count: ParameterCount) -> int:

@@ -76,8 +76,8 @@ class Candidate:
     @property
     def options(self) -> str:
         """The layout and its recomputation as command-line options of `memory` and `time`."""
-        recompute = "" if self.recompute == CONFIGURED_RECOMPUTE else f"--recompute {self.recompute}"
-        return f"{self.layout.options()} {recompute}".strip()
+        recompute_option = "" if self.recompute == CONFIGURED_RECOMPUTE else f"--recompute {self.recompute}"
+        return f"{self.layout.options()} {recompute_option}".strip()
 
 
 def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
@@ -107,9 +107,9 @@ def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
     tie_flags: list[bool] = []
     least_seconds = 0.0
     for candidate in candidates:
-        seconds = candidate.seconds or 0.0
-        tie_flags.append(bool(least_seconds) and seconds <= (1 + TIE_SHARE) * least_seconds)
-        least_seconds = min(least_seconds, seconds) if tie_flags[-1] else seconds
+        step_seconds = candidate.seconds or 0.0
+        tie_flags.append(bool(least_seconds) and step_seconds <= (1 + TIE_SHARE) * least_seconds)
+        least_seconds = min(least_seconds, step_seconds) if tie_flags[-1] else step_seconds
     return tie_flags
 
 
@@ -139,7 +139,7 @@ def parse_layout_sizes(sizes_text: str) -> dict[str, int]:
 def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
     """Returns the position (from 1) of the first candidate with these parallel sizes; None without one."""
     for position, candidate in enumerate(candidates, start=1):
-        if all(getattr(candidate.layout, size_name) == degree for size_name, degree in layout_sizes.items()):
+        if all(getattr(candidate.layout, size_name) == group_size for size_name, group_size in layout_sizes.items()):
             return position
     return None
 

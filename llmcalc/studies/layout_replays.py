@@ -97,24 +97,24 @@ def _largest_replay(
     replay_rank: rank → its replay. Work before an error is counted.
     """
     layout, first_stage = replay_task.layout_run.layout, replay_task.first_stage
-    replays: dict[int, RankReplay] = {}
+    replay_by_rank: dict[int, RankReplay] = {}
 
     def work_so_far() -> CountedWork:
-        return total_work(replay.work for replay in replays.values())
+        return total_work(replay.work for replay in replay_by_rank.values())
 
     try:
         if first_stage is None:
             first_replay = RankReplay(0, CountedWork(0))
         else:
             first_rank = layout.rank(pp=first_stage)
-            first_replay = replays[first_rank] = replay_rank(first_rank)
+            first_replay = replay_by_rank[first_rank] = replay_rank(first_rank)
             if replay_task.byte_limit is not None and first_replay.bytes > replay_task.byte_limit:
                 return ReplayedLayout(*first_replay, *first_replay)
         largest_bytes = first_replay.bytes
         for rank in ranks:
             if largest_bytes and replay_task.work_limit is not None and work_so_far().total > replay_task.work_limit:
                 break
-            if rank in replays:
+            if rank in replay_by_rank:
                 continue
             if first_stage is not None:
                 upper_bound = estimate_errors.upper_bound_of_stage(
@@ -124,8 +124,8 @@ def _largest_replay(
                 )
                 if upper_bound <= largest_bytes:
                     continue
-            replays[rank] = replay_rank(rank)
-            largest_bytes = max(largest_bytes, replays[rank].bytes)
+            replay_by_rank[rank] = replay_rank(rank)
+            largest_bytes = max(largest_bytes, replay_by_rank[rank].bytes)
     except InputError:
         SIMULATED_WORK.add(work_so_far())
         raise
@@ -216,7 +216,7 @@ class LayoutReplays:
         """
         if not self._calls.can_fork:
             return
-        tasks: list[tuple[SearchTask, Hashable]] = []
+        replay_tasks: list[tuple[SearchTask, Hashable]] = []
         for run_index, layout_run in enumerate(layout_runs):
             if layout_run not in self._begun:
                 self._begun[layout_run] = self._replay_task(
@@ -224,8 +224,8 @@ class LayoutReplays:
                 )
                 self._begun_stages[layout_run] = self._stage_tasks(self._begun[layout_run])
             layout_tasks = self._begun_stages[layout_run].values() or (self._begun[layout_run],)
-            tasks += [(layout_task, _pass_sizes(layout_run)) for layout_task in layout_tasks]
-        self._calls.begin(tasks)
+            replay_tasks += [(layout_task, _pass_sizes(layout_run)) for layout_task in layout_tasks]
+        self._calls.begin(replay_tasks)
 
     def _stage_tasks(self, replay_task: ReplayTask) -> dict[int, StageTask]:
         """Returns pipeline stage → the task of its ranks, the largest stage first; empty if the layout hardly fits.
@@ -246,14 +246,15 @@ class LayoutReplays:
             return {}
         ranks_by_stage = {first_stage: {layout.rank(pp=first_stage)}}
         for rank in self._run_estimates.cluster(replay_task.layout_run).ranks_that_may_need_most:
-            stage = layout.coordinates(rank).pp
+            stage_index = layout.coordinates(rank).pp
             upper_bound = self._run_estimates.estimate_errors.upper_bound_of_stage(
-                stage_peaks[stage], largest_peak, largest_peak
+                stage_peaks[stage_index], largest_peak, largest_peak
             )
             if upper_bound > largest_peak:
-                ranks_by_stage.setdefault(stage, set()).add(rank)
+                ranks_by_stage.setdefault(stage_index, set()).add(rank)
         return {
-            stage: StageTask(replay_task.layout_run, tuple(sorted(ranks))) for stage, ranks in ranks_by_stage.items()
+            stage_index: StageTask(replay_task.layout_run, tuple(sorted(stage_ranks)))
+            for stage_index, stage_ranks in ranks_by_stage.items()
         }
 
     def replayed_bytes(self, layout_run: LayoutRun, byte_limit: int | None) -> int:
@@ -283,15 +284,17 @@ class LayoutReplays:
         if not stage_tasks:
             replayed_layout: ReplayedLayout = self._calls.result(replay_task)
             return replayed_layout
-        replays: dict[int, RankReplay] = {}
+        replay_by_rank: dict[int, RankReplay] = {}
 
         def replay_rank(rank: int) -> RankReplay:
-            if rank not in replays:
-                replays.update(self._calls.result(stage_tasks[replay_task.layout_run.layout.coordinates(rank).pp]))
-            return replays[rank]
+            if rank not in replay_by_rank:
+                replay_by_rank.update(
+                    self._calls.result(stage_tasks[replay_task.layout_run.layout.coordinates(rank).pp])
+                )
+            return replay_by_rank[rank]
 
-        ranks = sorted(rank for stage_task in stage_tasks.values() for rank in stage_task.ranks)
-        replayed_layout = _largest_replay(self._run_estimates.estimate_errors, replay_task, ranks, replay_rank)
+        all_ranks = sorted(rank for stage_task in stage_tasks.values() for rank in stage_task.ranks)
+        replayed_layout = _largest_replay(self._run_estimates.estimate_errors, replay_task, all_ranks, replay_rank)
         self._calls.forget(stage_tasks.values())
         return replayed_layout
 

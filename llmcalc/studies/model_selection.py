@@ -98,10 +98,10 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
     own names (`mla`, `mamba2`, `gated_delta_net`, …).
     """
     from ..components.base import TokenMixer
-    from .distinct_layers import distinct_blocks
+    from .distinct_layers import distinct_layers
 
     attention_names: set[str] = set()
-    mixers: list[Any] = [block.attention for block in distinct_blocks(spec) if isinstance(block.attention, TokenMixer)]
+    mixers: list[Any] = [block.attention for block in distinct_layers(spec) if isinstance(block.attention, TokenMixer)]
     for mixer in mixers:
         head_sizes = mixer.head_sizes(spec.hidden_size)
         mixer_type = mixer.type

@@ -80,12 +80,12 @@ def trace_times(server: Server, trace: RequestTrace, step_seconds: StepSeconds, 
         for time_scale in (1.0, ratio_range.low, ratio_range.high)
     ]
     estimated_run = simulated_runs[0]
-    seconds = max(request.end_seconds for request in estimated_run)
+    trace_seconds = max(request.end_seconds for request in estimated_run)
     further_tokens = trace.mean_output_tokens - 1
     seconds_in_server = sum(request.ttft + (request.tpot or 0.0) * further_tokens for request in estimated_run)
     ttft = _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in simulated_runs])
     tpot = _percentiles_of_runs([_tpots_of_requests(served_requests) for served_requests in simulated_runs])
-    return TraceTimes(ttft, tpot, seconds, trace.output_tokens / seconds, seconds_in_server / seconds)
+    return TraceTimes(ttft, tpot, trace_seconds, trace.output_tokens / trace_seconds, seconds_in_server / trace_seconds)
 
 
 def _serve_scaled(

@@ -327,8 +327,10 @@ class Replica:
         def added_seconds_per_prompt(prompt_count: float) -> float:
             """Returns the seconds that each prompt adds to a step with `prompt_count` prompts."""
             prompt_pass = self.pass_of_equal_prompts(prompt_count)
-            seconds = float(prompt_pass.seconds) + added_launch_seconds(prompt_count)
-            return max(0.0, seconds - len(prompt_pass.timed_passes) * saved_seconds) / prompt_count / self.batch_count
+            pass_seconds = float(prompt_pass.seconds) + added_launch_seconds(prompt_count)
+            return (
+                max(0.0, pass_seconds - len(prompt_pass.timed_passes) * saved_seconds) / prompt_count / self.batch_count
+            )
 
         prompts_per_step = max(
             1.0, min(self.max_prompts_per_step, concurrency / self.batch_count / steps_after_first_token)

@@ -82,7 +82,9 @@ def _hop_seconds(spec: ModelSpec, device: Device, rank_pass: RankPass, tokens: N
     sent_bytes = 2.0 * tokens * spec.hidden_size
     stage_devices = rank_pass.tp * rank_pass.cp
     far_hops = ceil_div(pp, device.domain_stages(pp, stage_devices)) - 1
-    near_seconds, far_seconds = (device.hop_seconds(sent_bytes, devices) for devices in (1, stage_devices * pp))
+    near_seconds, far_seconds = (
+        device.hop_seconds(sent_bytes, device_count) for device_count in (1, stage_devices * pp)
+    )
     return far_hops * far_seconds + (pp - 1 - far_hops) * near_seconds
 
 
@@ -119,12 +121,14 @@ def _launched_seconds(
     graph_tokens: most tokens of a pass whose kernels captured graphs launch; 0 for none.
     """
     prompt_launch_seconds = 0.0 if is_decoding else software_stack.host_seconds_per_prompt_kernel
-    launches = timed_pass.launches(
+    launch_count = timed_pass.launches(
         software_stack.launches_by_verb,
         graph_tokens,
         software_stack.casts_inputs and number_formats.product_format in NARROW_FORMATS,
     )
-    return maximum(timed_pass.seconds, launches * max(software_stack.host_seconds_per_kernel, prompt_launch_seconds))
+    return maximum(
+        timed_pass.seconds, launch_count * max(software_stack.host_seconds_per_kernel, prompt_launch_seconds)
+    )
 
 
 def graph_prompt_tokens(spec: ModelSpec, software_stack: SoftwareStack, pp: Number = 1) -> int:

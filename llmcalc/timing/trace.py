@@ -115,10 +115,13 @@ class StepSeconds:
         return seconds + self.added_decoding_seconds(sequences, cached_tokens)
 
     @classmethod
-    def tabulate(cls, replica: Replica, sequences: int, longest_request: int, mean_input_tokens: int) -> StepSeconds:
+    def tabulate(
+        cls, replica: Replica, sequence_count: int, longest_request: int, mean_input_tokens: int
+    ) -> StepSeconds:
         """Tabulates the seconds of a replica's steps by batch size and context.
 
-        sequences: most sequences of a batch. longest_request: its tokens. mean_input_tokens: tokens of a usual prompt.
+        sequence_count: most sequences of a batch. longest_request: its tokens.
+        mean_input_tokens: tokens of a usual prompt.
         """
         mean_prompt_tokens = max(1, mean_input_tokens)
         context_lengths = sorted({0, mean_prompt_tokens, max(mean_prompt_tokens + 1, longest_request)})
@@ -138,9 +141,9 @@ class StepSeconds:
             return seconds_without_graphs(prompt_pass, replica.stack, replica.number_formats, replica.graph_tokens)
 
         return cls(
-            _tabulated_seconds(lambda *sizes: float(batch_seconds(*sizes).seconds), sequences, context_lengths),
+            _tabulated_seconds(lambda *sizes: float(batch_seconds(*sizes).seconds), sequence_count, context_lengths),
             _tabulated_seconds(
-                lambda *sizes: seconds_added_to_prompt_step(batch_seconds(*sizes)), sequences, context_lengths
+                lambda *sizes: seconds_added_to_prompt_step(batch_seconds(*sizes)), sequence_count, context_lengths
             ),
             _tabulated_seconds(lambda *sizes: float(time_prompt(*sizes).seconds), most_tokens, context_lengths),
             replica.stack.first_token_seconds,
@@ -159,7 +162,7 @@ def _tabulated_seconds(
     exact_seconds: (size of the batch, tokens in the cache) → seconds.
     """
     batch_sizes = [
-        *(2**i for i in range(max(1, largest_batch).bit_length()) if 2**i < largest_batch),
+        *(2**exponent for exponent in range(max(1, largest_batch).bit_length()) if 2**exponent < largest_batch),
         max(1, largest_batch),
     ]
     seconds_table = [
@@ -300,13 +303,13 @@ class ServedBatch:
                 reserved_tokens -= traced_request.input_tokens + traced_request.output_tokens
         return [
             ServedRequest(
-                first_token_times[i] - traced_request.arrival_seconds,
-                (end_times[i] - first_token_times[i]) / (traced_request.output_tokens - 1)
+                first_token_times[arrival_index] - traced_request.arrival_seconds,
+                (end_times[arrival_index] - first_token_times[arrival_index]) / (traced_request.output_tokens - 1)
                 if traced_request.output_tokens > 1
                 else None,
-                end_times[i],
+                end_times[arrival_index],
             )
-            for i, traced_request in enumerate(requests)
+            for arrival_index, traced_request in enumerate(requests)
         ]
 
     def _scheduled_seconds(self, sequence_count: int, cached_tokens: float) -> float:
@@ -365,9 +368,9 @@ class ServedBatch:
 def serve_trace(
     replica: Replica,
     step_seconds: StepSeconds,
-    replicas: int,
+    replica_count: int,
     requests: Sequence[TracedRequest],
-    sequences: int,
+    sequence_count: int,
     cache_tokens: int,
     cached_share: float = 0.0,
     seconds_scale: float = 1.0,
@@ -376,25 +379,28 @@ def serve_trace(
     """Serves a trace's requests on equal replicas, to which they are assigned in turn.
 
     step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
-    sequences, cache_tokens: of one replica. cached_share, budget: as of `ServedBatch.serve_requests`.
+    sequence_count, cache_tokens: of one replica. cached_share, budget: as of `ServedBatch.serve_requests`.
     seconds_scale: factor of all seconds of steps.
     Returns the times of the requests, batch by batch.
     """
     budget = budget or StepBudget()
-    longest_request = max(request.input_tokens + request.output_tokens for request in requests)
-    batch = ServedBatch(
+    longest_request = max(traced_request.input_tokens + traced_request.output_tokens for traced_request in requests)
+    served_batch = ServedBatch(
         step_seconds,
-        max(1, sequences // replica.batch_count),
+        max(1, sequence_count // replica.batch_count),
         max(longest_request, cache_tokens // replica.batch_count),
         replica.step_tokens or longest_request,
         replica.stack.mixed_steps,
         seconds_scale,
         replica.steps_ahead,
     )
-    batches_of_requests = [requests[i :: replica.batch_count * replicas] for i in range(replica.batch_count * replicas)]
+    batches_of_requests = [
+        requests[batch_index :: replica.batch_count * replica_count]
+        for batch_index in range(replica.batch_count * replica_count)
+    ]
     return [
         served_request
         for requests_of_batch in batches_of_requests
         if requests_of_batch
-        for served_request in batch.serve_requests(requests_of_batch, cached_share, budget)
+        for served_request in served_batch.serve_requests(requests_of_batch, cached_share, budget)
     ]
