@@ -194,7 +194,7 @@ class Hardware(Record):
 
     @property
     def has_only_float16_peak(self) -> bool:
-        """Whether bfloat16's peak is unknown but float16's is known, so that 16-bit products run at the latter."""
+        """Whether float16's peak rate is known but not bfloat16's, so that 16-bit products run at float16's."""
         return "float16" in self.peak_flops and "bfloat16" not in self.peak_flops
 
     @property
@@ -213,7 +213,7 @@ class Hardware(Record):
 
     @property
     def supports_nf4_weights(self) -> bool:
-        """Whether bitsandbytes stores nf4 weights on the accelerator: on Gaudi, and on all GPUs except Apple's."""
+        """Whether bitsandbytes can store nf4 weights on the accelerator: on Gaudi and on all GPUs except Apple's."""
         return self.vendor == "Intel" or self.has_8bit_optimizers
 
     @property

@@ -81,7 +81,7 @@ def head_kind_of(head_name: Any) -> Any:
 def preset_of(
     model: Model, set: str | Iterable[str] = (), head: str | None = None, allow_unknown: bool = False
 ) -> Preset:
-    """Returns the preset of a model: a name, path, config dict, configuration object, `ModelSpec` or `Preset`.
+    """Returns the `Preset` of a model that is given as a name, path, config dict, configuration object or `ModelSpec`.
 
     set: changes of fields, each `path=value`. head: replaces the head of a config. allow_unknown: whether to ignore
     misspelt fields and unknown sizes of a config.
@@ -354,7 +354,7 @@ def run_question_of(
     with_mtp: bool,
     with_towers: bool = False,
 ) -> RunQuestion:
-    """Returns what to compute for a model's run or a launch file. Last parameters: as in `run_options_of`."""
+    """Returns the `RunQuestion` about a model's run or a launch file. Other parameters: as in `run_options_of`."""
     from .questions.runs import build_run_question
 
     optional_path_text("--launch", launch)

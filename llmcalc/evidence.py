@@ -133,7 +133,7 @@ def weakest_status(statuses: Iterable[Status]) -> Status:
 
 
 def evidence_names(evidence: Iterable[Evidence], status: Status) -> str:
-    """Returns the names of what has evidence with this verification status, without repetitions."""
+    """Returns the names of the components and kernels with this verification status, without repetitions."""
     return ", ".join(dict.fromkeys(str(part_evidence) for part_evidence in evidence if part_evidence.status == status))
 
 

@@ -266,14 +266,14 @@ class ModelSpec(Part):
 
     @property
     def one_pass_model_name(self) -> str:
-        """Words for a model that reads a sequence in one pass without a cache (`an encoder-only model`); else empty."""
+        """The kind of a model that reads a sequence in one pass, such as `an encoder-only model`; else empty."""
         if self.kind == "encoder":
             return "an encoder-only model"
         return "" if self.main.streams is None else self.main.streams.one_pass_model_name
 
     @property
     def model_without_tokens(self) -> str:
-        """Words for a model that generates no tokens, such as `a model without a language-model head`; else empty."""
+        """The kind of a model that generates no tokens (`a model without a language-model head`); else empty."""
         if self.one_pass_model_name or isinstance(self.head, LMHead):
             return self.one_pass_model_name
         return "a model without a language-model head"
@@ -378,7 +378,7 @@ class ModelSpec(Part):
         return max(expert_counts, default=0)
 
     def program(self, flow: Flow | None = None) -> Flow:
-        """The program of the model: steps from tokens to output.
+        """Records the program of the model: its operations from the tokens to the output.
 
         flow: what records it, a new one by default.
         """
@@ -435,7 +435,7 @@ class ModelSpec(Part):
         return self.encoder is not None and (self.encoder.stem is not None or self.encoder.vocab_size is not None)
 
     def _projected_embeddings(self, recorder: Flow, x: Value, hidden_axis: Axis) -> Value:
-        """Returns the token embeddings, projected to the layers' width if different."""
+        """Returns the token embeddings, projected to the layers' width if the embedding has another width."""
         if self.embedding_size is None or self.main.input_size is not None:
             return x
         if self.embedding_kernel is not None:
@@ -672,7 +672,7 @@ def _reference_class() -> type[nn.Module]:
             return spec.embedding_size
 
         def repeats(self) -> dict[str, str]:
-            """Returns the path of each layer that repeats an earlier one → the path of the first layer of its kind."""
+            """Returns a mapping from the path of each repeated layer to the path of the first layer of its kind."""
             only_stack: Any = self._only[0] if not hasattr(self, "encoder") else None
             stacks_by_path: dict[str, Any] = (
                 {"": only_stack} if only_stack is not None else {"encoder.": self.encoder, "decoder.": self.decoder}

@@ -78,7 +78,7 @@ class PageRequestHandler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing: a line per file would flood the terminal."""
+        """Discards the log message of a request, because a line per file would flood the terminal."""
 
 
 class _PageHTTPServer(ThreadingHTTPServer):

@@ -34,7 +34,7 @@ _is_allowed = False
 
 @contextmanager
 def allow_forked_processes() -> Iterator[None]:
-    """Returns a context manager in which `ForkedCalls` may fork, for a command that has its process to itself."""
+    """Returns a context manager in which `ForkedCalls` may fork, for a command that is alone in its process."""
     global _is_allowed
     was_allowed, _is_allowed = _is_allowed, True
     try:

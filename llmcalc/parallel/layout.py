@@ -30,7 +30,7 @@ Zero: TypeAlias = Literal[0, 1, 2, 3]
 
 
 class ImpossibleLayout(InputError):
-    """Raised for group sizes that contradict each other or do not divide the model."""
+    """The error raised for group sizes that contradict each other or do not divide the model."""
 
 
 class Coordinates(NamedTuple):
@@ -271,7 +271,7 @@ def stage_sizes_between_ends(
     last_rank_layers: int | None,
     option_names: str,
 ) -> tuple[int, ...]:
-    """Returns the number of layers of each stage, if the layers of the first or of the last rank are stated.
+    """Returns the number of layers per stage if the number of layers on the first or the last rank is given.
 
     chunk_count: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
     option_names: the arguments in messages. Raises `InputError` for layers that the other ranks do not divide.
@@ -299,7 +299,7 @@ def stage_sizes_between_ends(
 def stage_sizes_of_most_layers(
     layer_count: int, pp: int, most_layers: int, rounds_up: bool | None, option_names: str
 ) -> tuple[int, ...]:
-    """Returns the number of layers of each stage, with the fewest stages of at most `most_layers` layers.
+    """Returns the number of layers per stage, for the fewest stages that have at most `most_layers` layers each.
 
     rounds_up: whether their number is rounded up to a multiple of the ranks, or down; None to refuse another number.
     option_names: the arguments in messages. Raises `InputError` for a number of stages that ranks do not share.
@@ -318,7 +318,7 @@ def stage_sizes_of_most_layers(
 def stage_sizes_with_counted_ends(
     layer_count: int, stage_count: int, counts_embedding: bool, counts_loss: bool, option_names: str
 ) -> tuple[int, ...]:
-    """Returns the number of layers of each stage, where the embedding or the loss counts as a layer.
+    """Returns the number of layers per stage if the division counts the embedding or the loss as a layer.
 
     stage_count: stages of all ranks. option_names: the arguments in messages.
     Raises `InputError` for layers that do not divide evenly.

@@ -1,4 +1,4 @@
-"""Searches the parallel layouts for a number of devices, and collects the reasons against other layouts."""
+"""Enumerates the parallel layouts of a number of devices, and counts the refused layouts by reason."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _sizes_to_try(fixed_size: int | None, size_multiple: int, maximum_size: int 
 
 
 def sequence_multiple(cp: int) -> int:
-    """Returns the number that must divide sequence lengths: 2 · cp, because context-parallel ranks have two parts."""
+    """Returns the number that must divide sequence lengths: 2 · cp, as each context-parallel rank takes two chunks."""
     return 2 * cp if cp > 1 else 1
 
 

@@ -386,7 +386,7 @@ class PlacementTracker:
         return [] if operation.verb == "state" else None
 
     def _inherit_placement(self, operation: Step) -> None:
-        """Gives an operation's result the placement of the inputs, if no axis is sharded.
+        """Sets the placement of an operation's outputs to that of its inputs, if no axis is sharded.
 
         Raises `InputError` for a step that needs the tokens of other ranks.
         """

@@ -103,8 +103,8 @@ class RankModel(ModelSpec):
             )
         )
 
-    def copied_parameters(self, extra_part_names: frozenset[str] = frozenset()) -> dict[str, Number]:
-        """Counts the rank's parameters that tensor parallelism replicates, by component."""
+    def replicated_parameters(self, extra_part_names: frozenset[str] = frozenset()) -> dict[str, Number]:
+        """Returns the number of the rank's parameters that tensor parallelism replicates, by component."""
         parameters_by_component: dict[str, Number] = {}
         for node_position, undivided_position in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if (

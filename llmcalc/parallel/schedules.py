@@ -96,11 +96,11 @@ class Pipeline:
             return self.ranks - 1 - rank if chunk_index else rank
         return chunk_index * self.ranks + rank
 
-    def rank_of(self, stage: int, micro_batch: int) -> int:
+    def rank_of(self, stage_index: int, micro_batch: int) -> int:
         """Returns the rank that runs a stage for a micro-batch."""
         if self.is_bidirectional:
-            return stage if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage
-        return stage % self.ranks
+            return stage_index if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage_index
+        return stage_index % self.ranks
 
     def in_flight(self, rank: int) -> Iterator[tuple[PassAction, InFlightCounts]]:
         """Yields every action of a rank, with the micro-batches in flight."""
@@ -412,7 +412,7 @@ class ActionSpan(NamedTuple):
 
 
 class Deadlock(ValueError):
-    """Raised for a schedule with ranks that wait for each other forever, or with a repeated action."""
+    """The error raised for a schedule in which ranks wait for each other forever or an action is repeated."""
 
 
 @frozen
@@ -532,7 +532,7 @@ class _PipelineSimulation:
             next_index += len(overlapped_actions)
 
     def awaited_pass(self, action: PassAction, rank: int) -> tuple[StagePass, float | None]:
-        """Returns the pass whose result an action needs, and when the result arrives at the rank (None if unknown)."""
+        """Returns the pass whose result an action needs, and the time when the result arrives (None if unknown)."""
         pass_kind, first_pass = action.pass_kind, self.first_pass[rank][action.chunk_index]
         pass_index = first_pass + action.micro_batch
         required_pass: StagePass

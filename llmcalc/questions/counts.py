@@ -70,7 +70,7 @@ class ParamsQuestion:
         )
         parameter_count = params(preset.model if selected_rank is None else selected_rank.model, self.include)
         return Params.of_result(
-            parameter_count, preset=preset, share=selected_rank, draft=_draft_of_target(preset, self.draft)
+            parameter_count, preset=preset, share=selected_rank, draft=_draft_costs_of_target(preset, self.draft)
         )
 
 
@@ -81,7 +81,7 @@ def _selected_rank(
     return None if rank_request is None else rank_request.selected_rank(spec, rank_cost, cost_verb)
 
 
-def _draft_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_fields: Any) -> DraftCosts | None:
+def _draft_costs_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_fields: Any) -> DraftCosts | None:
     """Returns the costs of a target model's draft; None without a draft. pass_fields: as in `draft_costs`."""
     if draft_preset is None:
         return None
@@ -248,7 +248,7 @@ class FlopsQuestion:
                 flop_count, preset=preset, utilization=self.measured.compare(model_flop_count, flop_count)
             )
         workload = run_config.workload
-        draft_costs = _draft_of_target(
+        draft_costs = _draft_costs_of_target(
             preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run_config
         )
         if not self.conventions:
@@ -301,7 +301,7 @@ class CacheQuestion:
         cache_size = cache(preset.model if selected_rank is None else selected_rank.model)
         workload = cache_size.workload
         sequence_fields = {"batch": workload.batch, "seq": workload.seq, "kv_dtype": self.kv_dtype}
-        draft_costs = _draft_of_target(preset, self.draft, **sequence_fields)
+        draft_costs = _draft_costs_of_target(preset, self.draft, **sequence_fields)
         return Cache.of_result(cache_size, preset=preset, share=selected_rank, draft=draft_costs)
 
 

@@ -314,12 +314,12 @@ def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[Eng
 
 
 def ask_engine_fit(
-    engine_question: EngineQuestion, users: int | None = None, seq: int | None = None, devices: int | None = None
+    engine_question: EngineQuestion, users: int | None = None, seq: int | None = None, device_count: int | None = None
 ) -> ReportedAnswer:
     """Finds the fewest accelerators on which an engine starts and its cache holds the given number of users.
 
     users: requests at once; default the slots of a launch file, else 1. seq: tokens of each; default the longest
-        request. devices: as many of them serve as have a layout, and the fewest that suffice are listed below.
+        request. device_count: as many of them serve as have a layout, and the fewest that suffice are listed below.
     Raises `InputError` for several engines and for flags that contradict the users.
     """
     from ..reports.engine import fit_report
@@ -338,8 +338,8 @@ def ask_engine_fit(
         has_typed_limit = limit_field in engine_flags
         engine_flags = engine.flags_with_request_limit(engine_flags, users)
         user_limit = None if has_typed_limit else engine_flags[limit_field]
-    named_accelerators, devices = accelerators_and_devices(
-        [] if engine_question.hardware is None else [engine_question.hardware], devices
+    named_accelerators, device_count = accelerators_and_devices(
+        [] if engine_question.hardware is None else [engine_question.hardware], device_count
     )
     named_hardware = _require_supported_accelerator(engine, named_accelerators[0]) if named_accelerators else None
     receipt = engine_question.receipt_of_engine(engine, version)
@@ -353,7 +353,9 @@ def ask_engine_fit(
     for hardware in filter(engine.runs_on, accelerators):
         hardware_flags = flags_on_hardware(hardware)
         try:
-            engine_options += _options_for_users(preset, engine, version, hardware, hardware_flags, user_count, devices)
+            engine_options += _options_for_users(
+                preset, engine, version, hardware, hardware_flags, user_count, device_count
+            )
         except MissingKernels:
             if named_hardware is not None:
                 raise
@@ -362,13 +364,14 @@ def ask_engine_fit(
             with engine_question.naming_file_in_errors():  # raises for sizes that were typed
                 engine.memory_on(preset, named_hardware, version, flags_on_hardware(named_hardware))
         raise InputError(
-            f"--devices {devices}: no layout divides the model over at most so many; expected another number, or other "
+            f"--devices {device_count}: no layout divides the model over at most so many; expected another "
+            f"number, or other "
             "flags"
         )
     engine_options.sort(
         key=lambda engine_option: (
             not engine_option.serves_all_users,
-            engine_option.memory.devices if devices is None else -engine_option.memory.devices,
+            engine_option.memory.devices if device_count is None else -engine_option.memory.devices,
             engine_option.hardware.capacity_bytes,
         )
     )
@@ -416,7 +419,7 @@ def _with_receipt_notes(engine_option: EngineOption, receipt: ReceiptFile) -> En
 
 
 def _flag_changes_for_users(users_per_rank: int, engine: Engine, *server: Any) -> Iterator[FlagChange]:
-    """Yields an engine's flag changes; a change whose cache does not hold all users' requests is marked as failing.
+    """Yields an engine's flag changes; those whose cache does not hold all users' requests are marked as failing.
 
     users_per_rank: those of each data-parallel rank, which has a cache of its own. server: as in `flag_changes_on`.
     """

@@ -95,7 +95,7 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
 def _runs_by_devices(
     run_question: RunQuestion, global_batch: int | None
 ) -> tuple[RunQuestion, tuple[Memory, LayoutRequest] | None]:
-    """Returns the training run for `fit`, and the run on several accelerators if these need another framework.
+    """Returns the training run on one accelerator, and the run on several if these need another framework.
 
     One accelerator without a framework runs that of `memory`, which has no `--global-batch`; several run the usual one
     of plans.

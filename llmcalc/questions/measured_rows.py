@@ -23,7 +23,7 @@ from ..parallel.layout_request import LayoutRequest
 from ..sources.bounded import read_bytes
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
-from ..timing.calibration import Calibration, CalibrationFactors, MeasuredRun, calibrate
+from ..timing.calibration import Calibration, CalibrationFactors, CalibrationRun, calibrate
 from ..workload.durations import parse_duration
 from ..workload.inference import USERS_SETTING, batch_of_users
 from ..workload.setting import checked_length, declarations_of
@@ -118,7 +118,7 @@ def _measured_run(
     options: TimeOptions,
     read_model: Callable[[str], Preset],
     time_run: Timer,
-) -> MeasuredRun:
+) -> CalibrationRun:
     if "seconds" not in row_cells:
         raise InputError(f"{row_name}: seconds: missing; expected the measured time")
     measured_seconds = parse_duration(f"{row_name}: seconds", row_cells["seconds"])
@@ -152,7 +152,7 @@ def _measured_run(
         estimated_run.seq,
         estimated_run.context,
     )
-    return MeasuredRun(row_name, measured_seconds, seconds_under_factors, kernel_group)
+    return CalibrationRun(row_name, measured_seconds, seconds_under_factors, kernel_group)
 
 
 def _run_question_of_row(

@@ -295,8 +295,8 @@ class FrameworkComparison:
 
         run_question, time_settings = self._run_question, self._time_settings
         first_framework = frameworks_for_plans(run_question.layout, run_question.hardware)[0]
-        devices = run_question.layout.devices
-        if time_settings is None or devices is None:
+        device_count = run_question.layout.devices
+        if time_settings is None or device_count is None:
             return None
         units_before = SIMULATED_WORK.units
         try:
@@ -304,7 +304,7 @@ class FrameworkComparison:
             if global_batch is None:
                 run_memory = run_question.with_selective_modules_of_framework(first_framework).memory_on_one_device()
                 workload = run_memory.states.workload
-                global_batch = default_batch(int(workload.seq), devices, int(workload.batch))
+                global_batch = default_batch(int(workload.seq), device_count, int(workload.batch))
         except InputError:
             return None
         plan_key = first_framework.name, stack_name, global_batch
@@ -392,7 +392,7 @@ def _compared_layouts(
     stack_name: str,
     global_batch: int,
 ) -> tuple[ComparedLayout, ...]:
-    """Returns the layouts of `FrameworkComparison.layouts`."""
+    """Returns the fastest layout under each other framework, as `FrameworkComparison.layouts` describes."""
     from ..frameworks.registry import DEFAULT_FRAMEWORK, frameworks_for_plans
     from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, IncompleteSearchError, plan_layouts

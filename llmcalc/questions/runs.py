@@ -116,7 +116,7 @@ class RunQuestion(RunOptions):
                 yield framework_record, None
 
     def planned_run(self) -> tuple[Memory, LayoutRequest]:
-        """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
+        """Returns the first run that `planned_runs` yields, with its layout options. Raises the same `InputError`s."""
         run_memory, layout, _ = next(self.planned_runs())
         return run_memory, layout
 
@@ -156,12 +156,12 @@ class RunQuestion(RunOptions):
                 )
                 if is_divided or (layout_request.zero and ADAPTER_PLAN_ZERO_STAGES[framework_record.name] is None):
                     continue
-                parallel_degrees: dict[str, Any] = {
-                    degree_name: getattr(layout_request, degree_name) or 1 for degree_name in ("tp", "cp", "pp", "ep")
+                group_sizes: dict[str, Any] = {
+                    group_name: getattr(layout_request, group_name) or 1 for group_name in ("tp", "cp", "pp", "ep")
                 }
                 run_layout = replace(
                     layout_request,
-                    **parallel_degrees,
+                    **group_sizes,
                     zero=layout_request.zero or ADAPTER_PLAN_ZERO_STAGES[framework_record.name],
                 )
             has_planned_run = True
@@ -754,7 +754,7 @@ def layout_check_of_framework(
 def _engine_fit_function(
     run_question: RunQuestion, run_memory: Memory
 ) -> Callable[[Hardware], MemoryFit | None] | None:
-    """Returns a function of an accelerator that decides whether the run fits by llama.cpp's buffers; None in training.
+    """Returns a function that tells whether the run fits on an accelerator under llama.cpp; None in training.
 
     None for training, and where engines are not read, as on the page.
     """
@@ -768,7 +768,7 @@ def _engine_fit_function(
 
 
 def _replica_under_engine(run_question: RunQuestion, run_memory: Memory) -> ReplicaFit | None:
-    """Returns the best replica on the named accelerators by llama.cpp's buffers, as `fit` has it; None for torch's.
+    """Returns the best replica on the named accelerators under llama.cpp, as in `fit`; None if torch runs the model.
 
     None for several kinds of accelerators, and where engines are not read, as on the page.
     """

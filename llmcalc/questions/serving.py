@@ -19,7 +19,7 @@ from ..workload.setting import option
 from ..workload.validation import LARGEST_COUNT
 from .runs import RunQuestion
 from .time_and_cost_options import DRAFT_TOKENS, CostOptions, ServeOptions, TimeOptions
-from .times import software_stack_of_engine, timed_run
+from .times import engine_stack_name, timed_run
 
 if TYPE_CHECKING:
     from ..frameworks.engines.engine import Engine
@@ -161,7 +161,7 @@ def serve_study(
     longest_request = request_sizes.total_tokens if request_trace is None else request_trace.longest_request
     latency_limits = LatencyLimits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
-    software_stack = find_stack(options.stack or software_stack_of_engine(options.engine, hardware), "inference")
+    software_stack = find_stack(options.stack or engine_stack_name(options.engine, hardware), "inference")
     return ServeStudy(
         preset,
         hardware,

@@ -608,7 +608,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         stack_name = (
             options.stack
             or framework_stack
-            or (software_stack_of_engine(engine_text, hardware) if engine_text else usual_stack(hardware, run_memory))
+            or (engine_stack_name(engine_text, hardware) if engine_text else usual_stack(hardware, run_memory))
         )
         pass_settings = TimeSettings(stack_name, options.overlap, options.nic, factors=options.factors or UNIT_FACTORS)
         run_memory = with_format_of_stack(run_memory, pass_settings.supporting_stack("decode"))
@@ -660,25 +660,27 @@ def _layout_of_named_server(
     from ..studies.fit_options import MAX_SPLIT_DEVICES
     from ..studies.fit_serving import is_separate_computer
 
-    devices, spec = layout_request.devices or 1, run_memory.spec
+    device_count, spec = layout_request.devices or 1, run_memory.spec
     if not _is_registered_engine(engine_text) or not layout_request.is_undivided or is_separate_computer(hardware):
         return layout_request
     engine_record, _ = engine_and_version(engine_text)
     if not engine_record.reads_library_tags:
-        layout_request = replace(layout_request, tp=devices)
+        layout_request = replace(layout_request, tp=device_count)
         refusal_reason = layout_refusal(model_axes(spec), layout_request.layout(), spec.layer_count, 1)
         if refusal_reason in (UNDIVIDED_HEADS, UNDIVIDED_WIDTHS):
             raise ImpossibleLayout(
-                f"--devices {devices}: {engine_record.title} divides each matrix among all of them (tp {devices}), and "
+                f"--devices {device_count}: {engine_record.title} divides each matrix among all of them (tp "
+                f"{device_count}), and "
                 f"{refusal_reason}"
             )
         return layout_request
-    if devices > MAX_SPLIT_DEVICES:
+    if device_count > MAX_SPLIT_DEVICES:
         raise InputError(
-            f"--devices {devices}: {engine_record.title} divides layers among up to {MAX_SPLIT_DEVICES} accelerators; "
+            f"--devices {device_count}: {engine_record.title} divides layers among up to {MAX_SPLIT_DEVICES} "
+            f"accelerators; "
             f"expected at most {MAX_SPLIT_DEVICES}"
         )
-    stage_count = min(devices, spec.layer_count)
+    stage_count = min(device_count, spec.layer_count)
     return replace(layout_request, devices=stage_count, pp=stage_count)
 
 
@@ -850,8 +852,8 @@ def serving_layout(run_memory: Memory, hardware: Hardware, layout_request: Layou
     return serving_replicas(run_memory.with_changes(phase="inference"), hardware, layout_request)[1].layout
 
 
-def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str:
-    """Returns the name of the software stack by which an engine's time is estimated, for a version if stated.
+def engine_stack_name(engine_text: str | None, hardware: Hardware) -> str:
+    """Returns the name of an engine's software stack. engine_text: the engine, with or without a version.
 
     Raises `InputError` for an unknown engine, and for one that does not run on the accelerator.
     """

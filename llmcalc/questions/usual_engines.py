@@ -255,10 +255,10 @@ class UsualEngine:
 
         layout_request: `devices` accelerators, in replicas of `pp` each or of any number.
         """
-        replicas = self.tried_replicas(run_memory, layout_request)
-        if not replicas:
+        replica_fits = self.tried_replicas(run_memory, layout_request)
+        if not replica_fits:
             return None
-        best_replica = best_replica_fit(replicas)
+        best_replica = best_replica_fit(replica_fits)
         best_engine = self._divided_among_devices(best_replica.layout.pp)
         run_memory = _with_sequence_length(run_memory, best_engine.seq)
         fit_answer = best_engine.fit_with_engine_buffers(run_memory)
@@ -274,7 +274,9 @@ class UsualEngine:
                 all_changes = (device_change, *fit_answer.changes)
                 fit_answer = replace(fit_answer, find_changes=partial(tuple, all_changes))
         fewest_devices = None if fewest_layout is None else fewest_layout.replica_devices
-        return ServingFitAnswer(run_memory, tuple(replicas), best_replica, fewest_devices, fewest_layout, fit_answer)
+        return ServingFitAnswer(
+            run_memory, tuple(replica_fits), best_replica, fewest_devices, fewest_layout, fit_answer
+        )
 
     def tried_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> list[ReplicaFit]:
         """Returns the candidates of `fit_replicas`, most replicas first; empty if the bytes of any are unknown."""
@@ -285,8 +287,10 @@ class UsualEngine:
             for split_devices in divisors(devices, min(MAX_SPLIT_DEVICES, layer_count))
             if layout_request.pp in (None, split_devices) and layout_request.dp in (None, devices // split_devices)
         ]
-        replicas = [replica for replica in (self._replica_fit(run_memory, layout) for layout in layouts) if replica]
-        return replicas if len(replicas) == len(layouts) else []
+        replica_fits = [
+            replica_fit for replica_fit in (self._replica_fit(run_memory, layout) for layout in layouts) if replica_fit
+        ]
+        return replica_fits if len(replica_fits) == len(layouts) else []
 
     def fewest_devices(self, run_memory: Memory, least_devices: int = 1) -> HardwareOption | None:
         """Returns the fewest accelerators, `least_devices` or more, among which the layers fit.
@@ -320,7 +324,7 @@ class UsualEngine:
         return next(iter(tried_options), None)
 
     def _replica_fit(self, run_memory: Memory, layout: Layout) -> ReplicaFit | None:
-        """Returns whether one replica fits and its seconds per token, by its fullest device; None for unknown bytes."""
+        """Returns whether a replica's fullest device fits, and the seconds per token; None for unknown bytes."""
         split_engine = self._divided_among_devices(layout.pp)
         run_memory = _with_sequence_length(run_memory, split_engine.seq)
         bytes_by_device = split_engine._bytes_of_each_device(int(run_memory.states.workload.batch))
@@ -346,7 +350,7 @@ class UsualEngine:
     def _largest_fitting_number(
         self, bytes_of_number: Callable[[int], int | None], first_number: int, maximum: int
     ) -> int:
-        """Returns the largest number whose bytes fit. bytes_of_number: its result None counts as too large."""
+        """Returns the largest number whose bytes fit. bytes_of_number: returns None for too large a number."""
         excessive_bytes = 2 * self.hardware.capacity_bytes
 
         def needed_bytes(tried_number: int) -> int:
@@ -361,10 +365,10 @@ def _with_sequence_length(run_memory: Memory, seq: int) -> Memory:
     return run_memory if seq == run_memory.states.workload.seq else run_memory.with_changes(seq=seq)
 
 
-def best_replica_fit(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
+def best_replica_fit(replica_fits: Sequence[ReplicaFit]) -> ReplicaFit:
     """Returns the first replica that fits; if none fits, the one that requires least."""
-    fitting_replicas = (replica for replica in replicas if replica.fit.verdict != "no")
-    return next(fitting_replicas, None) or min(replicas, key=lambda replica: replica.fit.needed_bytes)
+    fitting_replicas = (replica_fit for replica_fit in replica_fits if replica_fit.fit.verdict != "no")
+    return next(fitting_replicas, None) or min(replica_fits, key=lambda replica_fit: replica_fit.fit.needed_bytes)
 
 
 def with_replicas_divided_by_layers(run_memory: Memory, layout: Layout) -> Layout:
@@ -406,8 +410,8 @@ def best_replica_under_usual_engine(
 ) -> ReplicaFit | None:
     """Returns the best replica by `replicas_under_usual_engine`; None if that function returns None."""
     usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request, default_context)
-    replicas = [] if usual_engine is None else usual_engine.tried_replicas(run_memory, layout_request)
-    return best_replica_fit(replicas) if replicas else None
+    replica_fits = [] if usual_engine is None else usual_engine.tried_replicas(run_memory, layout_request)
+    return best_replica_fit(replica_fits) if replica_fits else None
 
 
 def _engine_that_divides_layers(

@@ -106,7 +106,7 @@ def report(
     assumed_accelerator: str = "",
     launched_run: Launch | None = None,
     planned_hardware: Hardware | None = None,
-    rollout: Sequence[RolloutPhase] = (),
+    rollout_phases: Sequence[RolloutPhase] = (),
     planned_framework: Framework | None = None,
     engine_fit: MemoryFit | None = None,
 ) -> Report:
@@ -115,7 +115,7 @@ def report(
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
     launched_run: the file that starts the run; default None.
     planned_hardware: the accelerator for which the layout was chosen; default None for a layout that was given.
-    rollout: the phases of reinforcement learning on one device; default none.
+    rollout_phases: the phases of reinforcement learning on one device; default none.
     planned_framework, engine_fit: as in `RanksMemoryAnswer`.
     """
     rank_memory, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
@@ -123,13 +123,13 @@ def report(
     warnings = too_long_notes(memory_use.parameter_count.spec, memory_use.workload)
     warnings += untested_notes(largest_rank.device) + stored_weights_notes(preset, memory_use)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
-    if rollout:
-        phase = largest_phase(rollout)
+    if rollout_phases:
+        phase = largest_phase(rollout_phases)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     if engine_fit is not None:
         needed_bytes, rank_text = engine_fit.needed_bytes, "by the fullest device under llama.cpp"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
-    answer_text += verdict_text(accelerator_fits, 0 if rollout else needed_bytes)
+    answer_text += verdict_text(accelerator_fits, 0 if rollout_phases else needed_bytes)
     devices_text = counted_noun(layout.world_size, "device") + (
         f" under {cluster.framework.title}" if cluster.trains else ""
     )
@@ -163,10 +163,12 @@ def report(
     )
     memory_kinds_table = Table(preset.display, kind_columns, kind_rows, settings_line, notes, answer_text, name="parts")
     phase_documents = []
-    if rollout:
+    if rollout_phases:
         engine_text = engine_note(None if launched_run is None else launched_run.rollout)
         phase_documents = [
-            phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine_text, *notes))))
+            phases_table(
+                rollout_phases, preset.display, settings_line, answer_text, list(filter(None, (engine_text, *notes)))
+            )
         ]
         memory_kinds_table = Table(f"The update on rank {largest_rank.rank}", kind_columns, kind_rows, name="parts")
     rank_columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
@@ -187,7 +189,7 @@ def report(
     fits_table = fits_table._replace(has_priority=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
         cluster_data(preset, cluster, accelerator_fits, launched_run)
-        | ({"phases": phases_data(rollout)} if rollout else {}),
+        | ({"phases": phases_data(rollout_phases)} if rollout_phases else {}),
         [
             *phase_documents,
             memory_kinds_table,

@@ -149,7 +149,7 @@ def _quantity_row(quantity_change: QuantityChange) -> Row:
 
 
 def _both_values_text(quantity_change: QuantityChange) -> list[str]:
-    """Returns the old and the new value as texts in the larger one's unit, unless one is below a tenth of the other."""
+    """Returns the old and new value as texts in the unit of the larger; in separate units if they differ tenfold."""
     nonzero_values = [node_value for node_value in (quantity_change.before, quantity_change.after) if node_value]
     if not nonzero_values:
         return [

@@ -209,7 +209,7 @@ class Report(NamedTuple):
         return self._replace(tables=[table for table in tables_and_lists if table.name == table_or_list])
 
     def with_document_entry(self, entry_name: str, document_entry: Any, note: str) -> Report:
-        """Returns the report with another entry in its JSON document, and a note at the head of its first table."""
+        """Returns the report with an entry added to its JSON document, and a note at the head of its first table."""
         assert isinstance(self.data, dict)  # a report of one target
         first_table, *other_tables = self.tables
         extended_data = {**self.data, entry_name: document_entry}

@@ -125,13 +125,13 @@ def fit_report(
     engine_use: EngineUse,
     engine_options: Sequence[EngineOption],
     timed_runs: Sequence[TimedRun | None],
-    users: int,
+    user_count: int,
     names_accelerator: bool,
     user_limit: int | None = None,
 ) -> Report:
     """Returns the report of `fit`: the fewest accelerators on which the engine starts with the users' cache.
 
-    timed_runs: of each option, a token of all users; None without a time. users: concurrent requests.
+    timed_runs: of each option, a token of all users; None without a time. user_count: concurrent requests.
     names_accelerator: whether the user named the accelerator. user_limit: sequences at once, by `--users`;
         None for its default or a flag that was typed.
     """
@@ -140,7 +140,7 @@ def fit_report(
     has_decoding_times = any(timed_run is not None for timed_run in timed_runs)
     best_option = engine_options[0]
     devices_text = device_phrase(best_option.memory.devices, best_option.hardware.title)
-    users_text = f"{counted_noun(users, 'user')} of {counted_noun(best_option.memory.max_model_len, 'token')}"
+    users_text = f"{counted_noun(user_count, 'user')} of {counted_noun(best_option.memory.max_model_len, 'token')}"
     notes = [
         *_host_layer_notes(engine_use, engine_options),
         *_format_notes(engine_use),
@@ -173,7 +173,7 @@ def fit_report(
     json_document = {
         "model": model_data(engine_use.preset),
         "engine": _engine_data(engine_use),
-        "users": users,
+        "users": user_count,
         "max_model_len": best_option.memory.max_model_len,
         "verdict": "fits" if best_option.serves_all_users else "no",
         "options": [

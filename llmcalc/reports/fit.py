@@ -147,11 +147,14 @@ def hardware_options_data(hardware_options: Sequence[HardwareOption]) -> list[di
 
 
 def report(
-    preset: Preset, fit_answer: FitAnswer, options: Sequence[HardwareOption] = (), engine_notes: Sequence[str] = ()
+    preset: Preset,
+    fit_answer: FitAnswer,
+    hardware_options: Sequence[HardwareOption] = (),
+    engine_notes: Sequence[str] = (),
 ) -> Report:
     """Returns the report for one accelerator: a table of the largest runs, and a table of changes.
 
-    options: numbers of the same accelerator on which the run fits; default none.
+    hardware_options: numbers of the same accelerator on which the run fits; default none.
     engine_notes: notes on the users that the usual engine holds; default none.
     """
     memory_use, hardware = fit_answer.memory.states, fit_answer.fit.hardware
@@ -163,14 +166,14 @@ def report(
     answer_text = f"{VERDICT_TEXTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}"
     notes = [
         *(() if fit_answer.decoding_runs else engine_notes),
-        *_layer_split_notes(fit_answer, options),
+        *_layer_split_notes(fit_answer, hardware_options),
         *_search_notes(fit_answer),
     ]
     report_content = _FitReportContent(
         answer_text, run_text(memory_use), table_rows, notes, bool(fit_answer.engine_title)
     )
     json_document = _fit_document(preset, fit_answer) | {
-        "options": hardware_options_data(options),
+        "options": hardware_options_data(hardware_options),
         "decoding": list(map(_users_data, fit_answer.decoding_runs)),
     }
     if fit_answer.short_context_run is not None:
@@ -217,7 +220,7 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
 
 
 def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
-    """Returns an addition to the engine's title on accelerators that need the engine's plugin; else empty."""
+    """Returns words after the engine's title for accelerators on which the engine needs a plugin; else empty."""
     engine_records = [
         engine_record for engine_record in map(engine, ENGINE_FOLDERS) if engine_record.title == timed_run.stack.title
     ]
@@ -488,10 +491,10 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
     return notes
 
 
-def _layer_split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption]) -> list[str]:
+def _layer_split_notes(fit_answer: FitAnswer, hardware_options: Sequence[HardwareOption]) -> list[str]:
     """Returns a note if the layers fit on no number of accelerators among which the engine divides layers."""
     hardware = fit_answer.fit.hardware
-    has_fitting_option = any(hardware_option.fit.verdict != "no" for hardware_option in options)
+    has_fitting_option = any(hardware_option.fit.verdict != "no" for hardware_option in hardware_options)
     if not fit_answer.engine_title or is_separate_computer(hardware) or has_fitting_option:
         return []
     return [f"{fit_answer.engine_title} divides layers among up to {MAX_SPLIT_DEVICES}, on none of which they fit"]

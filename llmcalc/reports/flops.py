@@ -139,7 +139,7 @@ def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
 
 
 def _rank_notes(selected_rank: SelectedRank | None) -> list[str]:
-    """Returns notes about the tokens and the experts of the counted rank."""
+    """Returns notes on the tokens and the experts for which the counted rank's FLOPs are counted."""
     if selected_rank is None:
         return []
     layout = selected_rank.layout

@@ -29,55 +29,57 @@ SHOWN_DTYPES = ("bfloat16", "float8", "int8", "int4")
 """Number formats of the columns of the what-if table, after the user's format."""
 
 
-def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None = None) -> Report:
+def report(preset: Preset, cache_size: CacheSize, selected_rank: SelectedRank | None = None) -> Report:
     """Returns the report: tables of the cache by kind of layer, for changed models, and by length, in one unit.
 
     selected_rank: the rank that is counted; default the whole model.
     """
-    workload, model_changes = cache.workload, cache.what_if
-    warnings = too_long_notes(cache.spec, workload)
+    workload, model_changes = cache_size.workload, cache_size.what_if
+    warnings = too_long_notes(cache_size.spec, workload)
     notes = (
         warnings
         + unread_format_notes(preset)
-        + without_repetitions(counted_rank_notes(selected_rank, *_rank_notes(cache, selected_rank)))
-        + _published_format_notes(preset, cache)
-        + _cache_notes(cache)
+        + without_repetitions(counted_rank_notes(selected_rank, *_rank_notes(cache_size, selected_rank)))
+        + _published_format_notes(preset, cache_size)
+        + _cache_notes(cache_size)
     )
-    source_tokens = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
+    source_tokens = workload.source if cache_size.spec.source_tokens is None else cache_size.spec.source_tokens
     workload_values = (
         {"batch": workload.batch, "seq": workload.seq}
-        | ({"source": source_tokens} if cache.spec.kind == "encoder-decoder" else {})
-        | {"dtype": cache.dtype}
+        | ({"source": source_tokens} if cache_size.spec.kind == "encoder-decoder" else {})
+        | {"dtype": cache_size.dtype}
     )
     json_document: dict[str, Any] = {
         "model": model_data(preset),
         **rank_data(selected_rank),
         "workload": workload_values,
         "cache": {
-            "bytes": cache.bytes,
-            "bytes_per_token": cache.bytes_per_token,
-            "growth_per_token": cache.growth_per_token,
-            "elements": cache.elements,
-            "by_layer_kind": cache.by_layer_kind,
-            "layers": [asdict(layer_group) for layer_group in cache.groups],
-            "by_dtype": {dtype: cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
+            "bytes": cache_size.bytes,
+            "bytes_per_token": cache_size.bytes_per_token,
+            "growth_per_token": cache_size.growth_per_token,
+            "elements": cache_size.elements,
+            "by_layer_kind": cache_size.by_layer_kind,
+            "layers": [asdict(layer_group) for layer_group in cache_size.groups],
+            "by_dtype": {dtype: cache_size.bytes_in_format(dtype) for dtype in _dtype_names(cache_size)},
             "what_if": {
                 changed_run.model_change.key: {
                     "bytes": changed_run.cache.bytes,
                     "ratio": changed_run.ratio,
-                    "by_dtype": {dtype: changed_run.cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
+                    "by_dtype": {dtype: changed_run.cache.bytes_in_format(dtype) for dtype in _dtype_names(cache_size)},
                 }
                 for changed_run in model_changes
             },
-            "growth": [{"seq": token_count, "bytes": cache_bytes} for token_count, cache_bytes in cache.growth.items()],
+            "growth": [
+                {"seq": token_count, "bytes": cache_bytes} for token_count, cache_bytes in cache_size.growth.items()
+            ],
         },
         "notes": notes,
     }
-    byte_scale = units.memory_scale(cache.bytes)
+    byte_scale = units.memory_scale(cache_size.bytes)
     tables = [
-        _layer_kinds_table(preset, cache, byte_scale, notes, selected_rank),
-        _changed_models_table(cache, model_changes, byte_scale),
-        *([_growth_table(cache, byte_scale)] if cache.bytes_per_token else []),
+        _layer_kinds_table(preset, cache_size, byte_scale, notes, selected_rank),
+        _changed_models_table(cache_size, model_changes, byte_scale),
+        *([_growth_table(cache_size, byte_scale)] if cache_size.bytes_per_token else []),
     ]
     return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 

@@ -1,4 +1,4 @@
-"""The notes of `llmcalc memory`: the run in words, how each term is known, and what is not counted."""
+"""The notes of `llmcalc memory`: the run in words, the evidence for each memory term, and the uncounted tensors."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _notes_on_scans(memory_use: StaticMemory) -> list[str]:
 
 
 def uncounted_memory_notes(preset: Preset, run_memory: Memory, *, has_engine_buffers: bool) -> list[str]:
-    """Returns the notes on modules and tensors that are not counted, and on the encoder of a tag, which is.
+    """Returns notes on uncounted modules and tensors, or that the vision encoder of a GGUF tag is counted.
 
     has_engine_buffers: whether bytes are those of an engine's buffers, with the encoder of the tag.
     """

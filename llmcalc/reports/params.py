@@ -66,7 +66,7 @@ def report(preset: Preset, parameter_count: ParameterCount, selected_rank: Selec
             "active_evenly": parameter_count.active_evenly,
         }
     if selected_rank is not None:
-        json_document["params"]["copied"] = selected_rank.model.copied_parameters(parameter_count.include)
+        json_document["params"]["copied"] = selected_rank.model.replicated_parameters(parameter_count.include)
     table_rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
     table_rows.append(row("total", None, None, total_params, 1.0, None, is_bold=True, is_sum=True))
     if active_params != total_params:
@@ -101,7 +101,7 @@ ComponentRow: TypeAlias = tuple[str, Row]
 
 
 def _component_rows(node_tree: Node, total_params: int, included_parts: frozenset[str]) -> list[Row]:
-    """Returns one row per part of the model and per sublayer of a layer group. The norms share a row."""
+    """Returns one table row per component of the model and per sublayer of a layer group. The norms share a row."""
     components_and_rows: list[ComponentRow] = []
     for node_position in node_tree.root_position().children():
         if not node_position.optional_part or node_position.optional_part in included_parts:
@@ -213,7 +213,7 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, selected_rank: 
     return counted_rank_notes(
         selected_rank,
         f"the whole model has {units.exact_text(model_total)} parameters",
-        replicated_parameters_text(selected_rank.model.copied_parameters(parameter_count.include)),
+        replicated_parameters_text(selected_rank.model.replicated_parameters(parameter_count.include)),
         "the first and the last stage each have the tied embedding" if is_tied else "",
         "active: what a token uses of this rank's experts on average, if all are chosen alike"
         if selected_rank.layout.ep > 1 and parameter_count.active != parameter_count.total

@@ -209,7 +209,7 @@ def _answer_text(plan: LayoutPlan) -> str:
 
 
 def _more_rows_hint(plan: LayoutPlan) -> str:
-    """Returns text on the option that replays more layouts, or on why the other layouts were not replayed."""
+    """Returns text on the option that replays more layouts' memory, or on the reason why none are replayed."""
     if plan.ranked_layouts.ended_early:
         return f"the search ended early: {FEWER_LAYOUTS_ADVICE}"
     return f"--rows {plan.row_limit + len(plan.ranked_layouts.unreplayed_candidates)} counts more"
@@ -418,13 +418,13 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
 
 
 def replayed_layout_data(
-    layout_candidate: Candidate, seconds: TimeRange | None = None, is_tie: bool = False
+    layout_candidate: Candidate, time_range: TimeRange | None = None, is_tie: bool = False
 ) -> dict[str, Any]:
     """Returns a replayed layout of a plan as plain data. Bytes are exact integers.
 
     is_tie: whether its time equals that of the layouts before it.
     """
-    time_data = {} if seconds is None else {"seconds": seconds.amount.as_data(), "tie": is_tie}
+    time_data = {} if time_range is None else {"seconds": time_range.amount.as_data(), "tie": is_tie}
     return time_data | {
         "layout": layout_candidate.layout.data(),
         "options": layout_candidate.options,

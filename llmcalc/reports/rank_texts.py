@@ -38,7 +38,7 @@ def candidate_cell(layout: Layout, recompute: str, texts_in_heading: Sequence[st
 
 
 def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
-    """Returns the words that the rows of a plan share, for its heading: `sp`, `etp 1`, ZeRO stage, recomputation.
+    """Returns the layout words that all rows of a plan share: `sp`, `etp 1`, the ZeRO stage, the recomputation.
 
     Empty for one layout.
     """

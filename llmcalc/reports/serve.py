@@ -35,9 +35,9 @@ def _rate_text(token_rate: float) -> str:
     return f"{token_rate:,.0f}" if token_rate >= 10 else f"{token_rate:.2g}"
 
 
-def users_text(users: float) -> str:
+def users_text(user_count: float) -> str:
     """Returns a number of concurrent requests as text; arrival rates may give a number below 1: `64`, `0.031`."""
-    return units.exact_text(int(users)) if users == int(users) else _rate_text(users)
+    return units.exact_text(int(user_count)) if user_count == int(user_count) else _rate_text(user_count)
 
 
 SHARED_COLUMNS = (
@@ -100,42 +100,42 @@ def layout_text(server: Server) -> str:
     return ", ".join([f"{replicas_text}{sizes_text}", *filter(None, format_texts)])
 
 
-def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
+def report(serve_study: ServeStudy, studied_servers: StudiedServers) -> Report:
     """Returns the report of a study of servers as data and as tables."""
     from ..workload.workload import Workload
 
     preset, request_sizes = serve_study.preset, serve_study.request_sizes
     warnings = too_long_notes(preset.model, Workload(1, request_sizes.total_tokens))
-    chosen_server = servers.chosen_server
+    chosen_server = studied_servers.chosen_server
     variable_name = serve_study.long_request_variable
     if variable_name and not _exceeds_learned_positions(serve_study):
         warnings.append(
             f"{serve_study.engine.title} refuses requests of {serve_study.longest_request:,} tokens without "
             f"{variable_name}=1"
         )
-    notes = [*warnings, *filter(None, [serve_study.assumption_note]), *_serve_notes(serve_study, servers)]
+    notes = [*warnings, *filter(None, [serve_study.assumption_note]), *_serve_notes(serve_study, studied_servers)]
     if any(weight_format is None for weight_format, _ in serve_study.memory_by_formats):
         notes[:0] = published_tag_notes(preset, serve_study.engine.title, "llmcalc time")
     title = f"{preset.display}, {load_text(serve_study)}"
-    table_rows = _server_rows(serve_study, servers)
+    table_rows = _server_rows(serve_study, studied_servers)
     table_columns = list(SERVER_COLUMNS)
     if serve_study.trace is not None:
-        table_rows, table_columns = _trace_rows(serve_study, servers), list(TRACE_COLUMNS)
+        table_rows, table_columns = _trace_rows(serve_study, studied_servers), list(TRACE_COLUMNS)
     table_columns = _server_columns(table_columns, serve_study)
-    answer_text = _answer_text(serve_study, servers)
+    answer_text = _answer_text(serve_study, studied_servers)
     tables = [Table(title, table_columns, table_rows, _subtitle_text(serve_study), notes, answer_text, name="servers")]
     if chosen_server is not None:
-        server = servers.servers[chosen_server.server_index]
+        server = studied_servers.servers[chosen_server.server_index]
         table_rows = [
             Row(_curve_cells(load_point, serve_study), is_bold=load_point == chosen_server.load_point)
-            for load_point in servers.load_curves[chosen_server.server_index]
+            for load_point in studied_servers.load_curves[chosen_server.server_index]
         ]
         tables.append(
             Table(
                 f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, serve_study), table_rows, name="curve"
             )
         )
-    json_document = _serve_data(serve_study, servers)
+    json_document = _serve_data(serve_study, studied_servers)
     return Report(
         json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_note_lines=True
     ).with_target(preset.target)
@@ -161,13 +161,13 @@ def _server_columns(columns: Sequence[Column], serve_study: ServeStudy) -> list[
     return [column for column in columns if column.key != unused_column]
 
 
-def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
-    chosen_server = servers.chosen_server
+def _answer_text(serve_study: ServeStudy, studied_servers: StudiedServers) -> str:
+    chosen_server = studied_servers.chosen_server
     if chosen_server is None:
-        return "no server keeps the limits" if servers.servers else "no server fits"
-    server, token_price = servers.servers[chosen_server.server_index], chosen_server.load_point.cost_per_million
-    if servers.trace_times:
-        token_price = _token_cost_of_trace(serve_study, server, servers.trace_times[chosen_server.server_index])
+        return "no server keeps the limits" if studied_servers.servers else "no server fits"
+    server, token_price = studied_servers.servers[chosen_server.server_index], chosen_server.load_point.cost_per_million
+    if studied_servers.trace_times:
+        token_price = _token_cost_of_trace(serve_study, server, studied_servers.trace_times[chosen_server.server_index])
     cost_text = "" if token_price is None else f", {money_text(token_price)} per million tokens"
     idle_devices = (serve_study.sizes_request.devices or server.devices) - server.devices
     idle_text = f", {idle_devices} of {serve_study.sizes_request.devices} left idle" if idle_devices else ""
@@ -200,15 +200,15 @@ The first counts servers by the likely first token of a burst, the second by tha
 """
 
 
-def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
+def _server_rows(serve_study: ServeStudy, studied_servers: StudiedServers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
-    chosen_server = servers.chosen_server
+    chosen_server = studied_servers.chosen_server
     table_rows = []
-    for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
-        server, load_point = servers.servers[server_index], servers.load_points[server_index]
-        is_within_limits = servers.limit_verdicts[server_index]
+    for server_index in sorted(range(len(studied_servers.servers)), key=partial(_server_sort_key, studied_servers)):
+        server, load_point = studied_servers.servers[server_index], studied_servers.load_points[server_index]
+        is_within_limits = studied_servers.limit_verdicts[server_index]
         shown_point = (
-            load_point or servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
+            load_point or studied_servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
         )
         if not is_within_limits:
             verdict = "no"
@@ -223,11 +223,13 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     return table_rows
 
 
-def _server_sort_key(servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
-    load_point = servers.load_points[server_index]
-    order_value = servers.servers[server_index].devices if servers.trace_times else -_rate_per_device(load_point)
-    is_chosen = servers.chosen_server is not None and servers.chosen_server.server_index == server_index
-    return not is_chosen, not servers.limit_verdicts[server_index], order_value, server_index
+def _server_sort_key(studied_servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
+    load_point = studied_servers.load_points[server_index]
+    order_value = (
+        studied_servers.servers[server_index].devices if studied_servers.trace_times else -_rate_per_device(load_point)
+    )
+    is_chosen = studied_servers.chosen_server is not None and studied_servers.chosen_server.server_index == server_index
+    return not is_chosen, not studied_servers.limit_verdicts[server_index], order_value, server_index
 
 
 def _rate_per_device(load_point: LoadPoint | None) -> float:
@@ -235,12 +237,12 @@ def _rate_per_device(load_point: LoadPoint | None) -> float:
     return 0.0 if load_point is None else round_to_digits(load_point.tokens_per_second_per_device)
 
 
-def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
+def _trace_rows(serve_study: ServeStudy, studied_servers: StudiedServers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
-    chosen_server = servers.chosen_server
+    chosen_server = studied_servers.chosen_server
     table_rows = []
-    for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
-        server, trace_times = servers.servers[server_index], servers.trace_times[server_index]
+    for server_index in sorted(range(len(studied_servers.servers)), key=partial(_server_sort_key, studied_servers)):
+        server, trace_times = studied_servers.servers[server_index], studied_servers.trace_times[server_index]
         seconds_ranges = (trace_times.ttft[50], trace_times.ttft[LIMIT_PERCENTILE], trace_times.tpot[LIMIT_PERCENTILE])
         seconds_cells = [
             DisplayedValue(seconds_range.estimate, _range_cell(seconds_range)) for seconds_range in seconds_ranges
@@ -249,7 +251,7 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
         rate_or_cost: float | None = output_rate / server.devices
         if serve_study.price is not None:
             rate_or_cost = _token_cost_of_trace(serve_study, server, trace_times)
-        verdict = "ok" if servers.limit_verdicts[server_index] else "no"
+        verdict = "ok" if studied_servers.limit_verdicts[server_index] else "no"
         row_cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
         table_rows.append(
             Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
@@ -276,9 +278,9 @@ def _rate_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     return [load_point.output_tokens_per_second, rate_or_cost]
 
 
-def _range_cell(seconds: TimeRange | RangedAmount) -> str:
+def _range_cell(seconds_range: TimeRange | RangedAmount) -> str:
     """Returns a range of seconds as a table cell, in the unit of the upper end (`range_unit`): `0.42-12 s`."""
-    low_seconds, high_seconds = float(seconds.low), float(seconds.high)
+    low_seconds, high_seconds = float(seconds_range.low), float(seconds_range.high)
     time_unit = range_unit(low_seconds, high_seconds)
     range_ends = (low_seconds, high_seconds)
     range_end_texts = (duration_text(range_end, time_unit).removesuffix(f" {time_unit}") for range_end in range_ends)
@@ -295,21 +297,21 @@ def _curve_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     return [concurrency, ttft, tpot, *latency_cells, *rate_cells]
 
 
-def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
+def _point_with_shown_errors(studied_servers: StudiedServers) -> LoadPoint | None:
     """Returns the load point whose test errors are shown: the chosen point, else the first server's largest load."""
-    if servers.chosen_server is not None:
-        return servers.chosen_server.load_point
-    return servers.load_curves[0][-1] if servers.load_curves else None
+    if studied_servers.chosen_server is not None:
+        return studied_servers.chosen_server.load_point
+    return studied_servers.load_curves[0][-1] if studied_servers.load_curves else None
 
 
-def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
+def _most_requests_notes(serve_study: ServeStudy, studied_servers: StudiedServers) -> list[str]:
     """Returns a note on the highest request rate that any server reaches within the limits, if none is chosen."""
     latency_limits = serve_study.latency_limits
-    if servers.chosen_server is not None or latency_limits.rate is None or servers.trace_times:
+    if studied_servers.chosen_server is not None or latency_limits.rate is None or studied_servers.trace_times:
         return []
     server_rates = [
         (server.replicas * server.latencies(concurrency).requests_per_second, server)
-        for server in servers.servers
+        for server in studied_servers.servers
         if (concurrency := server.most_requests_within_limits(latency_limits))
     ]
     if not server_rates:
@@ -322,19 +324,20 @@ def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> li
     ]
 
 
-def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
-    chosen_server = servers.chosen_server
-    shown_point = _point_with_shown_errors(servers)
+def _serve_notes(serve_study: ServeStudy, studied_servers: StudiedServers) -> list[str]:
+    chosen_server = studied_servers.chosen_server
+    shown_point = _point_with_shown_errors(studied_servers)
     reasons_text = ", ".join(
-        f"{rejection_reason} ({layout_count})" for rejection_reason, layout_count in servers.rejection_counts.items()
+        f"{rejection_reason} ({layout_count})"
+        for rejection_reason, layout_count in studied_servers.rejection_counts.items()
     )
-    notes = _notes_on_faster_server(serve_study, servers)
+    notes = _notes_on_faster_server(serve_study, studied_servers)
     notes += [] if shown_point is None else [test_errors_text(shown_point.tpot, serve_study.stack.title)]
     notes += [speculation_text(serve_study.speculation)] if serve_study.speculation is not None else []
     notes += [f"ruled out: {reasons_text}"] if reasons_text else []
-    notes = [*_most_requests_notes(serve_study, servers), *notes]
+    notes = [*_most_requests_notes(serve_study, studied_servers), *notes]
     if chosen_server is not None:
-        server = servers.servers[chosen_server.server_index]
+        server = studied_servers.servers[chosen_server.server_index]
         notes += [] if server.disaggregated_server is None else [_disaggregation_text(server.disaggregated_server)]
         notes += unknown_link_notes(serve_study.hardware, serve_study.device, server.replica.layout.replica_devices)
         notes += exchange_notes(serve_study.stack, server.replica.layout)
@@ -352,7 +355,7 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
         notes.append(
             f"likely {duration_text(ttft_seconds)} to the first token, then {duration_text(tpot_seconds)} a token"
         )
-        if not servers.trace_times and serve_study.latency_limits.are_at_risk(chosen_server.load_point.ttft):
+        if not studied_servers.trace_times and serve_study.latency_limits.are_at_risk(chosen_server.load_point.ttft):
             notes.insert(0, _uncertain_ttft_text(server, chosen_server.load_point))
         command_text = _start_command(serve_study, server)
         notes += [] if command_text is None else [f"each replica starts with: {command_text}"]
@@ -407,16 +410,16 @@ def _uncertain_ttft_text(server: Server, load_point: LoadPoint) -> str:
     )
 
 
-def _notes_on_faster_server(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
+def _notes_on_faster_server(serve_study: ServeStudy, studied_servers: StudiedServers) -> list[str]:
     """Returns a note on a server with more tokens/s per device than the chosen one, with why it was not chosen."""
-    chosen_server = servers.chosen_server
-    if chosen_server is None or servers.trace_times:
+    chosen_server = studied_servers.chosen_server
+    if chosen_server is None or studied_servers.trace_times:
         return []
     cheapest_rate, cheapest_server = max(
         (
             (load_point.tokens_per_second_per_device, server)
             for server, load_point, is_within_limits in zip(
-                servers.servers, servers.load_points, servers.limit_verdicts, strict=True
+                studied_servers.servers, studied_servers.load_points, studied_servers.limit_verdicts, strict=True
             )
             if is_within_limits and load_point is not None
         ),
@@ -465,9 +468,9 @@ def _speculation_data(serve_study: ServeStudy) -> dict[str, Any] | None:
     }
 
 
-def _users_data(users: float) -> float:
+def _users_data(user_count: float) -> float:
     """Returns the number of concurrent requests as plain data."""
-    return users if users == int(users) else round_to_digits(users)
+    return user_count if user_count == int(user_count) else round_to_digits(user_count)
 
 
 def load_point_data(load_point: LoadPoint) -> dict[str, Any]:
@@ -496,7 +499,7 @@ def _replica_group_data(server: Server) -> dict[str, int] | None:
     return {"prefill": disaggregated_server.prefill_replicas, "decode": disaggregated_server.decode_replicas}
 
 
-def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:
+def _serve_data(serve_study: ServeStudy, studied_servers: StudiedServers) -> dict[str, Any]:
     latency_limits, request_sizes = serve_study.latency_limits, serve_study.request_sizes
     listed_servers = [
         {
@@ -507,13 +510,15 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
             "most_sequences": server.most_sequences,
             "kv_tokens": server.kv_tokens,
             "curve": [load_point_data(load_point) for load_point in server_curve],
-            "trace": _trace_times_data(serve_study, server, servers.trace_times[server_index])
-            if servers.trace_times
+            "trace": _trace_times_data(serve_study, server, studied_servers.trace_times[server_index])
+            if studied_servers.trace_times
             else None,
         }
-        for server_index, (server, server_curve) in enumerate(zip(servers.servers, servers.load_curves, strict=True))
+        for server_index, (server, server_curve) in enumerate(
+            zip(studied_servers.servers, studied_servers.load_curves, strict=True)
+        )
     ]
-    shown_point = _point_with_shown_errors(servers)
+    shown_point = _point_with_shown_errors(studied_servers)
     return {
         "model": model_data(serve_study.preset),
         "hardware": serve_study.hardware.name,
@@ -529,10 +534,11 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "price": serve_study.price,
         "servers": listed_servers,
         "front": [
-            {"server": index, "concurrency": _users_data(concurrency)} for index, concurrency in servers.pareto_front
+            {"server": index, "concurrency": _users_data(concurrency)}
+            for index, concurrency in studied_servers.pareto_front
         ],
-        "chosen": _chosen_server_data(serve_study, servers),
-        "why_not": servers.rejection_counts,
+        "chosen": _chosen_server_data(serve_study, studied_servers),
+        "why_not": studied_servers.rejection_counts,
         "class": {
             latency_name: None if shown_point is None else getattr(shown_point, latency_name).class_data()
             for latency_name in ("ttft", "tpot")
@@ -582,11 +588,11 @@ def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
     return start_command(serve_study.engine, serve_study.preset, server.flags, server.quantize)
 
 
-def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any] | None:
-    chosen_server = servers.chosen_server
+def _chosen_server_data(serve_study: ServeStudy, studied_servers: StudiedServers) -> dict[str, Any] | None:
+    chosen_server = studied_servers.chosen_server
     if chosen_server is None:
         return None
-    server = servers.servers[chosen_server.server_index]
+    server = studied_servers.servers[chosen_server.server_index]
     return {
         "server": chosen_server.server_index,
         "options": _server_options(server),

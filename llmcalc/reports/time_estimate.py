@@ -81,7 +81,7 @@ def duration_unit(seconds: float) -> str:
 
 
 def range_unit(low_seconds: float, seconds: float) -> str:
-    """Returns the unit for a range: that of `seconds`, or a smaller unit if the low end would be below 1."""
+    """Returns the unit of a range of seconds: the likely value's unit, or a smaller one if the low end is below 1."""
     time_unit = duration_unit(seconds)
     return {"h": "min", "min": "s"}.get(time_unit, time_unit) if low_seconds < SECONDS_BY_UNIT[time_unit] else time_unit
 
@@ -136,7 +136,7 @@ DECODING_COLUMNS = (
 def test_errors_text(seconds_range: TimeRange, title: str) -> str:
     """Returns text on the tests of this kind of estimate: the measured rows and their errors, or that few exist."""
     tested_class = seconds_range.tested_class
-    if seconds_range.has_few_rows:
+    if seconds_range.has_few_test_rows:
         return f"{title} on this device has too few measured rows for a range of its own: the range is the widest"
     if tested_class is None:
         untested_text = f"with {seconds_range.untested_reason}" if seconds_range.untested_reason else "on this device"

@@ -119,9 +119,9 @@ def _speed_text(measured_speed: dict[str, Any]) -> str:
     )
 
 
-def _quantity_group(comparison: Check) -> str:
+def _quantity_group(check: Check) -> str:
     """Returns the quantity in whose column a check is reported; all checks of memory share one column."""
-    return MEMORY_PREFIX if comparison.quantity.startswith(MEMORY_PREFIX) else comparison.quantity
+    return MEMORY_PREFIX if check.quantity.startswith(MEMORY_PREFIX) else check.quantity
 
 
 def _verdict_sign(model_verdict: Verdict, quantity: str) -> str | None:
@@ -317,14 +317,14 @@ def _coverage_note(model_verdicts: list[Verdict]) -> str:
     )
 
 
-def _node_path_or_peak_moment(comparison: Check) -> str:
+def _node_path_or_peak_moment(check: Check) -> str:
     """Returns where a check failed: the node's path, or for memory the moment, such as `training: backward peak`."""
-    peak_moment = comparison.quantity.removeprefix(MEMORY_PREFIX).removesuffix("_bytes").replace("_", " ")
-    if not comparison.node:
+    peak_moment = check.quantity.removeprefix(MEMORY_PREFIX).removesuffix("_bytes").replace("_", " ")
+    if not check.node:
         return peak_moment
-    if comparison.quantity.startswith(MEMORY_PREFIX):
-        return f"{comparison.location}: {peak_moment}"
-    return comparison.location
+    if check.quantity.startswith(MEMORY_PREFIX):
+        return f"{check.location}: {peak_moment}"
+    return check.location
 
 
 def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:

@@ -226,8 +226,8 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     )
 
 
-def _head_sizes(layer: Layer, input_width: int) -> HeadSizes | None:
-    return layer.attention.head_sizes(input_width) if isinstance(layer.attention, TokenMixer) else None
+def _head_sizes(layer_spec: Layer, input_width: int) -> HeadSizes | None:
+    return layer_spec.attention.head_sizes(input_width) if isinstance(layer_spec.attention, TokenMixer) else None
 
 
 def check_sort_key(sort_key: str | None) -> None:

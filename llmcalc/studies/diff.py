@@ -228,7 +228,7 @@ COMPARED_COSTS: dict[str, tuple[Callable[[str], Cost], QuantityUnit]] = {
 def _costs_by_path(
     model_tree: Node, cost_function: Cost, run_config: RunConfig, unit: QuantityUnit
 ) -> dict[str, Number]:
-    """Returns a quantity's sums by module path without layer indices; optional parts and zeros are left out."""
+    """Returns a quantity's sums by module path without layer indices, except zeros and sums of optional parts."""
     sums_by_path: dict[str, Number] = {}
     for node_position in model_tree.walk(run_config):
         if not node_position.optional_part and (

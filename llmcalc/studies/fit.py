@@ -107,7 +107,7 @@ def fit(model_memory: Memory, hardware: Hardware, fit_with_engine: EngineFit = l
 
 
 def with_decoding_seconds(
-    fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int], has_default_length: bool = False
+    fit_answer: FitAnswer, hardware: Hardware, user_counts: Iterable[int], has_default_length: bool = False
 ) -> FitAnswer:
     """Adds the seconds per decoded token and user for several numbers of users.
 
@@ -115,7 +115,7 @@ def with_decoding_seconds(
         too, as most requests are shorter than the longest for which memory is reserved. Default false.
     """
     run_memory = fit_answer.memory
-    timed_runs = (time_decoded_token(run_memory, hardware, users=user_count) for user_count in users)
+    timed_runs = (time_decoded_token(run_memory, hardware, users=user_count) for user_count in user_counts)
     decoding_runs = tuple(timed_run for timed_run in timed_runs if timed_run is not None)
     short_run = None
     if has_default_length and decoding_runs and run_memory.states.workload.seq > SHORT_CONTEXT:
@@ -176,13 +176,13 @@ def largest_run(
 
 def largest_fitting_number(
     required_bytes: Callable[[int], int],
-    capacity: int,
+    capacity_bytes: int,
     first_number: int,
     maximum: int,
     size_step: int = 1,
     stored_bytes: Callable[[int], int] | None = None,
 ) -> int:
-    """Finds the largest number up to `maximum` for which a run needs at most `capacity` bytes.
+    """Finds the largest number up to `maximum` for which a run needs at most `capacity_bytes` bytes.
 
     Bytes that grow have one such number, the largest. Those of torch's allocator do not only grow: a larger number may
     fit again, and a smaller one may not. The answer is 0 if the smallest number does not fit.
@@ -197,7 +197,7 @@ def largest_fitting_number(
 
     def excess_bytes(candidate_number: int) -> int:
         if candidate_number not in excess_by_number:
-            excess_by_number[candidate_number] = required_bytes(candidate_number) - capacity
+            excess_by_number[candidate_number] = required_bytes(candidate_number) - capacity_bytes
         return excess_by_number[candidate_number]
 
     lower_number, upper_number = min(size_step, maximum), min(size_step, maximum)
@@ -312,7 +312,7 @@ def _number_at_capacity(excess_by_number: Mapping[int, int], fitting_number: int
 def _memory_saving_changes(
     model_memory: Memory, current_fit: MemoryFit, batch: int, seq: int, fit_with_engine: EngineFit
 ) -> Iterable[SettingChange]:
-    """Returns changes of a single setting that save memory.
+    """Returns the changes of one setting, and of few together, that need less memory than the current settings.
 
     If no change suffices, all cheap changes are combined with each costly one; if that does not suffice, with each pair
     of costly ones.

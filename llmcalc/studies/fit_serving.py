@@ -37,12 +37,12 @@ MAX_TRIED_DEVICES = 2**10
 
 
 def is_separate_computer(hardware: Hardware) -> bool:
-    """Whether each accelerator of a kind is a computer of its own: Apple's chips, processors, laptop GPUs."""
+    """Whether each accelerator of this kind is a separate computer: Apple's chips, processors, laptop GPUs."""
     return hardware.vendor in COMPUTER_VENDORS or hardware.is_processor or hardware.is_laptop_gpu
 
 
-def _cannot_join(hardware: Hardware) -> bool:
-    """Whether a replica cannot be divided among accelerators of a kind: separate computers, except Macs (MLX)."""
+def _cannot_divide_replica(hardware: Hardware) -> bool:
+    """Whether one replica cannot span several of these accelerators: separate computers, except Macs (MLX)."""
     return is_separate_computer(hardware) and hardware.interconnect is None and hardware.vendor not in COMPUTER_VENDORS
 
 
@@ -178,7 +178,7 @@ def serving_replicas(
         fits_on_one = any(
             _replica_of_layout(model_memory, hardware, layout).fit.verdict != "no" for layout in layouts_of_computers
         )
-        if fits_on_one or _cannot_join(hardware):
+        if fits_on_one or _cannot_divide_replica(hardware):
             layouts = layouts_of_computers
     for layout_number, layout in enumerate(layouts, start=1):
         is_last_hope = best_replica is None and layout_number == len(layouts)  # the one that needs least per device
@@ -259,7 +259,7 @@ def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout)
 def _layout_on_more_devices(model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:
     """Returns the first layout that fits on two times, four times, … the number of accelerators."""
     assert layout_request.devices is not None
-    if _cannot_join(hardware):
+    if _cannot_divide_replica(hardware):
         return None
     device_count = 2 * layout_request.devices
     while device_count <= MAX_TRIED_DEVICES:

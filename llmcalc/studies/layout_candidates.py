@@ -103,7 +103,7 @@ def _parallelism_counts(candidate: Candidate) -> tuple[int, int]:
 
 
 def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
-    """Returns, for each candidate in order of time, whether its time is about the previous one's (`TIE_SHARE`)."""
+    """Returns, for each candidate in order of time, whether its time ties with the previous one's (`TIE_SHARE`)."""
     tie_flags: list[bool] = []
     least_seconds = 0.0
     for candidate in candidates:
@@ -150,7 +150,7 @@ ENOUGH_HEADROOM = 0.1
 
 def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
     """Sorts candidates by the sum of three ranks: in memory headroom, in sent bytes and in pipeline bubble."""
-    position_sums: dict[int, int] = {}
+    rank_sums: dict[int, int] = {}
     sort_keys: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),
         lambda candidate: candidate.communication_bytes,
@@ -158,7 +158,7 @@ def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
     )
     for sort_key in sort_keys:
         sort_values = sorted({sort_key(candidate) for candidate in candidates})
-        position_by_value = {sort_value: position for position, sort_value in enumerate(sort_values)}
+        rank_by_value = {sort_value: value_rank for value_rank, sort_value in enumerate(sort_values)}
         for candidate in candidates:
-            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + position_by_value[sort_key(candidate)]
-    return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))
+            rank_sums[id(candidate)] = rank_sums.get(id(candidate), 0) + rank_by_value[sort_key(candidate)]
+    return sorted(candidates, key=lambda candidate: (rank_sums[id(candidate)], candidate.device_bytes))

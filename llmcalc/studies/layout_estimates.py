@@ -113,7 +113,7 @@ class RunEstimates:
         return self.peak_estimate(layout_run.recompute).lower_bound_bytes(layout_run.layout, layout_run.micro_batches)
 
     def has_too_large_rank(self, layout_run: LayoutRun, is_too_large: Callable[[int], bool]) -> bool:
-        """Whether some rank's tensor bytes are too large; faster to compute than `tensor_bytes`."""
+        """Whether `is_too_large` holds for the tensor bytes of some rank; faster to compute than `tensor_bytes`."""
         return self.peak_estimate(layout_run.recompute).exceeds(
             layout_run.layout, layout_run.micro_batches, is_too_large
         )

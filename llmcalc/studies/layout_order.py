@@ -101,11 +101,11 @@ class LayoutOrder:
     _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(
-        self, rows: int, suggests_nearest: NearestPolicy = "always", replay_limit: int | None = None
+        self, row_count: int, suggests_nearest: NearestPolicy = "always", replay_limit: int | None = None
     ) -> RankedLayouts:
-        """Returns the sorted layouts; at least `rows` of them fit, if so many can be found.
+        """Returns the sorted layouts; at least `row_count` of them fit, if so many can be found.
 
-        rows: number of fitting layouts after which replays end.
+        row_count: number of fitting layouts after which replays end.
         replay_limit: number of layouts after which replays end, whether they fit or not; None (default) for
             `FURTHER_REPLAYS` more than rows.
         suggests_nearest: when the layout that requires least, of those that do not fit, is searched.
@@ -125,7 +125,9 @@ class LayoutOrder:
                 layout_search.count_refusal(candidate)
         unfit_candidates = [candidate for candidate in candidates if not candidate.may_fit]
         sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
-        unfit_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates, replay_limit=replay_limit)
+        unfit_candidates += self._replay_in_order(
+            ranked_layouts, row_count, sorted_candidates, replay_limit=replay_limit
+        )
         if suggests_nearest == "always" or (
             suggests_nearest == "if none fits" and not ranked_layouts.fitting_candidates
         ):
@@ -343,7 +345,7 @@ class LayoutOrder:
     def _estimates_from_processes(
         self, layouts: Sequence[tuple[Layout, int]], estimation_order: Sequence[int], too_large_flags: Sequence[bool]
     ) -> dict[int, EstimatedLayout]:
-        """Returns layout number → the layout's estimate from another process, for the layouts estimated there.
+        """Returns a mapping from layout number to the estimate that another process computed.
 
         Layouts with other kernels share no measurements, so that a process estimates those with the same kernels as
         this one would. estimation_order: the numbers of the layouts, in the order in which they are estimated.
@@ -390,7 +392,7 @@ class LayoutOrder:
     def _estimated_layout(
         self, peak_estimates: Sequence[PeakEstimate], layout: Layout, micro_batches: int
     ) -> EstimatedLayout:
-        """Returns a layout's estimate, computed in a forked process, where its work is not counted."""
+        """Returns a layout's estimate with its work, in a forked process; the parent process counts the work later."""
         earlier_measurements = [peak_estimate.measurements() for peak_estimate in peak_estimates]
         with SIMULATED_WORK.count_separately() as counted_work:
             candidate = self._candidate_or_error(layout, micro_batches)
@@ -451,7 +453,7 @@ class LayoutOrder:
             return False
 
     def _exceeds_capacity(self, byte_count: int) -> bool:
-        """Whether a layout whose tensors are estimated to have these bytes surely does not fit."""
+        """Whether a layout surely does not fit. byte_count: the estimated bytes of its tensors."""
         return self.run_estimates.estimate_errors.lower_bound(byte_count) > self.capacity
 
     def _fitting_candidate(

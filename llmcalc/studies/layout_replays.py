@@ -70,7 +70,7 @@ class RankReplay(NamedTuple):
 
 
 def replay_layout(cluster: Cluster, replay_task: ReplayTask) -> ReplayedLayout:
-    """Replays those ranks of a layout that may need most, on the simulated allocator as `llmcalc memory` does.
+    """Replays the ranks of a layout that may need the most memory on the simulated allocator, as `llmcalc memory` does.
 
     The work is not counted, but returned. cluster: the ranks of the task's run.
     """
@@ -79,7 +79,7 @@ def replay_layout(cluster: Cluster, replay_task: ReplayTask) -> ReplayedLayout:
 
 
 def _replay_rank(cluster: Cluster, rank: int) -> RankReplay:
-    """Replays a rank, and returns the work of the replay instead of counting it."""
+    """Replays a rank, and returns its bytes with the work of the replay, which the caller counts."""
     with SIMULATED_WORK.count_separately() as counted_work:
         device_bytes = cluster.rank_memory(rank, cluster.memory.cuda_runtime).device.device_bytes
         return RankReplay(device_bytes, counted_work())
@@ -96,17 +96,17 @@ def _largest_replay(
     ranks: those that may need the most; left out are those that surely need no more than a replayed one.
     replay_rank: rank → its replay. Work before an error is counted.
     """
-    layout, first_stage = replay_task.layout_run.layout, replay_task.first_stage
+    layout, first_stage_index = replay_task.layout_run.layout, replay_task.first_stage
     replay_by_rank: dict[int, RankReplay] = {}
 
     def work_so_far() -> CountedWork:
         return total_work(replay.work for replay in replay_by_rank.values())
 
     try:
-        if first_stage is None:
+        if first_stage_index is None:
             first_replay = RankReplay(0, CountedWork(0))
         else:
-            first_rank = layout.rank(pp=first_stage)
+            first_rank = layout.rank(pp=first_stage_index)
             first_replay = replay_by_rank[first_rank] = replay_rank(first_rank)
             if replay_task.byte_limit is not None and first_replay.bytes > replay_task.byte_limit:
                 return ReplayedLayout(*first_replay, *first_replay)
@@ -116,10 +116,10 @@ def _largest_replay(
                 break
             if rank in replay_by_rank:
                 continue
-            if first_stage is not None:
+            if first_stage_index is not None:
                 upper_bound = estimate_errors.upper_bound_of_stage(
                     replay_task.stage_peaks[layout.coordinates(rank).pp],
-                    replay_task.stage_peaks[first_stage],
+                    replay_task.stage_peaks[first_stage_index],
                     first_replay.bytes,
                 )
                 if upper_bound <= largest_bytes:
@@ -228,23 +228,23 @@ class LayoutReplays:
         self._calls.begin(replay_tasks)
 
     def _stage_tasks(self, replay_task: ReplayTask) -> dict[int, StageTask]:
-        """Returns pipeline stage → the task of its ranks, the largest stage first; empty if the layout hardly fits.
+        """Returns the replay task of each pipeline stage, the largest stage first; empty if the layout hardly fits.
 
         Stages that surely need no more than the largest are left out. The result is empty for a single task.
         """
-        layout, stage_peaks, first_stage = (
+        layout, stage_peaks, first_stage_index = (
             replay_task.layout_run.layout,
             replay_task.stage_peaks,
             replay_task.first_stage,
         )
         if (
-            first_stage is None
+            first_stage_index is None
             or replay_task.byte_limit is None
-            or (largest_peak := stage_peaks[first_stage]) > replay_task.byte_limit
+            or (largest_peak := stage_peaks[first_stage_index]) > replay_task.byte_limit
             or not self._run_estimates.framework.replays_stages_alone
         ):
             return {}
-        ranks_by_stage = {first_stage: {layout.rank(pp=first_stage)}}
+        ranks_by_stage = {first_stage_index: {layout.rank(pp=first_stage_index)}}
         for rank in self._run_estimates.cluster(replay_task.layout_run).ranks_that_may_need_most:
             stage_index = layout.coordinates(rank).pp
             upper_bound = self._run_estimates.estimate_errors.upper_bound_of_stage(

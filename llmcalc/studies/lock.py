@@ -46,7 +46,7 @@ class LockedModel:
 
 @dataclass(frozen=True)
 class LockChange:
-    """A value in which a model differs from its lock-file entry.
+    """A value of a model that differs between its lock-file entry and the current count.
 
     target: the model.
     key: the value's path in the entry.

@@ -146,7 +146,7 @@ class LayoutPlan:
 
     @property
     def candidates_in_order(self) -> list[tuple[LayoutPlan, Candidate]]:
-        """The candidates in order, each with the `LayoutPlan` of its framework.
+        """The candidates of all plans, fitting ones first, each with the `LayoutPlan` of its framework.
 
         Fitting layouts come as listed, then layouts that may fit but were not replayed.
         """
@@ -357,7 +357,7 @@ def plan_layouts(
 
 
 def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
-    """Returns the first of the plans that has a fitting layout, with the other such plans added; else the last."""
+    """Returns the first plan with a fitting layout, to which other such plans are added; else the last plan."""
     fitting_plans = [plan for plan in plans if plan.ranked_layouts.fitting_candidates]
     return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
@@ -420,10 +420,13 @@ def replayed_bytes(model_memory: Memory, framework: Framework, framework_version
     return replayed_layout.bytes
 
 
-def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
+def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity_bytes: int) -> bool:
     """Whether the tensors of a layout's largest rank fit."""
     try:
         lower_bound_bytes = memory_estimate.lower_bound_bytes(layout)
-        return lower_bound_bytes <= capacity and memory_estimate.largest_rank_bytes(layout, micro_batches) <= capacity
+        return (
+            lower_bound_bytes <= capacity_bytes
+            and memory_estimate.largest_rank_bytes(layout, micro_batches) <= capacity_bytes
+        )
     except InputError:
         return False

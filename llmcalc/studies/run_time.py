@@ -224,7 +224,7 @@ class TrainingTimes:
         return [*unpriced_options(self.memory, self.stack), *self.settings.unpriced_settings]
 
     def _ignored_overlap(self, layout: Layout) -> list[str]:
-        """Returns a given overlap of tensor-parallel messages, which is ignored without sequence parallelism."""
+        """Returns the typed overlap of tensor-parallel messages if it has no effect without sequence parallelism."""
         overlapped_parallel_groups = (self.settings.overlap or "").split(",")
         is_ignored = layout.tp > 1 and not layout.sequence_parallel and not self.stack.hides_all_reduces
         return (
@@ -568,12 +568,12 @@ def time_inference(
     hardware: Hardware,
     layout: Layout,
     time_settings: TimeSettings,
-    context: int = 0,
+    context_tokens: int = 0,
     has_server_delay: bool = False,
 ) -> TimedRun:
     """Returns the `TimedRun` of a batch of prompts, or of decoding one token per sequence.
 
-    context: in prefill, tokens of each sequence that are cached before the prompt.
+    context_tokens: in prefill, tokens of each sequence that are cached before the prompt.
     has_server_delay: whether the time of a server before the first token is added.
     Raises `InputError` for a phase without a time.
     """
@@ -590,7 +590,7 @@ def time_inference(
     device, workload = time_settings.device(hardware), model_memory.states.workload
     batch, seq = int(workload.batch), int(workload.seq)
     replica_layout = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
-    total_tokens = seq if phase == "decode" else seq + context
+    total_tokens = seq if phase == "decode" else seq + context_tokens
     number_formats, chunk_tokens = inference_formats(model_memory, total_tokens), model_memory.settings.chunk
     run_formats = number_formats.formats_on(device)
 
@@ -603,7 +603,7 @@ def time_inference(
             software_stack,
             batch,
             seq,
-            context,
+            context_tokens,
             chunk_tokens,
             replica_layout,
             run_formats,
@@ -619,7 +619,7 @@ def time_inference(
     )
     part_seconds = {part_name: float(seconds) for part_name, seconds in inference_pass.seconds_by_part.items()}
     kernel_seconds = sum(run_count * operation.seconds for run_count, operation in timed_operations)
-    new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, context)
+    new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, context_tokens)
     untested_reason = untested_layout_text(software_stack, layout)
     return TimedRun(
         spec,

@@ -116,9 +116,9 @@ def _percentiles_of_runs(simulated_latencies: Sequence[Sequence[float]]) -> dict
     }
 
 
-def _percentile(seconds: Sequence[float], percent: int) -> float:
+def _percentile(request_seconds: Sequence[float], percent: int) -> float:
     """Returns a percentile of the requests' seconds; 0 without requests."""
-    sorted_seconds = sorted(seconds) or [0.0]
+    sorted_seconds = sorted(request_seconds) or [0.0]
     return sorted_seconds[min(len(sorted_seconds) - 1, len(sorted_seconds) * percent // 100)]
 
 

@@ -225,7 +225,7 @@ class ServeStudy:
         tried_servers: list[Server] = []
         points_at_limits: list[LoadPoint | None] = []
         limit_verdicts: list[bool] = []
-        traces: list[TraceTimes] = []
+        all_trace_times: list[TraceTimes] = []
         step_budget = StepBudget()
         for server in fitting_servers:
             if self.trace is None:
@@ -241,7 +241,7 @@ class ServeStudy:
                 load_point = sized_server.load_point(
                     min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests)
                 )
-                traces.append(trace_times)
+                all_trace_times.append(trace_times)
             tried_servers.append(sized_server)
             points_at_limits.append(load_point)
             limit_verdicts.append(load_point is not None and not refusal_reason)
@@ -256,14 +256,14 @@ class ServeStudy:
             tuple(load_curves),
             tuple(points_at_limits),
             _pareto_front(load_curves),
-            _cheapest_server_index(points_at_limits, limit_verdicts, traces),
+            _cheapest_server_index(points_at_limits, limit_verdicts, all_trace_times),
             dict(rejection_counts),
             tuple(limit_verdicts),
-            tuple(traces),
+            tuple(all_trace_times),
         )
 
     def _fitting_servers(self, rejection_counts: Counter[str]) -> Iterator[Server]:
-        """Yields a replica of every layout that fits, and counts why the other layouts were rejected."""
+        """Yields a server with one replica for every layout that fits, and counts the other layouts by reason."""
         for sizes_to_try in self.sizes_request.candidates(self.preset.model.routed_experts):
             has_fitting_server = False
             for server in self._replicas_of_layouts(sizes_to_try, rejection_counts):
@@ -275,7 +275,7 @@ class ServeStudy:
     def _replicas_of_layouts(
         self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]
     ) -> Iterator[Server]:
-        """Yields a replica of each of these layouts that fits, and counts why the others were rejected."""
+        """Yields a server with one replica for each of these layouts that fits, and counts the others by reason."""
         layer_count = self.preset.model.layer_count
         refusal_reason = no_pipeline_reason(self.preset.model)
         for layout_sizes in sizes_to_try:
@@ -320,19 +320,19 @@ class ServeStudy:
         quantize: str | None,
         kv_dtype: str | None,
     ) -> Server:
-        """Returns a replica. Raises `ReplicaDoesNotFit`, or `ImpossibleLayout` for indivisible sizes."""
+        """Returns a `Server` with one replica in this layout. Raises `ReplicaDoesNotFit` or `ImpossibleLayout`."""
         engine, request_tokens = self.engine, self.request_sizes.total_tokens
-        used_flags = {engine.field_of_option("--seq"): self.longest_request, **flag_values}
-        used_flags |= self.engine_flags
-        used_flags |= {} if quantize is None else {"quantize": quantize}
-        used_flags |= {} if kv_dtype is None else cache_format_flag(engine, kv_dtype)
+        all_flags = {engine.field_of_option("--seq"): self.longest_request, **flag_values}
+        all_flags |= self.engine_flags
+        all_flags |= {} if quantize is None else {"quantize": quantize}
+        all_flags |= {} if kv_dtype is None else cache_format_flag(engine, kv_dtype)
         try:
-            used_flags |= dict.fromkeys(filter(None, [self.long_request_variable]), 1)
-            used_flags |= self._exchange_flags(layout, used_flags)
-            model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
+            all_flags |= dict.fromkeys(filter(None, [self.long_request_variable]), 1)
+            all_flags |= self._exchange_flags(layout, all_flags)
+            model_memory = engine.memory_on(self.preset, self.hardware, self.version, all_flags)
             if model_memory.largest_request_limit:
-                used_flags |= {engine.request_limit_flag: model_memory.largest_request_limit}
-                model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
+                all_flags |= {engine.request_limit_flag: model_memory.largest_request_limit}
+                model_memory = engine.memory_on(self.preset, self.hardware, self.version, all_flags)
             # vLLM prints more tokens than fit beside unequal pages
             cache_tokens = min(model_memory.kv_tokens, round(model_memory.max_concurrency * model_memory.max_model_len))
             request_capacity = cache_tokens // request_tokens
@@ -368,9 +368,7 @@ class ServeStudy:
         request_limits = (request_capacity, engine.request_limit(model_memory), model_memory.requests_with_states)
         requests_per_rank = min(request_limit for request_limit in request_limits if request_limit is not None)
         most_requests = max(1, requests_per_rank) * layout_sizes.dp
-        engine_flags = {
-            flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
-        }
+        engine_flags = {flag_name: flag_value for flag_name, flag_value in all_flags.items() if flag_name != "quantize"}
         return Server(
             layout_sizes,
             quantize,

@@ -19,7 +19,7 @@ from ..timing.device import device_of
 from ..timing.kernels import Kernel, RankPass, RankWork
 from ..timing.software_stacks import find_stack
 from ..timing.time_estimator import DECODE_ATTENTION_RATE, NumberFormats, TimedOperation, TimeEstimator
-from ..timing.timing_constants import AcceleratorGeneration, FigureSource, accelerator_generations
+from ..timing.timing_constants import AcceleratorGeneration, ConstantSource, accelerator_generations
 from ..timing.work_recorder import rank_work
 from ..workload.workload import Phase
 
@@ -276,7 +276,7 @@ def _reads_cache(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
     return kernel.kind == "attention" and not keeps_scores
 
 
-def _source_of_figure(generation: AcceleratorGeneration, figure_name: str) -> FigureSource | None:
+def _source_of_figure(generation: AcceleratorGeneration, figure_name: str) -> ConstantSource | None:
     """Returns the source of a figure: the accelerator's generation, or the generation it is taken from."""
     for figure_source in generation.sources:
         if figure_name in figure_source.fields:

@@ -128,7 +128,7 @@ class TimedRun:
 
     @property
     def uncounted_effects(self) -> tuple[str, ...]:
-        """The costs that the time estimate leaves out, in words, such as sampling on the host."""
+        """The effects that the time estimate leaves out, in words, such as sampling on the host."""
         includes_sampling = self.phase == "decode" and self.stack.host_seconds_per_sequence > 0
         return tuple(
             effect_text

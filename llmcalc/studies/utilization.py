@@ -69,8 +69,8 @@ def utilization(
     peak_flops = hardware.peak_rate(dtype) * devices
     token_count = model_flop_count.tokens
 
-    def utilization_of(flops: float) -> float:
-        return float(flops / token_count * tokens_per_second / peak_flops)
+    def utilization_of(pass_flops: float) -> float:
+        return float(pass_flops / token_count * tokens_per_second / peak_flops)
 
     def utilization_of_rule(flop_rule: FlopRule) -> ConventionUtilization:
         counts_full_pairs = flop_rule.key == "exact_full"

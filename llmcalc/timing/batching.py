@@ -168,7 +168,7 @@ class Replica:
 
     @property
     def steps_ahead(self) -> int:
-        """The number of steps scheduled ahead of the running step; 0 in a pipeline, where each stage runs a batch."""
+        """The number of decoding steps that are scheduled before the running step ends; 0 in a pipeline."""
         return 0 if self.layout.pp > 1 else self.stack.steps_ahead
 
     @property
@@ -237,7 +237,7 @@ class Replica:
         return {}
 
     def prompt_pass(
-        self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None
+        self, prompt_count: float, prompt_tokens: int, cached_tokens: int, chunk: int | None = None
     ) -> InferencePass:
         """Returns the estimated pass over prompts of new and cached tokens, including the draft model's pass.
 
@@ -245,11 +245,19 @@ class Replica:
         """
         layout, number_formats = self.layout, self.number_formats
         timed_pass = prefill(
-            self.spec, self.device, self.stack, prompt_count, tokens, cached_tokens, chunk, layout, number_formats
+            self.spec,
+            self.device,
+            self.stack,
+            prompt_count,
+            prompt_tokens,
+            cached_tokens,
+            chunk,
+            layout,
+            number_formats,
         )
         if self.speculation is None:
             return timed_pass
-        draft_seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)
+        draft_seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, prompt_tokens, layout)
         return timed_pass.with_part("draft", draft_seconds)
 
     @cached_property

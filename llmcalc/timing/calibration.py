@@ -97,7 +97,7 @@ UNIT_FACTORS = CalibrationFactors()
 
 
 @frozen
-class MeasuredRun:
+class CalibrationRun:
     """A measured run: its measured seconds, and a function that estimates them under calibration factors.
 
     name: its place in the file. seconds: what was measured. estimate_seconds: its estimate by factors.
@@ -113,7 +113,9 @@ class MeasuredRun:
 class LinearizedRuns:
     """The estimated seconds of several runs as linear functions of the four calibration factors."""
 
-    def __init__(self, measured_runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNIT_FACTORS) -> None:
+    def __init__(
+        self, measured_runs: Sequence[CalibrationRun], base_factors: CalibrationFactors = UNIT_FACTORS
+    ) -> None:
         self.measured_seconds: list[float] = [measured_run.seconds for measured_run in measured_runs]
         self.seconds_by_factor: list[tuple[float, ...]] = [
             tuple(_seconds_by_factor(measured_run.estimate_seconds, base_factors)) for measured_run in measured_runs
@@ -263,7 +265,7 @@ class ErrorStatistics:
     best_of_three: float | None
 
     @classmethod
-    def from_runs(cls, measured_runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> ErrorStatistics:
+    def from_runs(cls, measured_runs: Sequence[CalibrationRun], estimates: Sequence[float]) -> ErrorStatistics:
         """Returns the error statistics of these estimates against the measured runs, in the same order."""
         log_errors = sorted(
             abs(estimated_seconds / measured_run.seconds - 1)
@@ -340,7 +342,7 @@ class Calibration:
         return UNIT_FACTORS if self.refusal_reason else self.fitted_factors
 
 
-def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
+def calibrate(measured_runs: Sequence[CalibrationRun]) -> Calibration:
     """Fits the factors to measured runs. Raises `InputError` for fewer than three runs."""
     if len(measured_runs) < LEAST_RUNS:
         raise InputError(f"--calibrate: {len(measured_runs)} measured runs; expected at least {LEAST_RUNS}")
@@ -392,7 +394,7 @@ def _mean_ratio(errors_with_fit: Sequence[float], errors_without_fit: Sequence[f
 
 
 def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequence[float]) -> bool:
-    """Whether factors fitted without a run estimate that run clearly better than no factors, over all runs.
+    """Whether factors that were fitted to the other runs estimate a run clearly better than no factors, over all runs.
 
     log_errors, left_out_fit_errors: logs of estimated over measured seconds, of each run without a fit, and by a fit to
         the others.

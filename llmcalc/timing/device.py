@@ -144,7 +144,7 @@ class Device:
         return "tested" if software_stack.name in self.generation.tested_stacks else None
 
     def format_of(self, dtype: str) -> str:
-        """Returns the number format that matrix units use for `dtype`; bf16 if they have no units for it."""
+        """Returns the number format in which matrix units compute `dtype`; bf16 if there are no units for it."""
         return dtype if dtype in self.peak_rates and dtype in self.generation.products else "bf16"
 
     def product_rate(self, dtype: str, is_sustained: bool = False, sums_in_16_bits: bool = False) -> float:
@@ -342,14 +342,14 @@ class Device:
         """Returns the seconds of a recurrence that is computed chunk by chunk."""
         return flops / (self.peak_rates["bf16"] * self.generation.scan)
 
-    def domain_stages(self, pp: Number, stage_devices: Number) -> Number:
-        """Returns how many whole pipeline stages fit in a domain of fast links, at least one.
+    def stages_per_domain(self, pp: Number, stage_devices: Number) -> Number:
+        """Returns the number of whole pipeline stages that fit in a domain of fast links, at least one.
 
         Stages are the outermost axis of the ranks, so that each has `stage_devices` consecutive devices.
         """
         return minimum(pp, maximum(1, floor_div(self.domain_devices, stage_devices)))
 
-    def hop_seconds(self, byte_count: Number, device_count: Number) -> Number:
+    def stage_send_seconds(self, byte_count: Number, device_count: Number) -> Number:
         """Returns the seconds of a send to the next pipeline stage. device_count: devices of the run."""
         link_rate = choose(
             device_count > self.domain_devices, self.network_bandwidth * self.generation.nic, self._link_rate(2, "send")

@@ -105,7 +105,7 @@ class DisaggregatedServer:
         replica = self.replica
         layout = replica.layout
         sending_devices = layout.tp * layout.pp * layout.dp * self.replicas
-        return float(replica.device.hop_seconds(self.sent_bytes, sending_devices))
+        return float(replica.device.stage_send_seconds(self.sent_bytes, sending_devices))
 
     @property
     def first_token_seconds(self) -> float:

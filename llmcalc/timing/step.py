@@ -139,7 +139,7 @@ class StepPlan:
         )
 
     def recomputes(self, kernel_or_operation: Kernel | TimedOperation, timed_pass: TimedPass) -> bool:
-        """Whether a layer's forward work is recomputed by itself, as part of a module or of the attention core."""
+        """Whether a kernel is recomputed in the backward pass, as part of a module or of the attention core."""
         if kernel_or_operation.layer_kind_index < 0:
             return False
         if kernel_or_operation.kind == "attention" and (
@@ -430,8 +430,8 @@ def step_time_of_pass(
     costs: LayerCosts,
 ) -> StepTime:
     """Returns the seconds of a training step, from the timed kernels of one micro-batch."""
-    ranks = pipeline_ranks(costs, step_plan.pp, step_plan.vpp, step_plan.recomputed_share, step_plan.stage_sizes)
-    return _step_seconds(spec, device, software_stack, step_plan, ranks, timed_pass)
+    rank_costs = pipeline_ranks(costs, step_plan.pp, step_plan.vpp, step_plan.recomputed_share, step_plan.stage_sizes)
+    return _step_seconds(spec, device, software_stack, step_plan, rank_costs, timed_pass)
 
 
 def _step_seconds(
@@ -439,19 +439,19 @@ def _step_seconds(
     device: Device,
     software_stack: SoftwareStack,
     step_plan: StepPlan,
-    ranks: PipelineRanks,
+    rank_costs: PipelineRanks,
     timed_pass: TimedPass,
 ) -> StepTime:
     """Returns the seconds of a step: micro-batches, bubble, data-parallel messages and optimizer update."""
-    hop_seconds, exposed_hop_seconds = _hop_seconds(spec, device, software_stack, step_plan)
+    stage_send_seconds, exposed_send_seconds = _stage_send_seconds(spec, device, software_stack, step_plan)
     if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
-        idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_rank_seconds
+        idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * rank_costs.mean_rank_seconds
     else:
-        idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_rank_seconds
-    bubble_seconds = idle_seconds + 2 * hop_seconds + exposed_hop_seconds
-    pipeline_seconds = step_plan.micro_batches * ranks.slowest_rank_seconds
-    message_seconds, updated_params = _data_parallel_seconds(step_plan, device, software_stack, ranks)
-    trained_params = sum(ranks.trained_params(step_plan.ep))
+        idle_seconds = (step_plan.pp - 1) / step_plan.vpp * rank_costs.mean_rank_seconds
+    bubble_seconds = idle_seconds + 2 * stage_send_seconds + exposed_send_seconds
+    pipeline_seconds = step_plan.micro_batches * rank_costs.slowest_rank_seconds
+    message_seconds, updated_params = _data_parallel_seconds(step_plan, device, software_stack, rank_costs)
+    trained_params = sum(rank_costs.trained_params(step_plan.ep))
     update_seconds = (
         software_stack.host_update_seconds_per_parameter * updated_params
         if software_stack.host_update_seconds_per_parameter
@@ -470,15 +470,15 @@ def _step_seconds(
         pipeline_seconds + bubble_seconds + message_seconds + update_seconds,
         part_seconds,
         timed_pass,
-        ranks.slowest_rank_seconds,
-        ranks.mean_rank_seconds,
+        rank_costs.slowest_rank_seconds,
+        rank_costs.mean_rank_seconds,
     )
 
 
-def _hop_seconds(
+def _stage_send_seconds(
     spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan
 ) -> tuple[Number, Number]:
-    """Returns the seconds of sends between stages: a micro-batch's way through all of them, and waited exchanges.
+    """Returns the seconds of sends between stages: of one micro-batch through all stages, and of exposed exchanges.
 
     The way has one message between each two stages, in one direction; the exchanges are those of a step, while the
     pipeline is full. Stages are the outermost axis of the ranks. So a domain of fast links holds whole stages where
@@ -486,24 +486,24 @@ def _hop_seconds(
     """
     is_divided = step_plan.sequence_parallel or software_stack.scatters_stage_messages
     sent_bytes = 2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1)
-    near_seconds = device.hop_seconds(sent_bytes, 1)
-    far_seconds = device.hop_seconds(sent_bytes, step_plan.devices)
+    near_seconds = device.stage_send_seconds(sent_bytes, 1)
+    far_seconds = device.stage_send_seconds(sent_bytes, step_plan.devices)
     stage_devices = step_plan.tp * step_plan.cp * step_plan.dp
-    domain_stages = device.domain_stages(step_plan.pp, stage_devices)
-    far_hops = ceil_div(step_plan.pp, domain_stages) - 1
+    stages_per_domain = device.stages_per_domain(step_plan.pp, stage_devices)
+    far_sends = ceil_div(step_plan.pp, stages_per_domain) - 1
     neighbor_count = choose(step_plan.vpp > 1, 2, minimum(2, step_plan.pp - 1))
-    far_neighbor_count = choose(domain_stages > 1, minimum(1, far_hops), neighbor_count)
+    far_neighbor_count = choose(stages_per_domain > 1, minimum(1, far_sends), neighbor_count)
     exchange_seconds = far_neighbor_count * far_seconds + (neighbor_count - far_neighbor_count) * near_seconds
-    chunk_exchange_seconds = choose(far_hops > 0, far_seconds, near_seconds)
+    chunk_exchange_seconds = choose(far_sends > 0, far_seconds, near_seconds)
     return (
-        far_hops * far_seconds + (step_plan.pp - 1 - far_hops) * near_seconds,
+        far_sends * far_seconds + (step_plan.pp - 1 - far_sends) * near_seconds,
         exchange_seconds * _exposed_exchange_count(step_plan, software_stack)
         + chunk_exchange_seconds * _filling_exchange_count(step_plan, software_stack),
     )
 
 
 def _filling_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) -> Number:
-    """Returns how many exchanges of interleaved stages nothing hides, where those of the full pipeline are hidden.
+    """Returns the number of exposed exchanges while an interleaved pipeline fills; later ones are hidden.
 
     The last rank runs (vpp − 1) · pp chunks forward before its first backward pass, and as many backward after its last
     forward pass. After each of them it sends and receives at once, and waits (megatron/core/pipeline_parallel/
@@ -516,7 +516,7 @@ def _filling_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) 
 
 
 def _exposed_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) -> Number:
-    """Returns how many exchanges with each neighbour a stage waits for while the pipeline is full.
+    """Returns the number of exchanges with each neighbour that a stage waits for while the pipeline is full.
 
     An exchange takes as long as one message, or as two where a stage does not send and receive at once. A stage of 1F1B
     sends its output and waits for the gradient, then sends a gradient and waits for the next input
@@ -532,7 +532,7 @@ def _exposed_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) 
 
 
 def _data_parallel_seconds(
-    step_plan: StepPlan, device: Device, software_stack: SoftwareStack, ranks: PipelineRanks
+    step_plan: StepPlan, device: Device, software_stack: SoftwareStack, rank_costs: PipelineRanks
 ) -> tuple[Number, Number]:
     """Returns the exposed seconds of data-parallel messages, and the parameters that each rank updates.
 
@@ -540,8 +540,8 @@ def _data_parallel_seconds(
     that keeps both. All else is sent once a step: gradients beside the backward pass of the last micro-batch, weights
     beside the forward pass of the first one, or those of an interleaved stage beside the passes of its other chunks.
     """
-    rank_expert_params = rank_share(ranks.expert_params, step_plan.ep)
-    trained_params, trained_experts = ranks.trained_params(step_plan.ep)
+    rank_expert_params = rank_share(rank_costs.expert_params, step_plan.ep)
+    trained_params, trained_experts = rank_costs.trained_params(step_plan.ep)
     seconds_of_groups = (
         _data_group_seconds(
             step_plan,
@@ -549,9 +549,9 @@ def _data_parallel_seconds(
             software_stack,
             step_plan.dp * step_plan.cp,
             step_plan.tp,
-            ranks.dense_params,
+            rank_costs.dense_params,
             trained_params,
-            ranks.mean_layers,
+            rank_costs.mean_layers,
         ),
         _data_group_seconds(
             step_plan,
@@ -561,7 +561,7 @@ def _data_parallel_seconds(
             step_plan.expert_shards,
             rank_expert_params,
             trained_experts,
-            ranks.mean_layers,
+            rank_costs.mean_layers,
         ),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))
@@ -571,12 +571,12 @@ def _data_parallel_seconds(
     reduced_micro_batches = choose(sends_once, 1, step_plan.micro_batches) if step_plan.zero == 2 else 1
     exposed_seconds = _exposed_seconds_of_chunks(
         gather_seconds,
-        (1 - BACKWARD_WORK_SHARE) * ranks.slowest_rank_seconds,
+        (1 - BACKWARD_WORK_SHARE) * rank_costs.slowest_rank_seconds,
         software_stack.hidden_share("weights"),
         step_plan,
     ) + _exposed_seconds_of_chunks(
         reduction_seconds,
-        BACKWARD_WORK_SHARE * ranks.slowest_rank_seconds,
+        BACKWARD_WORK_SHARE * rank_costs.slowest_rank_seconds,
         software_stack.hidden_share("dp"),
         step_plan,
         reduced_micro_batches,
@@ -584,7 +584,9 @@ def _data_parallel_seconds(
     if step_plan.zero == 3:
         message_seconds = gather_seconds + reduction_seconds
         exposed_seconds_per_pass = _exposed_seconds(
-            message_seconds, step_plan.micro_batches * ranks.slowest_rank_seconds, software_stack.hidden_share("dp")
+            message_seconds,
+            step_plan.micro_batches * rank_costs.slowest_rank_seconds,
+            software_stack.hidden_share("dp"),
         )
         exposed_seconds = choose(sends_once, exposed_seconds, exposed_seconds_per_pass)
     return exposed_seconds, updated_params
@@ -612,7 +614,7 @@ def _exposed_seconds_of_chunks(
 
 
 def _sends_once_per_step(step_plan: StepPlan, software_stack: SoftwareStack) -> Any:
-    """Whether pipeline ranks keep gathered weights and unreduced gradients until the last micro-batch."""
+    """Whether data-parallel messages run once per step, because pipeline ranks keep gathered weights until its end."""
     return software_stack.keeps_weights_in_pipelines and step_plan.pp > 1
 
 
@@ -761,16 +763,18 @@ def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count:
     import numpy
 
     pp, vpp = (numpy.broadcast_to(plan_sizes, plan_count) for plan_sizes in (step_plan.pp, step_plan.vpp))
-    (pp_sizes, vpp_sizes), index_of_plan = _distinct_rows([pp, vpp])
-    rank_columns = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
+    (pp_sizes, vpp_sizes), size_index_by_plan = _distinct_rows([pp, vpp])
+    columns_of_rank_costs = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
     for size_index, (pp_size, vpp_size) in enumerate(zip(pp_sizes, vpp_sizes, strict=True)):
-        plan_indices = numpy.flatnonzero(index_of_plan == size_index)
-        ranks = pipeline_ranks(
+        plan_indices = numpy.flatnonzero(size_index_by_plan == size_index)
+        rank_costs = pipeline_ranks(
             costs.at_index(plan_indices), int(pp_size), int(vpp_size), step_plan.recomputed_share, step_plan.stage_sizes
         )
-        for rank_column, plan_sizes in zip(rank_columns, ranks[: len(rank_columns)], strict=True):
-            rank_column[plan_indices] = plan_sizes
-    return PipelineRanks(*rank_columns)
+        for rank_cost_column, plan_sizes in zip(
+            columns_of_rank_costs, rank_costs[: len(columns_of_rank_costs)], strict=True
+        ):
+            rank_cost_column[plan_indices] = plan_sizes
+    return PipelineRanks(*columns_of_rank_costs)
 
 
 def _distinct_rows(plan_columns: Sequence[Any]) -> tuple[Any, Any]:

@@ -301,11 +301,11 @@ class TimedPass:
         kernel_count = self._kernel_launches(kernel_counts, casts_inputs)
         if not graph_tokens:
             return kernel_count
-        return choose(self.rank_work.tokens <= graph_tokens, 2 * self._split_count + 1, kernel_count)
+        return choose(self.rank_work.tokens <= graph_tokens, 2 * self._graph_split_count + 1, kernel_count)
 
     @cached_property
-    def _split_count(self) -> Number:
-        """The number of kernels between which piecewise graphs capture all others."""
+    def _graph_split_count(self) -> Number:
+        """The number of kernels that piecewise CUDA graphs do not capture, and that separate the captured graphs."""
         return sum(
             kernel.runs_per_layer * self.rank_work.layer_count(kernel.layer_kind_index)
             for kernel in self.rank_work.kernels
@@ -436,7 +436,7 @@ class TimeEstimator:
             )
 
     def product_wait_by_format(self, kernel: Kernel) -> float:
-        """Returns the seconds that a product in a CUDA graph takes beyond its memory reads and the gap before it.
+        """Returns the seconds of a product in a CUDA graph beyond its memory reads and the gap before the kernel.
 
         Those of all experts' products belong to the last one. A kernel that decodes the weights takes further seconds.
         """
@@ -455,7 +455,9 @@ class TimeEstimator:
     def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of y = x·Wᵀ, and in backward of dx = dy·W and of dW = dyᵀ·x, which is accumulated."""
         device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
-        weight_elements = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
+        weight_elements = kernel.weight_elements * (
+            self.selected_expert_count(kernel) if kernel.kind == "experts" else 1.0
+        )
         if not self.is_training:
             dtype = self._inference_format(kernel)
             compute_seconds = (
@@ -578,7 +580,7 @@ class TimeEstimator:
     _experts_seconds = _product_seconds
 
     def _needs_separate_casts(self, kernel: Kernel) -> tuple[bool, bool]:
-        """Returns whether a product's input, and its output's gradient, are cast by kernels of their own.
+        """Returns whether separate kernels cast a product's input, and whether they cast its output's gradient.
 
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
         """
@@ -648,7 +650,7 @@ class TimeEstimator:
         prompt_share = self.stack.prompt_expert_weight_rate_share if self.rank_pass.phase == "prefill" else None
         return self.stack.expert_weight_rate_share if prompt_share is None else prompt_share
 
-    def experts_read(self, kernel: Kernel) -> Number:
+    def selected_expert_count(self, kernel: Kernel) -> Number:
         """Returns the expected number of distinct experts that a pass's tokens select: E · (1 − (1 − k/E)^T).
 
         Tokens that a batch decodes together select the same experts more often than by chance. Of expert-parallel ranks
@@ -900,7 +902,7 @@ class TimeEstimator:
 
 
 def _copies_per_domain(domain_count: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:
-    """Returns the share of expert copies of a token that are sent, if a network domain's experts share a copy.
+    """Returns the fraction of a token's expert copies that are sent if all experts of a network domain share one copy.
 
     domain_count: network domains, or ranks of a single one.
 

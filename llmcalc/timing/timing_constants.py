@@ -18,7 +18,7 @@ DatasheetShare: TypeAlias = float
 FigureEvidence: TypeAlias = Literal["profiled", "measured", "assumed"]
 
 
-class FigureSource(Record):
+class ConstantSource(Record):
     """The source of several constants of an accelerator generation.
 
     gives: names of the fields, separated by commas.
@@ -76,7 +76,7 @@ class AcceleratorGeneration(Record):
     latency: float
     far_latency: float
     ring_protocols: tuple[tuple[DatasheetShare, float, float], ...] = Field(min_length=1)
-    sources: tuple[FigureSource, ...] = Field(min_length=1)
+    sources: tuple[ConstantSource, ...] = Field(min_length=1)
 
 
 IDENTITY_FIELDS = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})

@@ -101,18 +101,20 @@ class StepSeconds:
     graph_tokens: int = 0
     added_launch_seconds: SecondsFunction = lambda *_: 0.0
 
-    def mixed_seconds(self, tokens: int, earlier_tokens: float, sequences: int, cached_tokens: float) -> float:
+    def mixed_seconds(
+        self, token_count: int, earlier_tokens: float, sequence_count: int, cached_tokens: float
+    ) -> float:
         """Returns the seconds of a step that processes prompts and decodes other sequences.
 
         tokens, earlier_tokens: of prompts, and their mean number of tokens in the cache.
         sequences, cached_tokens: that decode in the step, and their mean number of tokens in the cache.
         """
-        seconds = self.prompt_seconds(tokens, earlier_tokens)
-        if not sequences:
+        seconds = self.prompt_seconds(token_count, earlier_tokens)
+        if not sequence_count:
             return seconds
-        if tokens + sequences * self.step_tokens_per_sequence > self.graph_tokens >= tokens:
-            seconds += self.added_launch_seconds(tokens, earlier_tokens)
-        return seconds + self.added_decoding_seconds(sequences, cached_tokens)
+        if token_count + sequence_count * self.step_tokens_per_sequence > self.graph_tokens >= token_count:
+            seconds += self.added_launch_seconds(token_count, earlier_tokens)
+        return seconds + self.added_decoding_seconds(sequence_count, cached_tokens)
 
     @classmethod
     def tabulate(
@@ -323,7 +325,7 @@ class ServedBatch:
         return math.ceil((traced_request.output_tokens - 1) / self.step_seconds.tokens_per_step)
 
     def _take_prompts(self, waiting_prompts: deque[list[int]], decoding_count: int) -> tuple[list[int], int, float]:
-        """Takes prompt tokens into a step. Returns the prompts that it completes, its tokens, and their mean context.
+        """Adds prompt tokens to a step. Returns the completed prompts, the prompt tokens, and their mean context.
 
         decoding_count: sequences that decode in the step.
         """
@@ -344,25 +346,25 @@ class ServedBatch:
         requests: Sequence[TracedRequest],
         next_request_index: int,
         current_time: float,
-        most_steps: int,
+        max_steps: int,
         sequence_count: int,
         cached_tokens: float,
         reserved_tokens: int,
     ) -> int:
         """Returns the number of equal steps until a sequence ends or a new request can start."""
         if next_request_index == len(requests):
-            return most_steps
+            return max_steps
         traced_request = requests[next_request_index]
         if (
             sequence_count >= self.most_sequences
             or reserved_tokens + traced_request.input_tokens + traced_request.output_tokens > self.cache_tokens
         ):
-            return most_steps
+            return max_steps
         step_seconds = self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
         idle_seconds = (
             traced_request.arrival_seconds + self._scheduled_seconds(sequence_count, cached_tokens) - current_time
         )
-        return max(1, min(most_steps, int(idle_seconds / step_seconds) + 1))
+        return max(1, min(max_steps, int(idle_seconds / step_seconds) + 1))
 
 
 def serve_trace(

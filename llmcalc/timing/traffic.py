@@ -1,4 +1,4 @@
-"""FLOPs, bytes and seconds of a forward pass's kernels: the points of a roofline plot."""
+"""The FLOPs, bytes and seconds of a forward pass's kernels, which are the points of a roofline plot."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ MEASURED_RANKS = 2
 
 @dataclass
 class WorkRecorder(PlacementTracker):
-    """Records the kernels and messages of a rank's program. work: what it has recorded."""
+    """Records the kernels and messages of a rank's program. work: the recorded `RankWork`."""
 
     rank_pass: RankPass = field(default_factory=RankPass)
     work: RankWork = field(init=False)
@@ -139,7 +139,7 @@ class WorkRecorder(PlacementTracker):
         self.readers[storage_key] = self.readers.get(storage_key, 0) + 1
 
     def _storage_owner(self, recorded_value: Value) -> Value:
-        """Returns the value whose memory a value shares, through views and steps that return their input."""
+        """Returns the value that owns a value's memory, found through views and steps that return their input."""
         while id(recorded_value.storage) in self.aliases:
             recorded_value = self.aliases[id(recorded_value.storage)]
         return recorded_value.storage
@@ -179,7 +179,7 @@ class WorkRecorder(PlacementTracker):
                 yield from self._executed_scopes(scope_item)
 
     def _executed_steps(self, scope_items: Iterable[ProgramItem]) -> Iterator[Step]:
-        """Yields every step that runs, in order, and notes which steps return their input unchanged."""
+        """Yields every executed step in order, and records which steps return their input unchanged."""
         for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.node_fields.get("role") in UNEXECUTED_ROLES or scope_item.node_fields.get(
                 "optional", ""
@@ -402,7 +402,7 @@ class WorkRecorder(PlacementTracker):
         self.work.messages.append(LayerMessage(self.layer, message))
 
     def _with_group_size(self, message: Collective) -> Collective:
-        """Returns the message for the pass's group size, where `MEASURED_RANKS` ranks were recorded."""
+        """Returns the message for the pass's own group size; it was recorded for a group of `MEASURED_RANKS` ranks."""
         if message.process_group == "ep":
             return message._replace(ranks=self.rank_pass.ep)
         if message.process_group != "cp":
