@@ -244,7 +244,7 @@ class Hardware(Record):
         ]
         requested_format = DTYPE_NAMES.get(dtype, dtype)
         if not known_format_names:
-            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._advice_on('peak_flops')}")
+            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._missing_figure_advice('peak_flops')}")
         raise InputError(
             f"{self.title}: no peak FLOP/s is known for {requested_format}; "
             f"expected one of {', '.join(known_format_names)}"
@@ -257,11 +257,12 @@ class Hardware(Record):
         """
         if self.memory_bandwidth is None:
             raise InputError(
-                f"{self.title}: no memory bandwidth is known; {self._advice_on('memory_bandwidth (bytes/s)')}"
+                f"{self.title}: no memory bandwidth is known; "
+                f"{self._missing_figure_advice('memory_bandwidth (bytes/s)')}"
             )
         return self.memory_bandwidth
 
-    def _advice_on(self, field_name: str) -> str:
+    def _missing_figure_advice(self, field_name: str) -> str:
         if self.vendor:
             return f"{self.vendor} publishes none, or no source that a reader can open states it"
         return f"expected a named accelerator, or a TOML file of your own with {field_name}"

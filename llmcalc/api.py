@@ -84,7 +84,7 @@ def params(
     model: in any form; also a checkpoint (.safetensors, .gguf), whose header is counted. Of that there is `.total`.
     measure: whether to count by instantiating its class of transformers. Of that there is `.total`.
     draft: a draft of speculative decoding beside the model, in any form; `.draft` says what it adds.
-    options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank_request`, for what one rank holds.
+    options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank holds.
     """
     from .questions.counts import ParamsQuestion, params_of_file
 
@@ -729,7 +729,7 @@ def diff(
 ) -> ReportedAnswer:
     """Compares two models, or with `git` files with their versions at a commit. `.result`: each pair's differences.
 
-    models_only: with git, whether files that are no config of a model are skipped. options: `set`, `head_choice`,
+    models_only: with git, whether files that are no config of a model are skipped. options: `set`, `head`,
     `allow_unknown`.
     """
     from .questions.differences import ask_diff, model_pairs_to_compare

@@ -126,7 +126,7 @@ class EngineCommand(Command):
         return engine_names if len(engine_names) == 1 else []
 
     def _llmcalc_options(self, context: Any) -> dict[str, bool]:
-        """Maps the name of each llmcalc option of the command to whether the option takes a value."""
+        """Returns a mapping from each llmcalc option of the command to whether the option takes a value."""
         llmcalc_names = (*SHARED_OPTIONS, *self.options_with_engines)
         return {
             option_name: not option.is_flag

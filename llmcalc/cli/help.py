@@ -126,7 +126,7 @@ class Command(TyperCommand):
                 panel = getattr(parameter, "rich_help_panel", None) or (
                     "Output" if parameter.name in ("help", "help_all") else OTHER_PANEL
                 )
-                option_label = panel_record[0] if shows_all_options else _short_name(parameter, panel_record[0])
+                option_label = panel_record[0] if shows_all_options else _option_label(parameter, panel_record[0])
             rows_by_panel.setdefault(panel, []).append(
                 (option_label, panel_record[1] if shows_all_options else _first_sentence(panel_record[1]))
             )
@@ -153,7 +153,7 @@ OPTION_COLUMN_WIDTH = 26
 """Largest width of the column of options; the text of a longer option begins on the next line."""
 
 
-def _short_name(option: Any, name_and_metavar: str) -> str:
+def _option_label(option: Any, name_and_metavar: str) -> str:
     """Returns an option's one-letter name and first long name, with the placeholder of the option's value."""
     long_names = [shown_name for shown_name in option.opts if shown_name.startswith("--")]
     short_names = [shown_name for shown_name in option.opts if not shown_name.startswith("--")]

@@ -291,7 +291,7 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
 
 
 def _follows_layout_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:
-    """Whether group sizes are 1 for the kinds of parallelism that the framework's search does not try."""
+    """Whether every group size that the framework's search does not try is 1."""
     return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried_size_names)
 
 

@@ -101,7 +101,7 @@ def _options_text(layout: Layout, stated_devices: int | None) -> str:
 
 
 def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | None = None) -> Iterator[Layout]:
-    """Yields the layouts that the model can have, nearest first.
+    """Yields the possible layouts of the model, the nearest to the requested layout first.
 
     seq: tokens of a sequence, which ranks may divide; None (default) if unknown.
 
@@ -121,7 +121,7 @@ def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | N
 
 
 def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count: int) -> Iterator[tuple[float, Layout]]:
-    """Yields layouts with group sizes near the requested sizes, each with the distance."""
+    """Yields (distance from the requested layout, layout) for layouts with group sizes near the requested sizes."""
     expert_count = spec.routed_experts
     axes = model_axes(spec)
     requested_sizes = {option_name: getattr(layout_request, option_name) or 1 for option_name in GROUP_SIZES}

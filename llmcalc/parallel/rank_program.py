@@ -391,11 +391,11 @@ class RankFlow(Flow):
         """
         if self.stage is None or (self.stage.has_embedding and self.stage.has_head):
             return
-        layers_start, layers_end = self.layer_items.start, self.layer_items.stop
+        layers_start_index, layers_end_index = self.layer_items.start, self.layer_items.stop
         items_before_layers, layer_items, items_after_layers = (
-            self.root.items[:layers_start],
-            self.root.items[layers_start:layers_end],
-            self.root.items[layers_end:],
+            self.root.items[:layers_start_index],
+            self.root.items[layers_start_index:layers_end_index],
+            self.root.items[layers_end_index:],
         )
         tower_scopes = [
             scope_item

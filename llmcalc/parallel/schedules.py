@@ -255,7 +255,7 @@ def _alternating_passes(
 
 
 def interleaved_order(rank_count: int, chunk_count: int, micro_batches: int, group_size: int, rank: int) -> ActionOrder:
-    """Returns the order of a rank of an interleaved schedule."""
+    """Returns the passes of one rank in the order of an interleaved schedule."""
     forward_passes = _interleaved_passes("F", chunk_count, micro_batches, group_size)
     backward_passes = _interleaved_passes("B", chunk_count, micro_batches, group_size)
     warmup_count = (chunk_count - 1) * group_size + 2 * (rank_count - 1 - rank)
@@ -302,11 +302,11 @@ def _zero_bubble_h1(ranks: int, micro_batches: int, rank: int) -> ActionOrder:
         _passes_in_order(pass_kind, micro_batch_count) for pass_kind in ("F", "I", "W")
     )
     rank_actions = forward_passes[:warmup_count]
-    for i in range(micro_batch_count):
-        rank_actions += forward_passes[warmup_count + i : warmup_count + i + 1]
-        rank_actions.append(input_passes[i])
-        if i >= rank:
-            rank_actions.append(weight_passes[i - rank])
+    for pass_index in range(micro_batch_count):
+        rank_actions += forward_passes[warmup_count + pass_index : warmup_count + pass_index + 1]
+        rank_actions.append(input_passes[pass_index])
+        if pass_index >= rank:
+            rank_actions.append(weight_passes[pass_index - rank])
     return tuple(rank_actions + weight_passes[max(0, micro_batch_count - rank) :])
 
 
@@ -392,7 +392,7 @@ class PassDurations(NamedTuple):
     overlapped_time: float | None = None
 
     def duration(self, pass_kind: PassKind) -> float:
-        """Returns how long a pass of this kind through a chunk takes."""
+        """Returns the duration of a pass of this kind through a chunk."""
         input_duration, weight_duration = self.backward_inputs, self.backward_weights
         return {"F": self.forward, "B": input_duration + weight_duration, "I": input_duration, "W": weight_duration}[
             pass_kind

@@ -124,7 +124,7 @@ def _calibrated_options(
 
 
 def timed_run(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
-    """Returns the time of a run. Raises the `InputError`s of `ask_time`."""
+    """Returns the `TimedRun` of a run, with its estimated seconds. Raises the `InputError`s of `ask_time`."""
     if run_question.settings.phase == "training":
         return _training_time(run_question, options)
     return _inference_time(run_question, options)

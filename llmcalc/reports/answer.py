@@ -62,9 +62,11 @@ class Answer(ABC):
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{self._advice_on(name)}")
+            raise AttributeError(
+                f"'{type(self).__name__}' object has no attribute '{name}'{self._unknown_attribute_advice(name)}"
+            )
 
-    def _advice_on(self, attribute_name: str) -> str:
+    def _unknown_attribute_advice(self, attribute_name: str) -> str:
         """Returns the end of an error about an unknown attribute: the attribute to use; empty for a private name."""
         if attribute_name.startswith("_"):
             return ""

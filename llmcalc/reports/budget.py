@@ -1,4 +1,4 @@
-"""The report of `llmcalc budget`: all checked values with bounds, as a table, as data and as JUnit XML."""
+"""The report of `llmcalc budget`: all checked values with their bounds, as tables, JSON data and JUnit XML."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def report(
             for preset, model_quantities in compared_models
         ]
     )
-    lines = _quantity_lines([model_quantities for _, model_quantities in compared_models], decoding_load)
+    quantity_lines = _quantity_lines([model_quantities for _, model_quantities in compared_models], decoding_load)
     warnings = _position_warnings(compared_models)
     if layout == "rows":
         return Report(json_documents, [_raw_value_table(compared_models, decoding_load)], warnings=warnings)
@@ -145,19 +145,25 @@ def report(
     if layout == "columns":
         model_blocks = [list(compared_models)]
     else:
-        model_blocks = list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
-    tables = [_table_of_model_block(model_block, lines) for model_block in model_blocks]
+        model_blocks = list(
+            _model_blocks(compared_models, quantity_lines, width_of_terminal() if width is None else width)
+        )
+    tables = [_table_of_model_block(model_block, quantity_lines) for model_block in model_blocks]
     notes = [*_compare_notes(compared_models, decoding_load), *warnings]
     return Report(json_documents, with_notes_below(tables, notes))
 
 
 def _model_blocks(
-    compared_models: Sequence[PresetQuantities], lines: Sequence[QuantityLine], terminal_width: int
+    compared_models: Sequence[PresetQuantities], quantity_lines: Sequence[QuantityLine], terminal_width: int
 ) -> Iterator[list[PresetQuantities]]:
     """Yields groups of models with columns that fit the width, about equally many per group."""
-    label_width = 2 + max(len(row_label) for row_label, _ in lines)
+    label_width = 2 + max(len(row_label) for row_label, _ in quantity_lines)
     column_widths = [
-        2 + max(len(cell_text) for cell_text in (preset.display, *_cells_of_quantity_lines(model_quantities, lines)))
+        2
+        + max(
+            len(cell_text)
+            for cell_text in (preset.display, *_cells_of_quantity_lines(model_quantities, quantity_lines))
+        )
         for preset, model_quantities in compared_models
     ]
     models_per_block = max(1, len(compared_models))
@@ -172,21 +178,21 @@ def _model_blocks(
         yield list(compared_models[first_model : first_model + block_length])
 
 
-def _table_of_model_block(model_block: Sequence[PresetQuantities], lines: Sequence[QuantityLine]) -> Table:
+def _table_of_model_block(model_block: Sequence[PresetQuantities], quantity_lines: Sequence[QuantityLine]) -> Table:
     table_columns = [Column("quantity", "", justify="left")] + [
         Column(preset.name, preset.display) for preset, _ in model_block
     ]
-    cells_by_model = [_cells_of_quantity_lines(model_quantities, lines) for _, model_quantities in model_block]
+    cells_by_model = [_cells_of_quantity_lines(model_quantities, quantity_lines) for _, model_quantities in model_block]
     table_rows = [
         row(row_label.strip(), *cell_texts, depth=int(row_label.startswith(" ")))
-        for (row_label, _), *cell_texts in zip(lines, *cells_by_model, strict=True)
+        for (row_label, _), *cell_texts in zip(quantity_lines, *cells_by_model, strict=True)
         if any(cell_texts)
     ]
     return Table("", table_columns, table_rows)
 
 
-def _cells_of_quantity_lines(model_quantities: ModelQuantities, lines: Sequence[QuantityLine]) -> list[str]:
-    return [cell_text(model_quantities) for _, cell_text in lines]
+def _cells_of_quantity_lines(model_quantities: ModelQuantities, quantity_lines: Sequence[QuantityLine]) -> list[str]:
+    return [cell_text(model_quantities) for _, cell_text in quantity_lines]
 
 
 def _text_per_stack(write_shape: Callable[[StackShape], str]) -> Callable[[ModelQuantities], str]:

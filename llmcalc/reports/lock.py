@@ -36,13 +36,13 @@ CHANGE_COLUMNS = (
 
 def report(lock_entries: Sequence[LockedModel]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
-    table_rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
+    table_rows = [_lock_entry_row(lock_entry.data) for lock_entry in lock_entries]
     locked_models = [lock_entry.data for lock_entry in lock_entries]
     json_document = {"lock": 1, "llmcalc": program_version(), "models": locked_models}
     return Report(json_document, [Table("Lock", COLUMNS, table_rows, answer=counted_noun(len(lock_entries), "model"))])
 
 
-def _entry_row(entry_data: dict[str, Any]) -> Row:
+def _lock_entry_row(entry_data: dict[str, Any]) -> Row:
     bytes_per_token = None if entry_data["cache"] is None else entry_data["cache"]["bytes_per_token"]
     parameter_counts = entry_data["params"]
     return row(

@@ -86,21 +86,21 @@ def _omission_text(table_count: int, row_count: int) -> str:
 def _trim_tables_of_model(tables: Sequence[Table]) -> list[Table]:
     """Returns the tables of one model that fit, with the notes of omitted tables below the last one."""
     free_lines = SCREEN_LINES
-    placed_tables: dict[int, Table] = {}
+    placed_table_by_index: dict[int, Table] = {}
     for table_index in sorted(
         range(len(tables)),
         key=lambda placed_index: (placed_index > 0, not tables[placed_index].has_priority, placed_index),
     ):
-        line_limit = free_lines - bool(placed_tables)
-        shorter_table = _trim_table(tables[table_index], line_limit, is_required=not placed_tables)
+        line_limit = free_lines - bool(placed_table_by_index)
+        shorter_table = _trim_table(tables[table_index], line_limit, is_required=not placed_table_by_index)
         if shorter_table is not None:
-            placed_tables[table_index] = shorter_table
-            free_lines -= line_count(shorter_table, SCREEN_COLUMNS) + (len(placed_tables) > 1)
+            placed_table_by_index[table_index] = shorter_table
+            free_lines -= line_count(shorter_table, SCREEN_COLUMNS) + (len(placed_table_by_index) > 1)
     omitted_row_count = sum(
-        len(tables[placed_index].rows) - len(table.rows) for placed_index, table in placed_tables.items()
+        len(tables[placed_index].rows) - len(table.rows) for placed_index, table in placed_table_by_index.items()
     )
-    omitted_table_count = len(tables) - len(placed_tables)
-    shown_tables = [placed_tables[table_index] for table_index in sorted(placed_tables)]
+    omitted_table_count = len(tables) - len(placed_table_by_index)
+    shown_tables = [placed_table_by_index[table_index] for table_index in sorted(placed_table_by_index)]
     if omitted_row_count or omitted_table_count:
         omitted_text = _omission_text(omitted_table_count, omitted_row_count)
         notes = [
@@ -108,7 +108,7 @@ def _trim_tables_of_model(tables: Sequence[Table]) -> list[Table]:
             *(
                 note
                 for placed_index, table in enumerate(tables)
-                if placed_index not in placed_tables
+                if placed_index not in placed_table_by_index
                 for note in table.notes
             ),
         ]

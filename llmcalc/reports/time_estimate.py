@@ -323,11 +323,11 @@ def report(
 def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
     """Returns the time of a pass as text; for a run that does not fit, with layers on the host or with more memory."""
     subject, seconds_with_host = SUBJECT_BY_PHASE[timed_run.phase], timed_run.seconds_with_host
-    short_run = timed_run.short_context_run
-    if timed_run.fits and short_run is not None and not is_measured:
-        short_text = f"{range_text(short_run.time_range)} ({short_run.tokens_per_second:,.0f} tokens/s)"
+    short_context_run = timed_run.short_context_run
+    if timed_run.fits and short_context_run is not None and not is_measured:
+        short_text = f"{range_text(short_context_run.time_range)} ({short_context_run.tokens_per_second:,.0f} tokens/s)"
         long_text = f"{tpot_text(timed_run)} after {timed_run.context:,}"
-        return f"{subject} takes {short_text} after {short_run.context:,} tokens; {long_text}"
+        return f"{subject} takes {short_text} after {short_context_run.context:,} tokens; {long_text}"
     if timed_run.fits or is_measured:
         return f"{subject} takes {range_text(timed_run.time_range)}"
     if seconds_with_host is not None:
@@ -529,9 +529,9 @@ def _time_data(
         "rules": timed_run.seconds_by_rule,
         "not_counted": list(timed_run.uncounted_effects),
     }
-    short_run = timed_run.short_context_run
-    if short_run is not None:
-        json_document["short_context"] = {"context": short_run.context, **decoding_data(short_run)}
+    short_context_run = timed_run.short_context_run
+    if short_context_run is not None:
+        json_document["short_context"] = {"context": short_context_run.context, **decoding_data(short_context_run)}
     if measured_run is not None:
         measured_seconds, explanation_lines = measured_run
         is_in_range = bool(timed_run.time_range.low <= measured_seconds <= timed_run.time_range.high)

@@ -66,7 +66,7 @@ def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
 
 
 def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
-    checked_quantities = {_quantity_group(comparison) for verdict in model_verdicts for comparison in verdict.checks}
+    checked_quantities = {_quantity_group(check) for verdict in model_verdicts for check in verdict.checks}
     compared_quantities = [
         quantity
         for quantity in (*QUANTITIES, MEMORY_PREFIX, LOSS_QUANTITY)
@@ -130,15 +130,15 @@ def _verdict_sign(model_verdict: Verdict, quantity: str) -> str | None:
     `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
     None if nothing was compared.
     """
-    comparisons = [comparison for comparison in model_verdict.checks if _quantity_group(comparison) == quantity]
-    failed_count = sum(not comparison.ok for comparison in comparisons)
-    if any(comparison.known_difference for comparison in comparisons):
+    checks = [check for check in model_verdict.checks if _quantity_group(check) == quantity]
+    failed_count = sum(not check.ok for check in checks)
+    if any(check.known_difference for check in checks):
         agreement_sign = "±"
-    elif any(comparison.tolerance for comparison in comparisons):
+    elif any(check.tolerance for check in checks):
         agreement_sign = "≈"
     else:
         agreement_sign = "="
-    return None if not comparisons else f"≠ {failed_count}" if failed_count else agreement_sign
+    return None if not checks else f"≠ {failed_count}" if failed_count else agreement_sign
 
 
 def _verify_notes(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
@@ -171,11 +171,9 @@ def _count_notes(model_verdicts: list[Verdict], skipped_models: dict[str, str]) 
 def _sign_legend(model_verdicts: list[Verdict]) -> str:
     """Returns the meaning of the signs that occur in the table."""
     legend_texts = ["=: all checks pass"]
-    if any(
-        verdict.ok and any(comparison.known_difference for comparison in verdict.checks) for verdict in model_verdicts
-    ):
+    if any(verdict.ok and any(check.known_difference for check in verdict.checks) for verdict in model_verdicts):
         legend_texts.append("±: they differ, explained above")
-    inexact_checks = [comparison for verdict in model_verdicts for comparison in verdict.checks if comparison.tolerance]
+    inexact_checks = [check for verdict in model_verdicts for check in verdict.checks if check.tolerance]
     if inexact_checks:
         legend_texts.append(f"≈: {_tolerances_text(inexact_checks)}")
     if not all(model_verdict.ok for model_verdict in model_verdicts):
@@ -231,12 +229,12 @@ def _explained_differences(model_verdicts: list[Verdict]) -> list[str]:
     ]
 
 
-def _tolerances_text(comparisons: list[Check]) -> str:
+def _tolerances_text(checks: list[Check]) -> str:
     """Returns the relative tolerance of each quantity's comparison as text."""
     names_by_tolerance: dict[float, dict[str, None]] = {}
-    for comparison in comparisons:
-        quantity_name = comparison.quantity.rpartition("_bytes")[0].rpartition("_")[2] or comparison.quantity
-        names_by_tolerance.setdefault(comparison.tolerance, {})[quantity_name] = None
+    for check in checks:
+        quantity_name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
+        names_by_tolerance.setdefault(check.tolerance, {})[quantity_name] = None
     return ", ".join(
         f"within {units.percent(tolerance, 1 if tolerance > 1e-4 else 3)} ({', '.join(quantity_names)})"
         for tolerance, quantity_names in sorted(names_by_tolerance.items())
@@ -338,20 +336,20 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     )
     for model_verdict in model_verdicts:
         for quantity, quantity_group in groupby(model_verdict.failures, key=_quantity_group):
-            comparisons = list(quantity_group)
-            listed_checks, free_lines = (comparisons[:free_lines], free_lines - len(comparisons[:free_lines]))
+            checks = list(quantity_group)
+            listed_checks, free_lines = (checks[:free_lines], free_lines - len(checks[:free_lines]))
             table_rows = [
                 row(
-                    _node_path_or_peak_moment(comparison),
-                    comparison.closed_form,
-                    "none" if comparison.measured_value is None else comparison.measured_value,
-                    comparison.explanation(model_verdict.sizes),
+                    _node_path_or_peak_moment(check),
+                    check.closed_form,
+                    "none" if check.measured_value is None else check.measured_value,
+                    check.explanation(model_verdict.sizes),
                 )
-                for comparison in listed_checks
+                for check in listed_checks
             ]
             notes = []
-            if len(listed_checks) < len(comparisons):
-                notes.append(f"{len(comparisons) - len(listed_checks):,} more (--format json lists all)")
+            if len(listed_checks) < len(checks):
+                notes.append(f"{len(checks) - len(listed_checks):,} more (--format json lists all)")
             yield Table(
                 model_verdict.target,
                 table_columns,
@@ -359,6 +357,6 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
                 name=quantity.strip("."),
                 target=model_verdict.target,
                 notes=notes,
-                answer=f"{counted_noun(len(comparisons), CHECK_NOUNS.get(quantity, 'node'))} differ"
-                f"{'s' * (len(comparisons) == 1)} in {QUANTITY_NAMES[quantity]}",
+                answer=f"{counted_noun(len(checks), CHECK_NOUNS.get(quantity, 'node'))} differ"
+                f"{'s' * (len(checks) == 1)} in {QUANTITY_NAMES[quantity]}",
             )

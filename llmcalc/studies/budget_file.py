@@ -178,7 +178,7 @@ def read_budget(budget_path: Path) -> Budget:
 
 
 def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
-    """Raises `ValueError` for a key that a budget's model table does not have."""
+    """Raises `ValueError` for an unknown key in a model's table of a budget."""
     settings_key = next(
         (bound_key for bound_key in reversed(known_keys) if field_name in SETTINGS_BY_KEY[bound_key]), None
     )
@@ -243,7 +243,7 @@ def _accelerator_names(names_value: Any) -> Any:
 
 
 def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
-    """Raises `ValueError` for a setting that a key of the budget does not have."""
+    """Raises `ValueError` for a setting that does not apply to a key of the budget."""
     allowed_keys = sorted([*other_keys, *SETTINGS_BY_KEY[bound_key]])
     if SETTINGS_BY_KEY[bound_key] is RUN_SETTINGS:
         expected_text = f"{', '.join(other_keys)} or an option of llmcalc memory"

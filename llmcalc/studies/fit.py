@@ -493,17 +493,17 @@ def change_to_narrow_weights(
     if has_many_layers(model_memory):
         return []
     hardware, seq = current_fit.hardware, model_memory.states.workload.seq
-    sized_runs: list[tuple[int, Mapping[str, Any], Memory]] = []
+    bytes_changes_and_runs: list[tuple[int, Mapping[str, Any], Memory]] = []
     for change in _possible_setting_changes(model_memory, hardware)[1]:
         if change.keys() == {"quantize"}:
             try:
                 narrow_memory = model_memory.with_changes(**change)
             except InputError:  # the scheme cannot store the model's sizes
                 continue
-            sized_runs.append((least_static_bytes(narrow_memory), change, narrow_memory))
-    if not sized_runs:
+            bytes_changes_and_runs.append((least_static_bytes(narrow_memory), change, narrow_memory))
+    if not bytes_changes_and_runs:
         return []
-    _, narrow_change, narrow_run = min(sized_runs, key=lambda bytes_and_run: bytes_and_run[0])
+    _, narrow_change, narrow_run = min(bytes_changes_and_runs, key=lambda bytes_and_run: bytes_and_run[0])
     if fit_with_engine(narrow_run, hardware) is None:
         longest_seq = largest_run(narrow_run, hardware, most_batch=0)[1]
     else:
@@ -516,12 +516,12 @@ def change_to_narrow_weights(
 def _longest_seq_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_engine: EngineFit) -> int:
     """Returns the longest sequences, at most the run's, that fit beside an engine's buffers; 0 if none fit."""
 
-    def needed_bytes(seq: int) -> int:
-        engine_fit = fit_with_engine(narrow_run.with_changes(seq=seq), hardware)
+    def needed_bytes(longest_seq: int) -> int:
+        engine_fit = fit_with_engine(narrow_run.with_changes(seq=longest_seq), hardware)
         return 2 * hardware.capacity_bytes if engine_fit is None else engine_fit.needed_bytes
 
-    seq = int(narrow_run.states.workload.seq)
-    return largest_fitting_number(needed_bytes, hardware.capacity_bytes, seq, seq)
+    longest_seq = int(narrow_run.states.workload.seq)
+    return largest_fitting_number(needed_bytes, hardware.capacity_bytes, longest_seq, longest_seq)
 
 
 def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class _RunOnDevices(NamedTuple):
         yield self.replayed_bytes(hardware, cuda_runtime)
 
     def bounds_without_replay(self, cuda_runtime: CudaRuntime) -> Iterator[int]:
-        """Yields lower bounds that need no simulated allocator: static bytes, and each rank's tensors if supported."""
+        """Yields lower bounds of the bytes without a replay: static bytes, and each rank's tensors if supported."""
         yield self.static_bytes
         try:
             yield from self.least_tensor_bytes_on(cuda_runtime)
@@ -136,7 +136,7 @@ class _RunOnDevices(NamedTuple):
             return 0
 
     def least_bytes(self, cuda_runtime: CudaRuntime) -> int:
-        """Returns the largest lower bound that needs no simulated allocator."""
+        """Returns the largest lower bound of the required bytes that is computed without a replay."""
         return max(self.bounds_without_replay(cuda_runtime))
 
 

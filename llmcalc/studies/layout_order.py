@@ -103,7 +103,7 @@ class LayoutOrder:
     def plan(
         self, row_count: int, suggests_nearest: NearestPolicy = "always", replay_limit: int | None = None
     ) -> RankedLayouts:
-        """Returns the sorted layouts; at least `row_count` of them fit, if so many can be found.
+        """Returns the sorted layouts, at least `row_count` of which fit if so many can be found.
 
         row_count: number of fitting layouts after which replays end.
         replay_limit: number of layouts after which replays end, whether they fit or not; None (default) for
@@ -198,7 +198,7 @@ class LayoutOrder:
         return candidate if candidate is not None and candidate.may_fit else None
 
     def _with_refusals(self, ranked_layouts: RankedLayouts, too_large_count: int) -> RankedLayouts:
-        """Adds to the ranked layouts how many other layouts were refused for each reason.
+        """Returns the ranked layouts with the number of refused layouts by reason.
 
         too_large_count: number of layouts that do not fit.
         Raises the most frequent error if no layout fits, may fit or is too large.

@@ -421,7 +421,7 @@ def replayed_bytes(model_memory: Memory, framework: Framework, framework_version
 
 
 def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity_bytes: int) -> bool:
-    """Whether the tensors of a layout's largest rank fit."""
+    """Whether the tensors of a layout's largest rank fit in `capacity_bytes`."""
     try:
         lower_bound_bytes = memory_estimate.lower_bound_bytes(layout)
         return (

@@ -333,7 +333,7 @@ class TrainingTimes:
 
     @staticmethod
     def _run_count(timed_pass: TimedPass, step_plan: StepPlan, operation: TimedOperation) -> float:
-        """Returns how often a kernel runs in one micro-batch: once per layer, and again where it is recomputed."""
+        """Returns the number of runs of a kernel in one micro-batch: one per layer, and more if it is recomputed."""
         run_count = 1.0
         if not operation.is_backward and operation.layer_kind_index >= 0:
             is_skipped = step_plan.stops_early and operation.ends_layer

@@ -1,4 +1,4 @@
-"""Finds training options whose effect on kernels is missing from the estimated seconds."""
+"""Lists the training options whose effect on kernels is missing from the estimated seconds."""
 
 from __future__ import annotations
 

@@ -301,13 +301,13 @@ class Replica:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
-        partial_load = self._load_below_saturation(min(concurrency, self.saturation_concurrency))
-        waiting_seconds = (concurrency - partial_load.concurrency) / partial_load.requests_per_second
+        load_below_saturation = self._load_below_saturation(min(concurrency, self.saturation_concurrency))
+        waiting_seconds = (concurrency - load_below_saturation.concurrency) / load_below_saturation.requests_per_second
         if not waiting_seconds:
-            return partial_load
-        ttft = partial_load.ttft + waiting_seconds
-        ttft_of_burst = max(ttft, partial_load.ttft_of_burst)
-        return replace(partial_load, concurrency=concurrency, ttft=ttft, ttft_of_burst=ttft_of_burst)
+            return load_below_saturation
+        ttft = load_below_saturation.ttft + waiting_seconds
+        ttft_of_burst = max(ttft, load_below_saturation.ttft_of_burst)
+        return replace(load_below_saturation, concurrency=concurrency, ttft=ttft, ttft_of_burst=ttft_of_burst)
 
     def _load_below_saturation(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency at which some steps only decode, because no prompt is waiting."""
@@ -351,7 +351,7 @@ class Replica:
             self.prompt_seconds + added_launch_seconds(1) + steps_per_prompt * token_seconds_beside_prompts
         )
         busy_prompt_seconds = prompt_step_seconds + min(1.0, other_requests) * self.steps_before_prompt * step_seconds
-        prompt_wait = max(
+        prompt_wait_seconds = max(
             other_requests
             * seconds_per_prompt
             * busy_prompt_seconds
@@ -359,13 +359,13 @@ class Replica:
             (prompts_per_step - 1) * seconds_per_prompt,
         )
         tpot = (
-            step_seconds + (other_requests * seconds_per_prompt - prompt_wait) / steps_after_first_token
+            step_seconds + (other_requests * seconds_per_prompt - prompt_wait_seconds) / steps_after_first_token
         ) / self.tokens_per_step
         prompts_in_step = min(self.max_prompts_per_step, concurrency)
         burst_seconds_per_prompt = added_seconds_per_prompt(prompts_in_step)
-        burst_wait = (other_requests + prompts_in_step - 1) / 2 * burst_seconds_per_prompt
-        ttft = busy_prompt_seconds + prompt_wait
-        ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait)
+        burst_wait_seconds = (other_requests + prompts_in_step - 1) / 2 * burst_seconds_per_prompt
+        ttft = busy_prompt_seconds + prompt_wait_seconds
+        ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait_seconds)
         burst_round_seconds = (
             prompt_step_seconds + other_requests * burst_seconds_per_prompt + steps_after_first_token * step_seconds
         )

@@ -409,7 +409,7 @@ def _device_of(hardware: Hardware, nic: float | None) -> Device:
     unknown_nic = min(DEFAULT_NIC_RATE, host_link_rate * pcie_share)
     return Device(
         name=hardware.name,
-        evidence=_evidence(hardware, generation),
+        evidence=_device_evidence(hardware, generation),
         generation=generation,
         peak_rates=peak_rates,
         memory_bandwidth=float(bandwidth),
@@ -455,7 +455,7 @@ def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
     )
 
 
-def _evidence(hardware: Hardware, generation: AcceleratorGeneration) -> DeviceEvidence:
+def _device_evidence(hardware: Hardware, generation: AcceleratorGeneration) -> DeviceEvidence:
     if hardware.name in generation.profiled:
         return "profiled"
     return "sister" if generation.profiled else "datasheet"

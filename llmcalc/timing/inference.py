@@ -81,11 +81,11 @@ def _stage_send_seconds(spec: ModelSpec, device: Device, rank_pass: RankPass, to
     """
     sent_bytes = 2.0 * tokens * spec.hidden_size
     stage_devices = rank_pass.tp * rank_pass.cp
-    far_sends = ceil_div(pp, device.stages_per_domain(pp, stage_devices)) - 1
-    near_seconds, far_seconds = (
+    far_send_count = ceil_div(pp, device.stages_per_domain(pp, stage_devices)) - 1
+    near_send_seconds, far_send_seconds = (
         device.stage_send_seconds(sent_bytes, device_count) for device_count in (1, stage_devices * pp)
     )
-    return far_sends * far_seconds + (pp - 1 - far_sends) * near_seconds
+    return far_send_count * far_send_seconds + (pp - 1 - far_send_count) * near_send_seconds
 
 
 _shared_passes: IdentityCache[TimedPass] = IdentityCache(1024)

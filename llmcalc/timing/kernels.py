@@ -35,7 +35,7 @@ STATE_BITS = 16
 
 @dataclass(slots=True)
 class Kernel:
-    """A GPU kernel in a pass, or a matrix product that runs in another kernel.
+    """A GPU kernel in a pass, or a matrix product that is part of another kernel.
 
     path: the path of its node in the model.
     kind: what it does.

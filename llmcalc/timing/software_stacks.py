@@ -221,7 +221,7 @@ def with_optimizer(
 def with_overlapped_groups(
     software_stack: SoftwareStack, overlapped_parallel_groups: frozenset[str] | None
 ) -> SoftwareStack:
-    """Returns a software stack in which these groups' messages overlap with computation; unchanged for None.
+    """Returns a software stack in which computation hides the messages of these parallel groups; unchanged for None.
 
     overlapped_parallel_groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
     """
@@ -243,7 +243,7 @@ def with_overlapped_groups(
 
 
 def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> SoftwareStack:
-    """Returns a software stack with the groups in `overlap`, such as `dp,ep`, overlapped; unchanged for None.
+    """Returns a software stack in which computation hides the messages of the groups in `overlap`, such as `dp,ep`.
 
     Raises `InputError` for an unknown value.
     """

@@ -320,7 +320,7 @@ def host_wait(
 def rank_layers(
     layer_kinds: tuple[LayerKind, ...], pp: int, vpp: int, layers_of_stages: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the layers of each kind on each pipeline rank.
+    """Returns the number of layers of each kind on each pipeline rank.
 
     layers_of_stages: layers per stage; None for even stages.
     """
@@ -486,17 +486,17 @@ def _stage_send_seconds(
     """
     is_divided = step_plan.sequence_parallel or software_stack.scatters_stage_messages
     sent_bytes = 2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1)
-    near_seconds = device.stage_send_seconds(sent_bytes, 1)
-    far_seconds = device.stage_send_seconds(sent_bytes, step_plan.devices)
+    near_send_seconds = device.stage_send_seconds(sent_bytes, 1)
+    far_send_seconds = device.stage_send_seconds(sent_bytes, step_plan.devices)
     stage_devices = step_plan.tp * step_plan.cp * step_plan.dp
     stages_per_domain = device.stages_per_domain(step_plan.pp, stage_devices)
-    far_sends = ceil_div(step_plan.pp, stages_per_domain) - 1
+    far_send_count = ceil_div(step_plan.pp, stages_per_domain) - 1
     neighbor_count = choose(step_plan.vpp > 1, 2, minimum(2, step_plan.pp - 1))
-    far_neighbor_count = choose(stages_per_domain > 1, minimum(1, far_sends), neighbor_count)
-    exchange_seconds = far_neighbor_count * far_seconds + (neighbor_count - far_neighbor_count) * near_seconds
-    chunk_exchange_seconds = choose(far_sends > 0, far_seconds, near_seconds)
+    far_neighbor_count = choose(stages_per_domain > 1, minimum(1, far_send_count), neighbor_count)
+    exchange_seconds = far_neighbor_count * far_send_seconds + (neighbor_count - far_neighbor_count) * near_send_seconds
+    chunk_exchange_seconds = choose(far_send_count > 0, far_send_seconds, near_send_seconds)
     return (
-        far_sends * far_seconds + (step_plan.pp - 1 - far_sends) * near_seconds,
+        far_send_count * far_send_seconds + (step_plan.pp - 1 - far_send_count) * near_send_seconds,
         exchange_seconds * _exposed_exchange_count(step_plan, software_stack)
         + chunk_exchange_seconds * _filling_exchange_count(step_plan, software_stack),
     )
@@ -715,16 +715,13 @@ class StepTimer:
         return step_time_of_pass(self.spec, self.device, self.stack, step_plan, *self._timed_passes[timing_key])
 
 
-PLAN_COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
-"""Fields of a step plan that `training_steps` accepts as columns, in addition to tp."""
-
-
 def training_steps(
     spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan, plan_columns: Mapping[str, Any]
 ) -> Any:
     """Returns the seconds of steps in many layouts as an array (needs NumPy).
 
-    step_plan: what all layouts have in common. plan_columns: name → array, of `tp_size` and any of `PLAN_COLUMNS`.
+    step_plan: the fields that all layouts have in common. plan_columns: field name → array, for `tp` and any of `pp`,
+    `dp`, `cp`, `ep`, `vpp`, `micro_batch`, `micro_batches` and `replicas`.
     """
     import numpy
 

@@ -258,7 +258,7 @@ class TimedPass:
     def expert_launches(
         self, layer_kind_index: int, is_backward: bool, captured_modules: tuple[str, ...] = ()
     ) -> Number:
-        """Returns how many matrix products of single experts the host launches in one pass of a layer."""
+        """Returns the number of single experts' matrix products that the host launches in one pass of a layer."""
         return sum(
             kernel.runs_per_layer * kernel.expert_count * kernel.launches[is_backward]
             for kernel in self.rank_work.kernels
@@ -268,7 +268,7 @@ class TimedPass:
         )
 
     def dtensor_operations(self, layer_kind_index: int, is_backward: bool, operation_counts: KernelCounts) -> Number:
-        """Returns how many DTensor operations run in the forward (or backward) pass of a tensor-parallel layer.
+        """Returns the number of DTensor operations in the forward (or backward) pass of a tensor-parallel layer.
 
         operation_counts: of a product and, with sequence parallelism, of a norm.
         """
@@ -292,7 +292,7 @@ class TimedPass:
         )
 
     def launches(self, kernel_counts: KernelCounts, graph_tokens: int = 0, casts_inputs: bool = False) -> Number:
-        """Returns how many kernels and CUDA graphs the host launches in the forward pass.
+        """Returns the number of kernels and CUDA graphs that the host launches in the forward pass.
 
         casts_inputs: whether a kernel before each product casts its input to a narrower format; default false.
         graph_tokens: most tokens of a pass in which captured graphs launch all kernels between those of `GRAPH_SPLITS`;
@@ -633,7 +633,7 @@ class TimeEstimator:
         )
 
     def _weight_bytes(self, kernel: Kernel, element_count: Number) -> Number:
-        """Returns the bytes that a pass reads of a kernel's weights.
+        """Returns the bytes of a kernel's weights that a pass reads.
 
         The head stays in 16 bits unless all weights are quantized.
         """

@@ -323,7 +323,7 @@ def _base_stack_name(stack_name: str) -> str:
     return _base_stack_name(base_name) if base_name else stack_name
 
 
-def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
+def _can_combine_stacks(first_stack_name: str, setting_names: list[str]) -> bool:
     """Whether these settings can be combined with the first stack: same software and phase, distinct, one exchange."""
     stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
     stack_names = [first_stack_name, *setting_names]
@@ -353,7 +353,7 @@ def combined_stack(stack_name: str) -> SoftwareStack | None:
     """
     base_stack_name, *setting_names = stack_name.split("+")
     stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
-    if not _can_combine(base_stack_name, setting_names):
+    if not _can_combine_stacks(base_stack_name, setting_names):
         return None
     stack = stacks[base_stack_name]
     for setting_name in setting_names:

@@ -106,8 +106,8 @@ class StepSeconds:
     ) -> float:
         """Returns the seconds of a step that processes prompts and decodes other sequences.
 
-        tokens, earlier_tokens: of prompts, and their mean number of tokens in the cache.
-        sequences, cached_tokens: that decode in the step, and their mean number of tokens in the cache.
+        token_count, earlier_tokens: of prompts, and their mean number of tokens in the cache.
+        sequence_count, cached_tokens: that decode in the step, and their mean number of tokens in the cache.
         """
         seconds = self.prompt_seconds(token_count, earlier_tokens)
         if not sequence_count:

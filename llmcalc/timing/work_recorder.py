@@ -419,11 +419,11 @@ class WorkRecorder(PlacementTracker):
     # --- sizes -------------------------------------------------------------------------------------------------------
 
     def _repeats_per_layer(self) -> Number:
-        """Returns how often one layer runs the current operation."""
+        """Returns the number of times that one layer runs the current operation."""
         return exact_div(self.repeat_count, self.layers)
 
     def _rows_on_rank(self, recorded_value: Value) -> Number:
-        """Returns how many rows of a value one rank has."""
+        """Returns the number of rows of a value on one rank."""
         if recorded_value.rows is NO_ROWS:
             return 1
         row_count = self.run_config.rows(recorded_value.rows)

@@ -22,10 +22,10 @@ COLUMN_GAP = "  "
 def can_render(report: Report, output_stream: IO[str]) -> bool:
     """Whether plain text output equals rich's output: not to a terminal, and without colours and wrapped cells."""
     is_terminal = output_stream.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
-    return not is_terminal and not _breaks_cells(report, width_of_terminal())
+    return not is_terminal and not _needs_wrapping(report, width_of_terminal())
 
 
-def _breaks_cells(report: Report, line_width: int) -> bool:
+def _needs_wrapping(report: Report, line_width: int) -> bool:
     """Whether a table with columns that may be broken is wider than `line_width`."""
     return any(
         any(column.may_wrap for column in table.columns)
