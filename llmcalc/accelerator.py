@@ -172,11 +172,13 @@ class Hardware(Record):
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
         memory_configurations: tuple[Hardware | MemoryConfiguration, ...] = (self, *self.configurations)
-        for configuration in memory_configurations:
-            usable_memory_bytes = configuration.usable_memory_bytes
-            if usable_memory_bytes is not None and usable_memory_bytes > configuration.memory_bytes:
-                raise ValueError(f"usable_memory_bytes: {configuration.usable_memory_bytes} is more than memory_bytes")
-        memory_sizes = [configuration.memory_bytes for configuration in self.configurations]
+        for memory_configuration in memory_configurations:
+            usable_memory_bytes = memory_configuration.usable_memory_bytes
+            if usable_memory_bytes is not None and usable_memory_bytes > memory_configuration.memory_bytes:
+                raise ValueError(
+                    f"usable_memory_bytes: {memory_configuration.usable_memory_bytes} is more than memory_bytes"
+                )
+        memory_sizes = [memory_configuration.memory_bytes for memory_configuration in self.configurations]
         if memory_sizes and (memory_sizes != sorted(set(memory_sizes)) or memory_sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
         for rate_field in ("peak_flops", "float16_accumulation_flops"):

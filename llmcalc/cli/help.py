@@ -64,9 +64,9 @@ def _with_hyphens_in_names(arguments: Sequence[str], option_names: Container[str
     for argument in arguments:
         is_option_possible &= argument != "--"
         option_name, equals_sign, option_value = argument.partition("=")
-        known_name = option_name.replace("_", "-")
-        is_spelling = is_option_possible and known_name.startswith("--") and known_name in option_names
-        yield f"{known_name}{equals_sign}{option_value}" if is_spelling else argument
+        known_option_name = option_name.replace("_", "-")
+        is_spelling = is_option_possible and known_option_name.startswith("--") and known_option_name in option_names
+        yield f"{known_option_name}{equals_sign}{option_value}" if is_spelling else argument
 
 
 class Command(TyperCommand):

@@ -178,7 +178,7 @@ class Layout:
 
     def data(self) -> dict[str, object]:
         """Returns the layout as a JSON object."""
-        field_values = {field.name: getattr(self, field.name) for field in fields(self)}
+        field_values = {layout_field.name: getattr(self, layout_field.name) for layout_field in fields(self)}
         return {"world": self.world_size, **field_values, "etp": self.expert_tp}
 
     def options(self) -> str:
@@ -188,17 +188,17 @@ class Layout:
     def options_by_field(self) -> dict[str, str]:
         """Returns field → command-line option with value, for the options in `options`."""
         option_texts: dict[str, str] = {}
-        for field in fields(self):
-            field_value, option_name = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
-            if field_value == field.default or (field_value == "interleaved" and self.vpp > 1):
+        for layout_field in fields(self):
+            field_value, option_name = getattr(self, layout_field.name), f"--{layout_field.name.replace('_', '-')}"
+            if field_value == layout_field.default or (field_value == "interleaved" and self.vpp > 1):
                 continue
-            if field.name == "reshard" and not self.zero:  # nothing is gathered
+            if layout_field.name == "reshard" and not self.zero:  # nothing is gathered
                 continue
             if isinstance(field_value, bool):
-                option_texts[field.name] = option_name if field_value else f"--no-{option_name[2:]}"
+                option_texts[layout_field.name] = option_name if field_value else f"--no-{option_name[2:]}"
             else:
                 value_text = stage_layers_option(field_value) if isinstance(field_value, tuple) else str(field_value)
-                option_texts[field.name] = f"{option_name} {value_text}"
+                option_texts[layout_field.name] = f"{option_name} {value_text}"
         return option_texts
 
 

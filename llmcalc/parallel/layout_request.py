@@ -157,12 +157,16 @@ class LayoutRequest:
     @property
     def has_options(self) -> bool:
         """Whether the user typed any layout option."""
-        return any(getattr(self, field.name) is not None for field in fields(self))
+        return any(getattr(self, option_field.name) is not None for option_field in fields(self))
 
     @property
     def is_undivided(self) -> bool:
         """Whether only the number of devices was typed, without an option that divides the model."""
-        typed_options = {field.name for field in fields(self)} - {"devices", "framework", "framework_version"}
+        typed_options = {option_field.name for option_field in fields(self)} - {
+            "devices",
+            "framework",
+            "framework_version",
+        }
         return self.devices is not None and all(getattr(self, option_name) is None for option_name in typed_options)
 
     @property

@@ -75,7 +75,9 @@ class RankModel(ModelSpec):
     @property
     def full_model(self) -> ModelSpec:
         """The spec of the full model, before ranks divide it."""
-        return ModelSpec.model_construct(**{name: getattr(self, name) for name in ModelSpec.model_fields})
+        return ModelSpec.model_construct(
+            **{field_name: getattr(self, field_name) for field_name in ModelSpec.model_fields}
+        )
 
     @property
     def _stage_of_rank(self) -> RankChunks | None:
@@ -177,7 +179,9 @@ class SelectedRank(NamedTuple):
 
 def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
     """Returns the model of one rank. Raises `InputError` on access to sizes that the layout does not divide."""
-    model = RankModel.model_construct(**{name: getattr(spec, name) for name in ModelSpec.model_fields})
+    model = RankModel.model_construct(
+        **{field_name: getattr(spec, field_name) for field_name in ModelSpec.model_fields}
+    )
     model._layout, model._rank, model._divided_model = layout, rank, spec
     return model
 
@@ -251,4 +255,4 @@ def _is_undivided(op: Op, undivided_op: Op) -> bool:
 
 
 def _op_fields(op: Op) -> dict[str, Any]:
-    return {field.name: getattr(op, field.name) for field in fields(op)}
+    return {op_field.name: getattr(op, op_field.name) for op_field in fields(op)}

@@ -581,10 +581,11 @@ _FOLDER_OF_VARIABLE = re.compile(r"\$\w+/(?:[^$`/]+/)*[^$`/]+/?")
 def _typed_settings_and_layout_options(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
     """Returns the settings and layout options that the user typed in addition to a launch file."""
     return {
-        field.name: option_value
+        option_field.name: option_value
         for option_group, excepted_fields in ((settings, ("phase",)), (layout, ("devices", "framework_version")))
-        for field in fields(option_group)
-        if field.name not in excepted_fields and (option_value := getattr(option_group, field.name)) is not None
+        for option_field in fields(option_group)
+        if option_field.name not in excepted_fields
+        and (option_value := getattr(option_group, option_field.name)) is not None
     }
 
 

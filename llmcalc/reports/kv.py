@@ -211,17 +211,21 @@ def _changed_models_table(cache_size: CacheSize, model_changes: Iterable[WhatIf]
 def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
     bytes_by_tokens = cache_size.growth
     token_scale = units.memory_scale(cache_size.bytes_per_token)
-    batch = cache_size.workload.batch
+    sequence_count = cache_size.workload.batch
     table_columns = (
         Column("seq", "tokens per sequence", units.exact_text),
-        Column("bytes", byte_scale.name + (f", {batch:,} sequences" if batch > 1 else ""), byte_scale.write),
+        Column(
+            "bytes",
+            byte_scale.name + (f", {sequence_count:,} sequences" if sequence_count > 1 else ""),
+            byte_scale.write,
+        ),
         Column("bytes_per_token", f"{token_scale.name} per token, mean", token_scale.write),
     )
     table_rows = [
         row(
             token_count,
             cache_bytes,
-            cache_bytes / (batch * token_count),
+            cache_bytes / (sequence_count * token_count),
             is_bold=token_count == cache_size.workload.seq,
         )
         for token_count, cache_bytes in bytes_by_tokens.items()

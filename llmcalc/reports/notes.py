@@ -85,8 +85,10 @@ def counted_noun(noun_count: int, noun: str) -> str:
 
 def workload_text(spec: ModelSpec, workload: Workload) -> str:
     """Returns a workload's tokens as text: `2,048 tokens`, `16 × 1 tokens after 8,192`."""
-    batch = workload.batch
-    new_tokens = counted_noun(workload.seq, "token") if batch == 1 else f"{batch:,} × {workload.seq:,} tokens"
+    sequence_count = workload.batch
+    new_tokens = (
+        counted_noun(workload.seq, "token") if sequence_count == 1 else f"{sequence_count:,} × {workload.seq:,} tokens"
+    )
     context_text = f" after {workload.context:,}" if workload.context else ""
     return (
         new_tokens

@@ -24,8 +24,8 @@ def headline(spec: ModelSpec) -> str:
     # those beside the others after the others
     ffn_texts = zip_longest(*(layer_spec.networks() for layer_spec in layer_specs))
     for model_parts in ([layer_block.attention for layer_block in layer_specs], *ffn_texts):
-        phrases = unique_texts(describe_part(model_part, spec.hidden_size) for model_part in model_parts)
-        summary_parts += _merge_texts(phrases)
+        part_texts = unique_texts(describe_part(model_part, spec.hidden_size) for model_part in model_parts)
+        summary_parts += _merge_texts(part_texts)
     summary_parts += unique_texts(norm_style(layer_block) for layer_block in layer_specs)
     summary_parts += unique_texts(position_encodings(spec))
     return ", ".join(summary_parts)

@@ -165,25 +165,29 @@ NOTED_HOST_WAIT_SHARE = 0.2
 
 def _host_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note on the host's speed if a training step waits for the host during much of its time."""
-    stack = timed_run.stack
+    software_stack = timed_run.stack
     tested_class = timed_run.time_range.tested_class
     if tested_class is not None and tested_class.eager:
         return []
-    if stack.on_fastest_host is None or timed_run.host_wait_seconds < NOTED_HOST_WAIT_SHARE * timed_run.seconds:
+    if (
+        software_stack.on_fastest_host is None
+        or timed_run.host_wait_seconds < NOTED_HOST_WAIT_SHARE * timed_run.seconds
+    ):
         return []
     host_launch = timed_run.device.generation.host_launch
-    kernel_seconds = 1e6 * stack.host_seconds_per_kernel * host_launch
+    kernel_seconds = 1e6 * software_stack.host_seconds_per_kernel * host_launch
     host_wait_percent = units.percent(timed_run.host_wait_seconds / timed_run.seconds, 0)
     step_plan = timed_run.step_plan
-    is_divided = step_plan is not None and step_plan.tp > 1 and bool(stack.host_seconds_per_dtensor_operation)
+    is_divided = step_plan is not None and step_plan.tp > 1 and bool(software_stack.host_seconds_per_dtensor_operation)
     has_short_batches = step_plan is not None and bool(step_plan.micro_batches > 1)
     dtensor_text = (
-        f" ({1e6 * stack.host_seconds_per_dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
+        f" ({1e6 * software_stack.host_seconds_per_dtensor_operation * host_launch:.0f} on a "
+        f"DTensor, none with --compile)"
     )
     return [
         f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation"
         f"{dtensor_text if is_divided else ''}; the low end has the fastest measured host, "
-        f"{kernel_seconds * stack.fastest_host_share:.0f} µs"
+        f"{kernel_seconds * software_stack.fastest_host_share:.0f} µs"
         f"{'; longer micro-batches (--batch) wait less' * has_short_batches}"
     ]
 

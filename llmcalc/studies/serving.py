@@ -216,7 +216,9 @@ class ServeStudy:
         if not fitting_servers and not rejection_counts:
             stated_sizes = {size_name: getattr(self.sizes_request, size_name) for size_name in ("tp", "pp", "dp", "ep")}
             sizes_text = " ".join(
-                f"--{size_name} {size}" for size_name, size in stated_sizes.items() if size is not None
+                f"--{size_name} {group_size}"
+                for size_name, group_size in stated_sizes.items()
+                if group_size is not None
             )
             raise ImpossibleLayout(
                 f"--devices {self.sizes_request.devices}: no layout of so many is possible{' with ' * bool(sizes_text)}"

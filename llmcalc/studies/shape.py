@@ -394,12 +394,12 @@ def find_shapes(
     if not shape_sizes:
         raise InputError(_no_shapes_error(model_family, budget, tolerance_percent))
     spread_sizes = spread_evenly(shape_sizes, row_count, target_shape)
-    shapes = tuple(
+    found_shapes = tuple(
         _shape_of_size(model_family, shape_size, budget, shape_size == target_shape, seq, dtype)
         for shape_size in sorted(spread_sizes, key=lambda shape_size: shape_size[0] / shape_size[1])
     )
     return ShapeStudy(
-        model_family, budget, tolerance, seq, dtype, shapes, searched_count, _scaled_target(target_spec, budget)
+        model_family, budget, tolerance, seq, dtype, found_shapes, searched_count, _scaled_target(target_spec, budget)
     )
 
 

@@ -193,10 +193,19 @@ class Replica:
 
         Sequences that pad a batch have no cache to read.
         """
-        batch, mean_context = _int_if_whole(max(1.0, concurrency / self.batch_count)), self.requests.mean_context
-        graph_batch = next((captured_batch for captured_batch in self.graph_batches if captured_batch >= batch), batch)
+        sequences_per_batch, mean_context = (
+            _int_if_whole(max(1.0, concurrency / self.batch_count)),
+            self.requests.mean_context,
+        )
+        graph_batch = next(
+            (captured_batch for captured_batch in self.graph_batches if captured_batch >= sequences_per_batch),
+            sequences_per_batch,
+        )
         return self.batch_pass(
-            graph_batch, mean_context if graph_batch == batch else max(1, round(mean_context * batch / graph_batch))
+            graph_batch,
+            mean_context
+            if graph_batch == sequences_per_batch
+            else max(1, round(mean_context * sequences_per_batch / graph_batch)),
         )
 
     def batch_pass(self, batch: float, cached_tokens: float) -> InferencePass:

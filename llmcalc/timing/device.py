@@ -376,7 +376,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
 
 def _device_of(hardware: Hardware, nic: float | None) -> Device:
     """Returns an accelerator with achievable rates. Arguments and errors are those of `device_of`."""
-    bandwidth = hardware.bandwidth()
+    memory_bandwidth = hardware.bandwidth()
     peak_rates = {
         name: float(
             next(hardware.peak_flops[peak_name] for peak_name in peak_names if peak_name in hardware.peak_flops)
@@ -412,7 +412,7 @@ def _device_of(hardware: Hardware, nic: float | None) -> Device:
         evidence=_device_evidence(hardware, generation),
         generation=generation,
         peak_rates=peak_rates,
-        memory_bandwidth=float(bandwidth),
+        memory_bandwidth=float(memory_bandwidth),
         link_bandwidth=link_rate,
         domain_devices=domain_size,
         network_bandwidth=float(

@@ -194,7 +194,11 @@ class RankPass:
         The types of sizes are part of it, because counts of integers are exact.
         """
         cached_sizes = self.batch, self.seq, self.context, self.ep, self.cp
-        return (self, *map(type, cached_sizes)) if all(isinstance(size, int | float) for size in cached_sizes) else None
+        return (
+            (self, *map(type, cached_sizes))
+            if all(isinstance(cached_size, int | float) for cached_size in cached_sizes)
+            else None
+        )
 
     def run_config(self, sequence_parts: Number = 1) -> RunConfig:
         """Returns the run config that counts one of `sequence_parts` equal parts of each sequence."""

@@ -363,10 +363,10 @@ class TimeEstimator:
         if dtype == QUANTIZED_FORMAT and unit_format == "int8" and self.device.generation.block_quantized:
             return self.device.peak_rates["int8"] * self.device.generation.block_quantized
         has_own_units = self.device.format_of(unit_format) == unit_format  # else kernels decode weights to 16 bits
-        efficiency = self.stack.rate_share_by_format.get(dtype, 1.0) if has_own_units else 1.0
+        rate_share = self.stack.rate_share_by_format.get(dtype, 1.0) if has_own_units else 1.0
         if self.device.generation.matrix_units:
-            efficiency *= self.stack.product_rate_share
-        return self.device.product_rate(unit_format, self.is_training, self.stack.sums_in_16_bits) * efficiency
+            rate_share *= self.stack.product_rate_share
+        return self.device.product_rate(unit_format, self.is_training, self.stack.sums_in_16_bits) * rate_share
 
     def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the factor by which a short inner axis slows down a matrix product.
@@ -703,23 +703,23 @@ class TimeEstimator:
                 yield is_backward, 0.0, (1 + is_backward) * memory_seconds
             return
         older_kernels = device.generation.older_attention
-        efficiency = older_kernels.get(self.stack.attention, 1.0)
+        kernel_efficiency = older_kernels.get(self.stack.attention, 1.0)
         has_own_kernels = self.stack.is_server or (self.stack.has_wide_single_key_kernel and kernel.kv_heads == 1)
         if maximum(kernel.key_width, kernel.k) > FUSED_HEAD_DIM and not has_own_kernels:
-            efficiency = min(efficiency, older_kernels["triton"])
-        efficiency *= device.sustained_share() if self.is_training else 1.0
+            kernel_efficiency = min(kernel_efficiency, older_kernels["triton"])
+        kernel_efficiency *= device.sustained_share() if self.is_training else 1.0
         flops_of_passes, key_count = kernel.flops, kernel.keys_per_query
         if self.stack.reads_window_masks and not are_equal(
             kernel.keys_per_query, kernel.n
         ):  # a window is a mask, and no pair is skipped
             key_count = kernel.n
             if self.stack.attention == "cudnn":
-                efficiency *= older_kernels["fa2"]
+                kernel_efficiency *= older_kernels["fa2"]
             forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.key_width + kernel.k)
             flops_of_passes = forward_flops, ATTENTION_BACKWARD_FACTOR * forward_flops
         for is_backward in (False, True):
             flops = kernel.head_padding_ratio * flops_of_passes[is_backward]
-            seconds = device.attention_seconds(flops, key_count, kernel.key_width, is_backward, efficiency)
+            seconds = device.attention_seconds(flops, key_count, kernel.key_width, is_backward, kernel_efficiency)
             yield is_backward, seconds, 0.0 if is_backward else device.cache_seconds(cache_bytes)
 
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
